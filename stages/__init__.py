@@ -1,0 +1,1 @@
+"""Stages: programs from files to files, and the libraries that they share."""
