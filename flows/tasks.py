@@ -128,5 +128,3 @@ class _Listener:
             self._progress = create_progress_artifact(percent, key=key, description=text)
         else:
             update_progress_artifact(self._progress, progress=percent, description=text)
-
-

@@ -126,7 +126,9 @@ class ConsoleWatcher:
         throttle = self._throttles.get(name)
         if not self._console.is_terminal and throttle is not None and throttle.ready():
             share = 100 * event.done / max(event.total, 1)
-            self._say(f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}")
+            self._say(
+                f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}"
+            )
 
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._begun
