@@ -30,11 +30,13 @@ class ScoredBatch:
     Attributes:
         responses: Columns of the responses table, [R] rows.
         scores: [R] float64; NaN where the oracle could not score.
+        scored: Columns of the scores table, [R] rows.
         starts: [P + 1] first row of each of the P prompts, and R.
     """
 
     responses: pa.RecordBatch
     scores: npt.NDArray[np.float64]
+    scored: pa.Table
     starts: npt.NDArray[np.int64]
 
     @property
@@ -48,6 +50,7 @@ def read_scored(
     scores: Sequence[Path],
     *,
     columns: Sequence[str] | None = None,
+    score_columns: Sequence[str] = (),
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[ScoredBatch]:
     """Yields the responses of all shards with their scores, whole prompts in each batch.
@@ -56,6 +59,7 @@ def read_scored(
         responses: Responses tables; no prompt is in two of them.
         scores: Scores tables, in the same order.
         columns: Columns of the responses wanted; None for all.
+        score_columns: Columns of the scores wanted beside the score itself.
         batch_rows: Rows read at a time. A prompt with more responses makes its batch larger.
 
     Raises:
@@ -68,19 +72,21 @@ def read_scored(
             "give the scores of every shard of responses, in the same order",
         )
     wanted = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
+    wanted_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
     for responses_path, scores_path in zip(responses, scores, strict=True):
-        yield from _read_shard(responses_path, scores_path, wanted, batch_rows)
+        yield from _read_shard(responses_path, scores_path, wanted, wanted_scores, batch_rows)
 
 
 def _read_shard(
-    responses_path: Path, scores_path: Path, columns: list[str] | None, batch_rows: int
+    responses_path: Path,
+    scores_path: Path,
+    columns: list[str] | None,
+    score_columns: list[str],
+    batch_rows: int,
 ) -> Iterator[ScoredBatch]:
     left = _Rows(read_batches(responses_path, RESPONSES, columns=columns, batch_rows=batch_rows))
-    right = _Rows(
-        read_batches(scores_path, SCORES, columns=[*_KEYS, "score"], batch_rows=batch_rows)
-    )
-    held: pa.Table | None = None
-    last_prompt = None
+    right = _Rows(read_batches(scores_path, SCORES, columns=score_columns, batch_rows=batch_rows))
+    held: tuple[pa.Table, pa.Table] | None = None
     while True:
         rows, scored = left.take(batch_rows), right.take(batch_rows)
         if rows.num_rows != scored.num_rows or any(
@@ -93,17 +99,16 @@ def _read_shard(
             )
         if rows.num_rows == 0:
             break
-        joined = rows.append_column("score", scored["score"])
-        held = joined if held is None else pa.concat_tables([held, joined])
-        starts = _starts(held["prompt_id"])
-        if starts[-2] > 0:
-            # The last prompt may go on in the next batch.
-            batch = _batch(held.slice(0, starts[-2]), starts[:-1], responses_path)
-            yield batch
-            held = held.slice(starts[-2])
-        last_prompt = held
-    if last_prompt is not None:
-        yield _batch(last_prompt, _starts(last_prompt["prompt_id"]), responses_path)
+        if held is not None:
+            rows, scored = pa.concat_tables([held[0], rows]), pa.concat_tables([held[1], scored])
+        starts = _starts(rows["prompt_id"])
+        # The last prompt may go on in the next batch.
+        whole = int(starts[-2])
+        if whole > 0:
+            yield _batch(rows.slice(0, whole), scored.slice(0, whole), starts[:-1], responses_path)
+        held = rows.slice(whole), scored.slice(whole)
+    if held is not None:
+        yield _batch(*held, _starts(held[0]["prompt_id"]), responses_path)
 
 
 class _Rows:
@@ -135,17 +140,19 @@ def _starts(prompt_ids: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], 1 + np.flatnonzero(changes), [len(ids)]]).astype(np.int64)
 
 
-def _batch(table: pa.Table, starts: npt.NDArray[np.int64], path: Path) -> ScoredBatch:
-    scores = table["score"].to_numpy()
-    if table["score"].null_count < np.count_nonzero(~np.isfinite(scores)):
-        bad = pc.index(pc.is_finite(table["score"]), False).as_py()
+def _batch(
+    rows: pa.Table, scored: pa.Table, starts: npt.NDArray[np.int64], path: Path
+) -> ScoredBatch:
+    column = scored["score"]
+    scores = column.to_numpy()
+    if column.null_count < np.count_nonzero(~np.isfinite(scores)):
+        bad = pc.index(pc.is_finite(column), False).as_py()
         raise UserError(
-            f"the score of response {table['sample_index'][bad]} to prompt "
-            f"{table['prompt_id'][bad]} of {path} is {table['score'][bad]}",
+            f"the score of response {rows['sample_index'][bad]} to prompt {rows['prompt_id'][bad]} "
+            f"of {path} is {column[bad]}",
             "correct the oracle: a score is a finite number, or null where there is none",
         )
-    responses = table.drop_columns(["score"]).combine_chunks()
-    return ScoredBatch(responses.to_batches()[0], scores, starts)
+    return ScoredBatch(rows.combine_chunks().to_batches()[0], scores, scored, starts)
 
 
 def _first_difference(left: pa.Table, right: pa.Table) -> str:

@@ -85,11 +85,27 @@ PAIRS = pa.schema(
     metadata={"table": "pairs"},
 )
 
+DISTRIBUTIONS = pa.schema(
+    [
+        # "policy" or "base".
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("reward", pa.float64()),
+        # Summed over the response's tokens, at temperature 1: the sampler's and the reference's.
+        pa.field("log_pi", pa.float64(), nullable=False),
+        pa.field("log_pi_ref", pa.float64()),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+    ],
+    metadata={"table": "distributions"},
+)
+
 SCHEMAS: Mapping[str, pa.Schema] = {
     "prompts": PROMPTS,
     "responses": RESPONSES,
     "scores": SCORES,
     "pairs": PAIRS,
+    "distributions": DISTRIBUTIONS,
 }
 
 
