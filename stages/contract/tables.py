@@ -116,6 +116,13 @@ class TableWriter:
         if len(self._rows) >= self._rows_per_group:
             self.flush()
 
+    def write_batch(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Adds rows in columnar form as one row group, after the rows held so far."""
+        self.flush()
+        table = pa.table({name: batch[name] for name in self._schema.names}, schema=self._schema)
+        self._writer.write_table(table)
+        self.num_rows += table.num_rows
+
     def flush(self) -> None:
         """Writes the rows held so far as one row group."""
         if self._rows:

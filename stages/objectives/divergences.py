@@ -1,0 +1,127 @@
+"""f-divergences between policy and reference, and the implicit reward each induces.
+
+Shapes: `B` responses. ℓ = log π(y|x) − log π_ref(y|x) is the logratio.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stages.objectives.numerics import (
+    box_cox,
+    box_cox_saturates,
+    log_mean_exp_with_one,
+    working_precision,
+)
+
+REWARD_EXPONENT_HEADROOM = math.log(6000.0)
+"""Nats between the largest exponent of an implicit reward and overflow (80.0 remain in float32, the
+value TRL clamps to): the margin of two rewards times β must be finite as well."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One f-divergence D_f = E_{π_ref} f(π/π_ref).
+
+    Attributes:
+        name: the name under which it is configured.
+        alpha: α of the α-divergence f(u) = (u^α − αu − (1−α)) / (α(α−1)) (Definition 3.2, with the
+            sign its tables follow), or None for Jensen–Shannon, which is not an α-divergence.
+    """
+
+    name: str
+    alpha: float | None
+
+    def derivative(self, log_u: Tensor) -> Tensor:
+        """Derivative f′(u): (u^{α−1} − 1)/(α−1), log u at α = 1; log(2u/(1+u)) for JS."""
+        if self.alpha is None:
+            return -log_mean_exp_with_one(-log_u)
+        return box_cox(log_u, self.alpha - 1.0, max_exponent=_reward_exponent(log_u))
+
+    def derivative_saturates(self, log_u: Tensor) -> Tensor:
+        """Whether `derivative` is clamped, as booleans of the shape of `log_u`."""
+        if self.alpha is None:
+            return torch.zeros_like(log_u, dtype=torch.bool)
+        return box_cox_saturates(log_u, self.alpha - 1.0, max_exponent=_reward_exponent(log_u))
+
+    def conjugate_gain(self, log_u: Tensor) -> Tensor:
+        """Bonus of u, u f′(u) − f(u) (Eq. 11).
+
+        (u^α − 1)/α, log u at α = 0; log((1+u)/2) for Jensen–Shannon.
+        """
+        if self.alpha is None:
+            return log_mean_exp_with_one(log_u)
+        return box_cox(log_u, self.alpha)
+
+    def gain_saturates(self, log_u: Tensor) -> Tensor:
+        """Whether `conjugate_gain` is clamped, as booleans of the shape of `log_u`."""
+        if self.alpha is None:
+            return torch.zeros_like(log_u, dtype=torch.bool)
+        return box_cox_saturates(log_u, self.alpha)
+
+
+def _reward_exponent(log_u: Tensor) -> float:
+    return math.log(torch.finfo(log_u.dtype).max) - REWARD_EXPONENT_HEADROOM
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    row.name: row
+    for row in (
+        Divergence("reverse_kl", 1.0),
+        Divergence("hellinger", 0.5),
+        Divergence("forward_kl", 0.0),
+        Divergence("js", None),
+    )
+}
+"""The divergences that have a name. Any other α in [0, 1] is given as a number."""
+
+
+def resolve_divergence(divergence: str | float) -> Divergence:
+    """Return the divergence called `divergence`, or the α-divergence of that α.
+
+    Raises:
+        ValueError: no divergence has that name, or α is outside [0, 1].
+    """
+    if isinstance(divergence, str):
+        if divergence not in DIVERGENCES:
+            raise ValueError(
+                f"divergence {divergence!r} is unknown: choose one of {', '.join(DIVERGENCES)}, "
+                "or a number α in [0, 1]"
+            )
+        return DIVERGENCES[divergence]
+    alpha = float(divergence)
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"divergence α = {alpha} is outside [0, 1]")
+    for row in DIVERGENCES.values():
+        if row.alpha == alpha:
+            return row
+    return Divergence(f"alpha={alpha:g}", alpha)
+
+
+def implicit_reward(logratio: Tensor, *, divergence: str | float) -> Tensor:
+    """Reward f′(π/π_ref) that the policy implies, up to β and a term of the prompt (Eq. 6).
+
+    (e^{(α−1)ℓ} − 1)/(α−1) for an α-divergence, ℓ itself under reverse KL, log 2 + log σ(ℓ) under
+    Jensen–Shannon. For α < 1 the exponential overflows at very negative ℓ: its exponent is held at
+    80 in float32 (701 in float64), where the reward is constant. `reward_saturation` tells which.
+
+    Args:
+        logratio: ℓ = log π − log π_ref, [B].
+        divergence: a name in `DIVERGENCES` or α in [0, 1].
+
+    Returns:
+        Implicit rewards [B], in float32 or float64.
+
+    Raises:
+        ValueError: the divergence is unknown, or `logratio` is not floating point.
+    """
+    return resolve_divergence(divergence).derivative(working_precision(logratio, "logratio"))
+
+
+def reward_saturation(logratio: Tensor, *, divergence: str | float) -> Tensor:
+    """Which responses have a clamped, hence constant, implicit reward: booleans [B]."""
+    return resolve_divergence(divergence).derivative_saturates(
+        working_precision(logratio, "logratio").detach()
+    )

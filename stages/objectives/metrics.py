@@ -1,0 +1,161 @@
+"""What the log shows at every step, as sums that add over micro-batches and ranks.
+
+    sums = sums + metric_sums(chosen, rejected, settings, kappa)      # per micro-batch
+    all_reduce(sums)                                                  # the caller's, if distributed
+    log(step_metrics(sums))
+
+Shapes: `B` pairs, `T` tokens, `M` = len(METRIC_SUMS).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stages.objectives.bonuses import bonus_saturation
+from stages.objectives.divergences import reward_saturation
+from stages.objectives.objective import (
+    ObjectiveSettings,
+    ResponseLogps,
+    bonus_arguments,
+    geb_objective,
+    largest_bonus,
+)
+
+MEANS = (
+    "loss",
+    "preference_loss",
+    "nll",
+    "bonus",
+    "bonus_clamped_share",
+    "bonus_underflowed_share",
+    "reward_clamped_share",
+    "chosen_logratio",
+    "rejected_logratio",
+    "chosen_reward",
+    "rejected_reward",
+    "margin",
+    "accuracy",
+)
+"""Metrics that are means over pairs. accuracy: share of pairs whose margin is positive."""
+
+METRIC_SUMS = (
+    "num_pairs",
+    *MEANS,
+    "abs_preference_loss",
+    "abs_weighted_bonus",
+    "gradient_of_bonus",
+    "gradient_of_rest",
+)
+"""Names of the entries of `metric_sums`."""
+
+
+def metric_sums(
+    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings, kappa: float
+) -> Tensor:
+    """Sums over the pairs of a batch, [M] in float64, named by `METRIC_SUMS`; nothing is attached.
+
+    The gradient entries are Σ|∂(κ·bonus)/∂log π| and Σ|∂(L + weighted NLL)/∂log π| over responses
+    (over tokens for probability="token"): how hard each pulls at the log-probabilities themselves.
+    """
+    chosen, rejected = _with_leaves(chosen, settings), _with_leaves(rejected, settings)
+    with torch.enable_grad():
+        output = geb_objective(chosen, rejected, settings)
+        weighted_bonus = output.weighted_bonus(kappa)
+        rest = output.preference_loss + settings.nll_weight * output.nll
+        leaves = [_leaf(chosen, settings), _leaf(rejected, settings)]
+        bonus_pull = _absolute_gradient(weighted_bonus, leaves)
+        rest_pull = _absolute_gradient(rest, leaves)
+
+    clamped, underflowed = _saturation_shares(chosen, rejected, settings)
+    beyond = output.bonus.abs() > largest_bonus(kappa, output.bonus.dtype)
+    rewards_clamped = [
+        reward_saturation(side.logratio, divergence=settings.divergence).double()
+        for side in (chosen, rejected)
+    ]
+    per_pair = {
+        "num_pairs": torch.ones_like(output.bonus),
+        "loss": output.loss(kappa),
+        "preference_loss": output.preference_loss,
+        "nll": output.nll,
+        "bonus": output.bonus,
+        "bonus_clamped_share": torch.maximum(clamped, beyond.double()),
+        "bonus_underflowed_share": underflowed,
+        "reward_clamped_share": torch.stack(rewards_clamped).mean(dim=0),
+        "chosen_logratio": output.chosen_logratio,
+        "rejected_logratio": output.rejected_logratio,
+        "chosen_reward": output.chosen_reward,
+        "rejected_reward": output.rejected_reward,
+        "margin": output.margin,
+        "accuracy": output.margin > 0.0,
+        "abs_preference_loss": output.preference_loss.abs(),
+        "abs_weighted_bonus": weighted_bonus.abs(),
+    }
+    sums = {name: values.detach().double().sum() for name, values in per_pair.items()}
+    sums |= {"gradient_of_bonus": bonus_pull, "gradient_of_rest": rest_pull}
+    return torch.stack([sums[name] for name in METRIC_SUMS])
+
+
+def step_metrics(sums: Tensor) -> dict[str, float]:
+    """Turn added-up `metric_sums` [M] into the metrics of a step.
+
+    Returns:
+        The means in `MEANS`; `bonus_ratio`, mean |κ·bonus| over mean |L|; and
+        `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1] (0 if both
+        are zero).
+
+    Raises:
+        ValueError: the sums hold no pair.
+    """
+    value = dict(zip(METRIC_SUMS, sums.tolist(), strict=True))
+    if value["num_pairs"] < 1:
+        raise ValueError("step_metrics needs the sums of at least one pair")
+    metrics = {name: value[name] / value["num_pairs"] for name in MEANS}
+    metrics["bonus_ratio"] = _ratio(value["abs_weighted_bonus"], value["abs_preference_loss"])
+    metrics["bonus_gradient_share"] = _ratio(
+        value["gradient_of_bonus"], value["gradient_of_bonus"] + value["gradient_of_rest"]
+    )
+    return metrics
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0.0 else 0.0
+
+
+def _with_leaves(side: ResponseLogps, settings: ObjectiveSettings) -> ResponseLogps:
+    """Detach a side and make the log-probabilities that the objective depends on differentiable."""
+    if settings.needs_token_logps and side.token_logp is not None and side.token_mask is not None:
+        token_logp = side.token_logp.detach().requires_grad_()
+        with torch.enable_grad():
+            logp = torch.where(side.token_mask, token_logp, 0.0).sum(dim=1)
+        return replace(side, token_logp=token_logp, logp=logp)
+    return replace(side, logp=side.logp.detach().requires_grad_())
+
+
+def _leaf(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:
+    if settings.needs_token_logps and side.token_logp is not None:
+        return side.token_logp
+    return side.logp
+
+
+def _absolute_gradient(term: Tensor, leaves: list[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(term.sum(), leaves, retain_graph=True, allow_unused=True)
+    total = torch.zeros((), dtype=torch.float64, device=term.device)
+    for gradient in gradients:
+        if gradient is not None:
+            total = total + gradient.double().abs().sum()
+    return total
+
+
+def _saturation_shares(
+    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings
+) -> tuple[Tensor, Tensor]:
+    """(clamped, underflowed) shares of each pair's target responses, [B] each."""
+    sides = {"chosen": chosen, "rejected": rejected}
+    targets = [
+        bonus_saturation(**bonus_arguments(sides[name], settings))
+        for name in settings.bonus_targets
+    ]
+    clamped = torch.stack([target.clamped.double() for target in targets]).mean(dim=0)
+    underflowed = torch.stack([target.underflowed.double() for target in targets]).mean(dim=0)
+    return clamped, underflowed

@@ -1,0 +1,239 @@
+"""The whole objective of a batch of preference pairs: what the train stage minimises.
+
+    terms = geb_objective(chosen, rejected, settings)
+    loss = terms.loss(kappa).mean()
+
+Shapes: `B` pairs, `T` tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from stages.objectives.bonuses import (
+    Numerics,
+    Probability,
+    check_bonus,
+    exploratory_bonus,
+)
+from stages.objectives.designs import DESIGNS
+from stages.objectives.divergences import implicit_reward
+from stages.objectives.losses import check_loss_parameters, preference_loss
+from stages.objectives.numerics import check_choice, working_precision
+
+BonusOn = Literal["rejected", "all", "chosen"]
+
+LARGEST_WEIGHTED_BONUS_FRACTION = 2.0**-20
+"""Share of the largest float that κ·bonus may reach: a batch of them still has a finite mean."""
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """Which objective is trained. Checked when it is made: a combination that exists is defined.
+
+    Attributes:
+        divergence: a name in `DIVERGENCES` or α in [0, 1].
+        design: the exploratory bonus, a name in `DESIGNS`.
+        probability: "sequence", "token_mean" or "token" (see `bonuses`).
+        numerics: "exact", or "paper" for the published code's ε forms.
+        beta: β > 0 of the preference loss.
+        label_smoothing: probability in [0, 0.5] that a label is wrong.
+        nll_weight: weight ≥ 0 of the length-normalised NLL of the chosen response.
+        bonus_on: the responses that get the bonus; "all" is the mean of a pair's two bonuses.
+    """
+
+    divergence: str | float = "reverse_kl"
+    design: str = "none"
+    probability: Probability = "sequence"
+    numerics: Numerics = "exact"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    nll_weight: float = 0.0
+    bonus_on: BonusOn = "rejected"
+
+    def __post_init__(self) -> None:
+        check_bonus(self.design, self.divergence, self.numerics, self.probability)
+        check_loss_parameters(self.beta, self.label_smoothing)
+        if not self.nll_weight >= 0.0:
+            raise ValueError(f"nll_weight must not be negative, got {self.nll_weight}")
+        check_choice("bonus_on", self.bonus_on, get_args(BonusOn))
+
+    @property
+    def needs_token_logps(self) -> bool:
+        """Whether the target responses must bring per-token log-probabilities."""
+        return self.probability == "token" and self.design != "none"
+
+    @property
+    def needs_ref_token_logps(self) -> bool:
+        """Whether they must bring the reference's per-token log-probabilities as well."""
+        return self.needs_token_logps and DESIGNS[self.design].needs_ref_logp
+
+    @property
+    def bonus_targets(self) -> tuple[Literal["chosen", "rejected"], ...]:
+        """The sides of a pair that get the bonus."""
+        return ("chosen", "rejected") if self.bonus_on == "all" else (self.bonus_on,)
+
+
+@dataclass(frozen=True)
+class ResponseLogps:
+    """Log-probabilities of one side of a batch of pairs, under the policy and under the reference.
+
+    Attributes:
+        logp: log π summed over response tokens, [B].
+        ref_logp: log π_ref, [B].
+        num_tokens: response lengths [B]; for "token_mean" and for an `nll_weight`.
+        token_logp: log π per token [B, T]; for "token", on the sides that get the bonus.
+        token_mask: booleans [B, T], true on response tokens; with `token_logp`.
+        ref_token_logp: log π_ref per token [B, T]; where the design depends on π_ref as well.
+    """
+
+    logp: Tensor
+    ref_logp: Tensor
+    num_tokens: Tensor | None = None
+    token_logp: Tensor | None = None
+    token_mask: Tensor | None = None
+    ref_token_logp: Tensor | None = None
+
+    @property
+    def logratio(self) -> Tensor:
+        """The difference log π − log π_ref, [B], in float32 or float64."""
+        if self.logp.dtype not in (torch.float32, torch.float64):
+            return self.logp.float() - self.ref_logp.float()
+        return self.logp - self.ref_logp
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """The terms of the objective per pair; all tensors [B].
+
+    Attributes:
+        preference_loss: the f-DPO loss.
+        bonus: L_bonus of the target responses, before κ.
+        nll: length-normalised negative log-likelihood of the chosen response; 0 without a weight.
+        nll_weight: its weight.
+        chosen_logratio: log π − log π_ref of the chosen responses.
+        rejected_logratio: the same of the rejected ones.
+        chosen_reward: β f′(π/π_ref) of the chosen responses.
+        rejected_reward: the same of the rejected ones.
+    """
+
+    preference_loss: Tensor
+    bonus: Tensor
+    nll: Tensor
+    nll_weight: float
+    chosen_logratio: Tensor
+    rejected_logratio: Tensor
+    chosen_reward: Tensor
+    rejected_reward: Tensor
+
+    @property
+    def margin(self) -> Tensor:
+        """Difference of the implicit rewards, [B]."""
+        return self.chosen_reward - self.rejected_reward
+
+    def weighted_bonus(self, kappa: float) -> Tensor:
+        """κ · L_bonus of each pair, [B], held constant where a batch's mean would overflow."""
+        limit = largest_bonus(kappa, self.bonus.dtype)
+        return kappa * self.bonus.clamp(-limit, limit)
+
+    def loss(self, kappa: float) -> Tensor:
+        """L − κ · L_bonus + weighted NLL of each pair, [B] (Algorithm 1, line 5)."""
+        return self.preference_loss - self.weighted_bonus(kappa) + self.nll_weight * self.nll
+
+
+def largest_bonus(kappa: float, dtype: torch.dtype) -> float:
+    """Largest |L_bonus| that enters the loss unchanged under weight κ."""
+    largest = torch.finfo(dtype).max
+    return min(largest, largest * LARGEST_WEIGHTED_BONUS_FRACTION / max(abs(kappa), 1e-30))
+
+
+def geb_objective(
+    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings
+) -> ObjectiveOutput:
+    """Evaluate preference loss, exploratory bonus and NLL of each pair.
+
+    Args:
+        chosen: the preferred responses.
+        rejected: the other ones, in the same order.
+        settings: the objective.
+
+    Returns:
+        The terms per pair; `loss(kappa)` combines them.
+
+    Raises:
+        ValueError: a log-probability the settings need is missing, or shapes do not fit.
+    """
+    loss = preference_loss(
+        chosen.logratio,
+        rejected.logratio,
+        beta=settings.beta,
+        divergence=settings.divergence,
+        label_smoothing=settings.label_smoothing,
+    )
+    sides = {"chosen": chosen, "rejected": rejected}
+    bonuses = [response_bonus(sides[name], settings) for name in settings.bonus_targets]
+    reward = {
+        name: settings.beta * implicit_reward(side.logratio, divergence=settings.divergence)
+        for name, side in sides.items()
+    }
+    return ObjectiveOutput(
+        preference_loss=loss,
+        bonus=torch.stack(bonuses).mean(dim=0) if len(bonuses) > 1 else bonuses[0],
+        nll=_mean_nll(chosen) if settings.nll_weight > 0.0 else torch.zeros_like(loss),
+        nll_weight=settings.nll_weight,
+        chosen_logratio=chosen.logratio,
+        rejected_logratio=rejected.logratio,
+        chosen_reward=reward["chosen"],
+        rejected_reward=reward["rejected"],
+    )
+
+
+def response_bonus(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:
+    """`exploratory_bonus` of one side of the pairs, [B], as the settings define it."""
+    return exploratory_bonus(**bonus_arguments(side, settings))
+
+
+def bonus_arguments(side: ResponseLogps, settings: ObjectiveSettings) -> dict[str, Any]:
+    """The arguments of `exploratory_bonus` and `bonus_saturation` for one side of the pairs.
+
+    Raises:
+        ValueError: the settings need per-token log-probabilities that the side does not bring.
+    """
+    arguments: dict[str, Any] = {
+        "design": settings.design,
+        "divergence": settings.divergence,
+        "probability": settings.probability,
+        "numerics": settings.numerics,
+        "beta": settings.beta,
+    }
+    if not settings.needs_token_logps:
+        probability = "sequence" if settings.design == "none" else settings.probability
+        return arguments | {
+            "logp": side.logp,
+            "ref_logp": side.ref_logp,
+            "num_tokens": side.num_tokens,
+            "probability": probability,
+        }
+    if side.token_logp is None or side.token_mask is None:
+        raise ValueError(
+            "probability='token' needs token_logp and token_mask [B, T] on the responses that get "
+            f"the bonus (bonus_on={settings.bonus_on!r})"
+        )
+    if settings.needs_ref_token_logps and side.ref_token_logp is None:
+        raise ValueError(
+            f"design {settings.design!r} with probability='token' needs ref_token_logp [B, T]"
+        )
+    return arguments | {
+        "logp": side.token_logp,
+        "ref_logp": side.ref_token_logp,
+        "mask": side.token_mask,
+    }
+
+
+def _mean_nll(side: ResponseLogps) -> Tensor:
+    """−log π per token, [B]."""
+    if side.num_tokens is None:
+        raise ValueError("nll_weight needs num_tokens [B] of the chosen responses")
+    return -working_precision(side.logp, "logp") / side.num_tokens
