@@ -52,3 +52,7 @@ class Backend(Protocol):
             response depends on its prompt and seed, not on what else is asked for.
         """
         ...
+
+    def close(self) -> None:
+        """Frees the engine's memory and ends its processes."""
+        ...

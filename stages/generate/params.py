@@ -16,8 +16,9 @@ class VllmSettings(Settings):
     """GPUs that one engine spreads the model over."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of each GPU's memory that the engine takes."""
-    kv_cache_gib: float = Field(4.0, gt=0)
-    """Memory for keys and values on a CPU, in GiB; GPUs take what utilization leaves."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Memory for keys and values on each GPU, or on the CPU, in GiB; unset takes what
+    ``gpu_memory_utilization`` leaves."""
     max_num_seqs: int = Field(256, ge=1)
     """Most sequences generated at once."""
     enforce_eager: bool = False

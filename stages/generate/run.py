@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,17 @@ def run(ctx: Context) -> None:
 def _write(ctx: Context, prompts: Path, chunks: Sequence[Chunk], *, num_done: int) -> None:
     """Samples the responses of some chunks; ``num_done`` prompts of the shard are done already."""
     policy = load_policy(ctx.model("policy"), ctx.params)
-    backend = _make_backend(ctx, policy)
     num_samples = ctx.params.num_samples
     total = (num_done + sum(map(len, chunks))) * num_samples
     rows = read_rows(prompts, PROMPTS)
     position = 0
-    for chunk in chunks:
-        batch = list(islice(rows, chunk.first - position, chunk.stop - position))
-        position = chunk.stop
-        chunk.write(_respond(ctx, policy, backend, batch, num_done * num_samples, total))
-        num_done += len(chunk)
-        ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
+    with closing(_make_backend(ctx, policy)) as backend:
+        for chunk in chunks:
+            batch = list(islice(rows, chunk.first - position, chunk.stop - position))
+            position = chunk.stop
+            chunk.write(_respond(ctx, policy, backend, batch, num_done * num_samples, total))
+            num_done += len(chunk)
+            ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     ctx.events.progress(total, total, "responses")
 
 

@@ -53,6 +53,9 @@ class TransformersBackend:
             for (index, sample), response in zip(batch, samples, strict=True):
                 yield index, sample, response
 
+    def close(self) -> None:
+        """Nothing to end: the model goes with its last reference."""
+
     @torch.inference_mode()
     def _generate_batch(
         self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]]

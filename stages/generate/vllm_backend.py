@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
-from stages.generate.params import GenerateParams
+from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import Policy
 
 
@@ -26,11 +26,13 @@ class VllmBackend:
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
+        from vllm.inputs.engine import tokens_input
+
         for index, prompt in enumerate(prompts):
             for sample, seed in enumerate(prompt.seeds):
                 self._engine.add_request(
                     f"{index}/{sample}",
-                    {"prompt_token_ids": prompt.token_ids},
+                    tokens_input(prompt.token_ids),
                     self._sampling_params(seed),
                 )
         while self._engine.has_unfinished_requests():
@@ -38,6 +40,10 @@ class VllmBackend:
                 if output.finished:
                     index, sample = map(int, output.request_id.split("/"))
                     yield index, sample, _to_sample(output.outputs[0])
+
+    def close(self) -> None:
+        """Ends the engine and whatever processes it has for its GPUs."""
+        self._engine.engine_core.shutdown()
 
     def _sampling_params(self, seed: int) -> Any:
         from vllm import SamplingParams
@@ -65,27 +71,36 @@ def _to_sample(completion: Any) -> Sample:
 
 
 def _start_engine(policy: Policy, params: GenerateParams) -> Any:
-    # Read when vLLM is imported: room for keys and values on a CPU, in GiB.
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(params.vllm.kv_cache_gib)))
-    from vllm import LLM
+    # The engine runs in this process: one that it started would outlive a kill of this one, and
+    # hold its memory. Both are read when vLLM is imported.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
 
     settings = params.vllm
-    return LLM(
-        model=policy.source.name_or_path,
-        revision=policy.source.revision,
-        # Prompts go in and responses come out as token ids.
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        load_format="safetensors",
-        dtype=params.dtype,
-        max_model_len=policy.max_length_tokens,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        max_num_seqs=settings.max_num_seqs,
-        enforce_eager=settings.enforce_eager,
-        enable_prefix_caching=True,
-        # Log-probabilities of the policy itself, before temperature and top-p.
-        logprobs_mode="raw_logprobs",
-        generation_config="vllm",
-        disable_log_stats=True,
-    ).llm_engine
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=policy.source.name_or_path,
+            revision=policy.source.revision,
+            # Prompts go in and responses come out as token ids.
+            skip_tokenizer_init=True,
+            trust_remote_code=False,
+            load_format="safetensors",
+            dtype=params.dtype,
+            max_model_len=policy.max_length_tokens,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            kv_cache_memory_bytes=_kv_cache_bytes(settings),
+            max_num_seqs=settings.max_num_seqs,
+            enforce_eager=settings.enforce_eager,
+            enable_prefix_caching=True,
+            # Of the policy itself: before temperature and top-p.
+            logprobs_mode="raw_logprobs",
+            disable_log_stats=True,
+        )
+    )
+
+
+def _kv_cache_bytes(settings: VllmSettings) -> int | None:
+    return None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * 2**30)

@@ -24,8 +24,8 @@ class PythonOracle:
     """Calls ``function(prompts, responses, references)``.
 
     ``prompts`` are lists of messages (``role`` and ``content``), ``responses`` texts, and
-    ``references`` reference answers or None. It returns as many numbers, with None for a response
-    that it cannot score.
+    ``references`` reference answers or None. For each response it returns a number, None where it
+    cannot score it, or a mapping with the number under ``score`` and named components beside it.
     """
 
     function: Callable[..., Any]
@@ -68,13 +68,29 @@ class PythonOracle:
     def _verdict(self, row: Mapping[str, Any], score: Any) -> Verdict:
         if score is None:
             return Verdict(None, f"{self.name} returned None")
-        if not isinstance(score, numbers.Real) or not math.isfinite(score):
+        values = score if isinstance(score, Mapping) else {"score": score}
+        if "score" not in values:
             raise UserError(
-                f"{self.name} returned {score!r} for prompt {row['prompt_id']}, sample "
-                f"{row['sample_index']} (response: {row['response'][:80]!r})",
+                f"{self.name} returned {score!r} for {_place(row)}, a mapping without 'score'",
+                "put the number under 'score', components under names of their own",
+            )
+        checked = {str(name): self._number(row, name, value) for name, value in values.items()}
+        return Verdict(checked.pop("score"), components=checked)
+
+    def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise UserError(
+                f"{self.name} returned {name} {value!r} for {_place(row)}",
                 "return a finite number, or None for a response that cannot be scored",
             )
-        return Verdict(float(score))
+        return float(value)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return (
+        f"prompt {row['prompt_id']}, sample {row['sample_index']} "
+        f"(response: {row['response'][:80]!r})"
+    )
 
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
