@@ -67,7 +67,7 @@ def _needed(store: Store) -> set[tuple[str, str]]:
         (step.stage, step.key) for run in runs(store) for step in RunView(store, run).steps()
     ]
     registry = ModelRegistry(store)
-    waiting += [(each.stage, each.key) for each in registry.all_versions()]
+    waiting += [(each.checkpoint.stage, each.checkpoint.key) for each in registry.all_versions()]
     needed: set[tuple[str, str]] = set()
     while waiting:
         stage, key = waiting.pop()
