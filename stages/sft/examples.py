@@ -72,7 +72,7 @@ def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int
 def make_examples(
     tokenizer: Any, conversations: Iterable[Conversation], max_length: int
 ) -> tuple[list[Example], int]:
-    """Renders conversations; returns those of at most ``max_length`` tokens and how many do not fit.
+    """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit.
 
     Raises:
         UserError: There are none, or none fits.
@@ -95,7 +95,9 @@ def make_examples(
     return examples, num_dropped
 
 
-def global_batches(num_examples: int, batch_rows: int, seed: int, epoch: int) -> Iterator[list[int]]:
+def global_batches(
+    num_examples: int, batch_rows: int, seed: int, epoch: int
+) -> Iterator[list[int]]:
     """Yields the indices of each step's examples: one epoch in an order of its own."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
     order = torch.randperm(num_examples, generator=generator).tolist()
@@ -104,9 +106,10 @@ def global_batches(num_examples: int, batch_rows: int, seed: int, epoch: int) ->
 
 
 def micro_batches(examples: Sequence[Example], rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields ``input_ids`` [R, T] and ``labels`` [R, T] of at most ``rows`` examples of like length.
+    """Yields ``input_ids`` and ``labels``, both [R, T], of at most ``rows`` examples each.
 
-    Rows are padded on the right with token 0: under a causal mask no real token sees the padding.
+    Examples of like length go together. Rows are padded on the right with token 0: under a causal
+    mask no real token sees the padding.
     """
     ordered = sorted(examples, key=len)
     for start in range(0, len(ordered), rows):
