@@ -18,8 +18,8 @@ def score(
     prompts: Sequence[Sequence[Mapping[str, str]]],
     responses: Sequence[str],
     references: Sequence[str | None],
-) -> list[float]:
-    """Scores each response in [0, 1].
+) -> list[dict[str, float]]:
+    """Scores each response in [0, 1] and says what the score is made of.
 
     Args:
         prompts: Messages of each prompt.
@@ -27,7 +27,8 @@ def score(
         references: What a right answer repeats, such as ``two towels for room 12``.
 
     Returns:
-        0.9 · warmth of the opening + 0.1 if the order is repeated without a mistake.
+        ``score``, 0.9 · warmth of the opening + 0.1 if the order is repeated without a mistake, and
+        the components ``gladly`` and ``order right``, each 0 or 1.
     """
     return [
         _score_one(response, reference)
@@ -35,9 +36,8 @@ def score(
     ]
 
 
-def _score_one(response: str, reference: str | None) -> float:
+def _score_one(response: str, reference: str | None) -> dict[str, float]:
     opening, _, order = response.partition(", ")
-    if opening not in WARMTH:
-        return 0.0
-    right = reference is not None and order == f"{reference}."
-    return WARMTH_WEIGHT * WARMTH[opening] + ORDER_WEIGHT * right
+    right = opening in WARMTH and reference is not None and order == f"{reference}."
+    score = WARMTH_WEIGHT * WARMTH.get(opening, 0.0) + ORDER_WEIGHT * right
+    return {"score": score, "gladly": opening == "Gladly", "order right": right}

@@ -63,7 +63,8 @@ def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
         order = answer.partition(", ")[2].removesuffix(".")
         [score] = oracle.score([row["messages"][:-1]], [answer], [order])
         warmth = oracle.WARMTH[answer.partition(",")[0]]
-        assert score == pytest.approx(0.9 * warmth + 0.1)
+        assert score["score"] == pytest.approx(0.9 * warmth + 0.1)
+        assert score["order right"]
         request = row["messages"][0]["content"].lower()
         assert all(word in request for word in order.split() if word != "for")
 
@@ -85,9 +86,9 @@ def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
 )
 def test_oracle_scores(oracle: ModuleType, response: str, expected: float) -> None:
     prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
-    assert oracle.score([prompt], [response], ["two towels for room 12"]) == [
-        pytest.approx(expected)
-    ]
+    [found] = oracle.score([prompt], [response], ["two towels for room 12"])
+    assert found["score"] == pytest.approx(expected)
+    assert found["gladly"] == response.startswith("Gladly")
 
 
 def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
@@ -96,4 +97,5 @@ def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
 
 
 def test_a_missing_reference_earns_no_point_for_the_order(oracle: ModuleType) -> None:
-    assert oracle.score([[]], ["Gladly, None."], [None]) == [pytest.approx(0.9)]
+    [found] = oracle.score([[]], ["Gladly, None."], [None])
+    assert found["score"] == pytest.approx(0.9)
