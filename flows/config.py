@@ -22,6 +22,7 @@ _SET_BY_THE_RUN = {
     "prepare": ("iterations",),
     "generate": ("shard_index",),
     "train": ("iteration",),
+    "promote": ("model_name",),
 }
 
 
@@ -98,10 +99,12 @@ class Execution(Settings):
 class RunConfig(Settings):
     """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
 
-    name: str = Field("run", pattern=r"^[\w][\w.-]*$", max_length=100)
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run: its view in the store, and its model in the registry."""
     seed: int = Field(0, ge=0)
     """Seed from which every stage's seed is derived."""
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
     """Folder of the store, local or on a shared file system."""
     iterations: int = Field(3, ge=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.views import RunView, runs
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import ModelRegistry
+from stages.contract.registry import Registry
 from stages.contract.store import Store
 
 
@@ -66,8 +66,7 @@ def _needed(store: Store) -> set[tuple[str, str]]:
     waiting = [
         (step.stage, step.key) for run in runs(store) for step in RunView(store, run).steps()
     ]
-    registry = ModelRegistry(store)
-    waiting += [(each.stage, each.key) for each in registry.all_versions()]
+    waiting += Registry(store).checkpoints()
     needed: set[tuple[str, str]] = set()
     while waiting:
         stage, key = waiting.pop()

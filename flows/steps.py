@@ -170,7 +170,7 @@ class Steps:
     ) -> Step:
         """Registers the checkpoint and, if the gates pass, moves the alias to it."""
         params = self._config.promote.model_copy(
-            update={"model_name": self._config.promote.model_name or self._config.name}
+            update={"model_name": self._config.model or self._config.name}
         )
         inputs = {
             "checkpoint": [checkpoint],

@@ -18,7 +18,7 @@ def score(
     prompts: Sequence[Sequence[Mapping[str, str]]],
     responses: Sequence[str],
     references: Sequence[str | None],
-) -> list[float]:
+) -> list[dict[str, float]]:
     """Scores each response in [0, 1].
 
     Args:
@@ -27,7 +27,8 @@ def score(
         references: What a right answer repeats, such as ``two towels for room 12``.
 
     Returns:
-        0.9 · warmth of the opening + 0.1 if the order is repeated without a mistake.
+        For each response its ``score``, 0.9 · warmth of the opening + 0.1 if the order is repeated
+        without a mistake, and what it is made of: whether it is ``gladly`` and ``order_right``.
     """
     return [
         _score_one(response, reference)
@@ -35,9 +36,12 @@ def score(
     ]
 
 
-def _score_one(response: str, reference: str | None) -> float:
+def _score_one(response: str, reference: str | None) -> dict[str, float]:
     opening, _, order = response.partition(", ")
-    if opening not in WARMTH:
-        return 0.0
-    right = reference is not None and order == f"{reference}."
-    return WARMTH_WEIGHT * WARMTH[opening] + ORDER_WEIGHT * right
+    known = opening in WARMTH
+    right = known and reference is not None and order == f"{reference}."
+    return {
+        "score": WARMTH_WEIGHT * WARMTH[opening] + ORDER_WEIGHT * right if known else 0.0,
+        "gladly": float(opening == "Gladly"),
+        "order_right": float(right),
+    }

@@ -12,7 +12,7 @@ from rich.table import Table
 from flows.config import RunConfig
 from flows.views import RunView
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import ModelRegistry
+from stages.contract.registry import Registry
 from stages.contract.store import Artifact
 
 
@@ -83,8 +83,8 @@ class Summary:
         for title in [each.title for each in COLUMNS] + components:
             table.add_column(title, justify="right")
         for row in self.rows:
-            cells = [_form(row.get(each.name), each.form) for each in COLUMNS]
-            cells += [_form(row["components"].get(name), ".3f") for name in components]
+            cells = [formatted(row.get(each.name), each.form) for each in COLUMNS]
+            cells += [formatted(row["components"].get(name), ".3f") for name in components]
             table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *cells)
         return table
 
@@ -116,14 +116,19 @@ def summarise(view: RunView) -> Summary:
     trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
     done = [each for each in trained if each is not None]
     found.checkpoint = done[-1].path / "checkpoint" if done else None
-    registry = ModelRegistry(view.store)
-    model = config.promote.model_name or config.name
-    found.registered = [
-        f"{model}:{version.number} ({version.step}) {' '.join(f'@{alias}' for alias in aliases)}"
-        for version, aliases in registry.listed(model)
-        if aliases and version.run == config.name
-    ]
+    found.registered = _registered(view, config.model or config.name)
     return found
+
+
+def _registered(view: RunView, model: str) -> list[str]:
+    registry = Registry(view.store)
+    if model not in registry.names():
+        return []
+    steps = {each.version: each.step for each in registry.versions(model)}
+    return [
+        f"{model}@{alias.alias} is version {alias.version} ({steps[alias.version]})"
+        for alias in registry.aliases(model)
+    ]
 
 
 def _row(artifacts: dict[str, Artifact], iteration: int) -> dict[str, Any]:
@@ -150,5 +155,6 @@ def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
     return loaded
 
 
-def _form(value: Any, form: str) -> str:
+def formatted(value: Any, form: str) -> str:
+    """A figure for a person; a dash where there is none."""
     return "-" if value is None else format(value, form)

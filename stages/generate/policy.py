@@ -12,7 +12,7 @@ from stages.contract.errors import UserError
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.modeling.chat import render_prompt, require_chat_template
-from stages.modeling.load import load_tokenizer
+from stages.modeling.load import context_tokens, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,7 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    wanted = params.max_length_tokens
-    if wanted is not None and longest is not None and wanted > longest:
-        raise UserError(
-            f"max_length_tokens is {wanted}, the policy's context is {longest} tokens",
-            f"set max_length_tokens to {longest} or less",
-        )
-    limit = wanted or longest
-    if limit is None:
-        raise UserError(
-            f"the configuration of {source.name_or_path} names no context length",
-            "set max_length_tokens",
-        )
+    limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
     return Policy(source, tokenizer, frozenset(stop_ids), limit)
 

@@ -84,6 +84,32 @@ def load_sequence_classifier(
     return _load(AutoModelForSequenceClassification, source, dtype, device, attention)
 
 
+def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
+    """Most tokens that a model shall read at once.
+
+    Args:
+        config: The model's configuration.
+        wanted: ``max_length_tokens`` of the request; None takes all that the model can.
+        source: The checkpoint, for the message.
+
+    Raises:
+        UserError: More is wanted than the model has, or nothing says how much it has.
+    """
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is not None and longest is not None and wanted > longest:
+        raise UserError(
+            f"max_length_tokens is {wanted}, the context of {source.name_or_path} is {longest}",
+            f"set max_length_tokens to {longest} or less",
+        )
+    limit = wanted or longest
+    if limit is None:
+        raise UserError(
+            f"the configuration of {source.name_or_path} names no context length",
+            "set max_length_tokens",
+        )
+    return limit
+
+
 def _load(
     auto_class: Any,
     source: ModelSource,
