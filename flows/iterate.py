@@ -24,8 +24,8 @@ from flows.watchers import Silent
 def iterate(config: RunConfig) -> None:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
-    Finished stages are found in the store and shown as Cached; a failed one runs again when the flow
-    is retried, resumed, or started anew with the same configuration.
+    Finished stages are found in the store and shown as Cached; a failed one runs again when the
+    flow is retried, resumed, or started anew with the same configuration.
     """
     execute(config, Silent())
 
@@ -41,4 +41,4 @@ def execute(
         walk(config, executor.do)
         executor.wait()
     finally:
-        session.runner.stop_all()
+        session.stop()
