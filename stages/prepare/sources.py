@@ -134,7 +134,6 @@ def _open_parquet(path: Path, columns: tuple[str, ...]) -> Source:
 def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
     # Takes seconds to import: only where a hub data set is asked for.
     import datasets
-    from huggingface_hub.errors import HfHubHTTPError
 
     name = f"data set {source.repo}, split {split}"
     try:
@@ -144,8 +143,6 @@ def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, sp
             f"{name} (revision {source.revision}): {error}",
             "check the name, the revision, `split` and `subset`, and that you may read it",
         ) from error
-    except HfHubHTTPError as error:
-        raise OSError(f"{name}: the hub does not answer: {error}") from error
     wanted = [each for each in data.column_names if each in columns]
     chosen = (data.select_columns(wanted) if wanted else data).with_format("arrow")
 
