@@ -124,7 +124,8 @@ def _open_parquet(path: Path, columns: tuple[str, ...]) -> Source:
     wanted = [name for name in names if name in columns] or None
 
     def read() -> Iterator[Row]:
-        with pq.ParquetFile(path) as file:
+        # Reading ahead keeps every row group that was read until the file is closed.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as file:
             batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
             yield from _number_rows(str(path), batches)
 
