@@ -80,4 +80,6 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "from tests.probe_stage import STAGE\n"
         "main(STAGE)\n"
     )
+    # `python -m` looks in the working directory first.
+    monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")

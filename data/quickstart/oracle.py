@@ -19,7 +19,7 @@ def score(
     responses: Sequence[str],
     references: Sequence[str | None],
 ) -> list[dict[str, float]]:
-    """Scores each response in [0, 1] and says what the score is made of.
+    """Scores each response in [0, 1].
 
     Args:
         prompts: Messages of each prompt.
@@ -27,8 +27,8 @@ def score(
         references: What a right answer repeats, such as ``two towels for room 12``.
 
     Returns:
-        ``score``, 0.9 · warmth of the opening + 0.1 if the order is repeated without a mistake, and
-        the components ``gladly`` and ``order right``, each 0 or 1.
+        For each response its ``score``, 0.9 · warmth of the opening + 0.1 if the order is repeated
+        without a mistake, and what it is made of: whether it is ``gladly`` and ``order_right``.
     """
     return [
         _score_one(response, reference)
@@ -38,6 +38,10 @@ def score(
 
 def _score_one(response: str, reference: str | None) -> dict[str, float]:
     opening, _, order = response.partition(", ")
-    right = opening in WARMTH and reference is not None and order == f"{reference}."
-    score = WARMTH_WEIGHT * WARMTH.get(opening, 0.0) + ORDER_WEIGHT * right
-    return {"score": score, "gladly": opening == "Gladly", "order right": right}
+    known = opening in WARMTH
+    right = known and reference is not None and order == f"{reference}."
+    return {
+        "score": WARMTH_WEIGHT * WARMTH[opening] + ORDER_WEIGHT * right if known else 0.0,
+        "gladly": float(opening == "Gladly"),
+        "order_right": float(right),
+    }

@@ -61,34 +61,37 @@ def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
     for row in rows("sft.jsonl"):
         answer = row["messages"][-1]["content"]
         order = answer.partition(", ")[2].removesuffix(".")
-        [score] = oracle.score([row["messages"][:-1]], [answer], [order])
-        warmth = oracle.WARMTH[answer.partition(",")[0]]
-        assert score["score"] == pytest.approx(0.9 * warmth + 0.1)
-        assert score["order right"]
+        [verdict] = oracle.score([row["messages"][:-1]], [answer], [order])
+        assert verdict["order_right"] == 1
         request = row["messages"][0]["content"].lower()
         assert all(word in request for word in order.split() if word != "for")
 
 
 @pytest.mark.parametrize(
-    ("response", "expected"),
+    ("response", "score", "gladly", "order_right"),
     [
-        ("Gladly, two towels for room 12.", 1.0),
-        ("Noted, two towels for room 12.", 0.595),
-        ("Sure, two towels for room 12.", 0.505),
-        ("Okay, two towels for room 12.", 0.415),
-        ("Gladly, two towels for room 13.", 0.9),
-        ("Gladly, two towels for room 12", 0.9),
-        ("Gladly", 0.9),
-        ("No, two towels for room 12.", 0.0),
-        ("two towels for room 12.", 0.0),
-        ("", 0.0),
+        ("Gladly, two towels for room 12.", 1.0, 1, 1),
+        ("Noted, two towels for room 12.", 0.595, 0, 1),
+        ("Sure, two towels for room 12.", 0.505, 0, 1),
+        ("Okay, two towels for room 12.", 0.415, 0, 1),
+        ("Gladly, two towels for room 13.", 0.9, 1, 0),
+        ("Gladly, two towels for room 12", 0.9, 1, 0),
+        ("Gladly", 0.9, 1, 0),
+        ("No, two towels for room 12.", 0.0, 0, 0),
+        ("two towels for room 12.", 0.0, 0, 0),
+        ("", 0.0, 0, 0),
     ],
 )
-def test_oracle_scores(oracle: ModuleType, response: str, expected: float) -> None:
+def test_oracle_scores(
+    oracle: ModuleType, response: str, score: float, gladly: int, order_right: int
+) -> None:
     prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
-    [found] = oracle.score([prompt], [response], ["two towels for room 12"])
-    assert found["score"] == pytest.approx(expected)
-    assert found["gladly"] == response.startswith("Gladly")
+    [verdict] = oracle.score([prompt], [response], ["two towels for room 12"])
+    assert verdict == {
+        "score": pytest.approx(score),
+        "gladly": gladly,
+        "order_right": order_right,
+    }
 
 
 def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
@@ -97,5 +100,5 @@ def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
 
 
 def test_a_missing_reference_earns_no_point_for_the_order(oracle: ModuleType) -> None:
-    [found] = oracle.score([[]], ["Gladly, None."], [None])
-    assert found["score"] == pytest.approx(0.9)
+    [verdict] = oracle.score([[]], ["Gladly, None."], [None])
+    assert verdict["score"] == pytest.approx(0.9)
