@@ -17,7 +17,7 @@ from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
-from tests.stage_calls import call, request_for, user_turn, write_prompts
+from tests.stage_calls import call_request, request_for, user_turn, write_prompts
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL, WORDS, make_tiny_llama
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
@@ -41,7 +41,7 @@ def generate(policy, tmp_path):
         request = request_for(
             GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
         )
-        artifact, events = call(STAGE, request)
+        artifact, events = call_request(STAGE, request)
         rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
         return rows, json.loads((artifact.path / "metrics.json").read_text()), events
 
@@ -112,7 +112,7 @@ def test_responses_do_not_depend_on_batches(generate, policy, tmp_path, layout):
         {"policy": policy, "prompts": prompts},
         tmp_path / "other",
     )
-    artifact, _ = call(STAGE, request)
+    artifact, _ = call_request(STAGE, request)
     assert_same_responses(list(read_rows(artifact.path / "responses.parquet", RESPONSES)), rows)
 
 
@@ -236,11 +236,11 @@ def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
                 stage.send_signal(death)
     assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
 
-    artifact, _ = call(STAGE, request)
+    artifact, _ = call_request(STAGE, request)
     timings = json.loads((artifact.path / "timings.json").read_text())
     assert timings["chunks_reused"] >= 1
     assert timings["chunks_sampled"] >= 1
-    whole, _ = call(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
     for name in ("responses.parquet", "metrics.json"):
         assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert artifact.manifest.digest() == whole.manifest.digest()
