@@ -28,7 +28,7 @@ from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
-from tests.stage_calls import call, request_for, user_turn, write_prompts
+from tests.stage_calls import call_request, request_for, user_turn, write_prompts
 from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -130,7 +130,7 @@ def test_the_responses_can_be_scored(artifact, tmp_path):
         {"responses": artifact / "responses.parquet", "code": code},
         tmp_path / "store",
     )
-    scores = read_rows(call(SCORE, request)[0].path / "scores.parquet", SCORES)
+    scores = read_rows(call_request(SCORE, request)[0].path / "scores.parquet", SCORES)
     assert [each["score"] for each in scores] == [len(row["response"]) for row in rows_of(artifact)]
 
 
@@ -156,7 +156,9 @@ def test_temperature_zero_agrees_with_the_other_backend(inputs, tmp_path):
         request_for(GenerateParams(**params), inputs, tmp_path / "store"), tmp_path / "request.json"
     )
     params["backend"] = "transformers"
-    other, _ = call(STAGE, request_for(GenerateParams(**params), inputs, tmp_path / "store"))
+    other, _ = call_request(
+        STAGE, request_for(GenerateParams(**params), inputs, tmp_path / "store")
+    )
     for row, expected in zip(rows_of(vllm), rows_of(other.path), strict=True):
         logprobs = expected.pop("response_logprobs")
         assert row.pop("response_logprobs") == pytest.approx(logprobs, abs=ROUNDING)
@@ -199,4 +201,4 @@ def test_a_bad_checkpoint_ends_with_exit_code_64(inputs, tmp_path):
 def test_an_interpreter_without_vllm_says_so(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs vLLM"):
-        call(STAGE, request_for(GenerateParams(**PARAMS), inputs, tmp_path / "store"))
+        call_request(STAGE, request_for(GenerateParams(**PARAMS), inputs, tmp_path / "store"))

@@ -19,7 +19,7 @@ from stages.score.batches import token_batches
 from stages.score.oracle import ORACLES
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call, request_for, user_turn
+from tests.stage_calls import call_request, request_for, user_turn
 from tests.tiny_models import (
     CHAT_TEMPLATE,
     WORDS,
@@ -64,7 +64,7 @@ def score(tmp_path):
             inputs["model"] = model
         params = {"oracle": "python" if model is None else "reward_model", **params}
         request = request_for(ScoreParams(**params), inputs, tmp_path / "store")
-        artifact, events = call(STAGE, request)
+        artifact, events = call_request(STAGE, request)
         scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
         return scores, json.loads((artifact.path / "metrics.json").read_text()), events
 
