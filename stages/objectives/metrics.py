@@ -101,8 +101,8 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
 
     Returns:
         The means in `MEANS`; `bonus_ratio`, mean |κ·bonus| over mean |L|; and
-        `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1] (0 if both
-        are zero).
+        `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1] (zero
+        where both are).
 
     Raises:
         ValueError: the sums hold no pair.
