@@ -1,0 +1,49 @@
+# The same few commands for people and for CI.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-vllm run run-fdpo test test-fast check format clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
+
+$(STAMP): pyproject.toml constraints/torch.txt
+	$(PYTHON) scripts/check-python.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,torch,dev]'
+	touch $(STAMP)
+
+setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
+	PYTHON=$(PYTHON) scripts/setup-vllm.sh
+
+run: setup ## Run the quickstart: three GEB iterations on a small model, on this machine
+	$(BIN)/geb run configs/quickstart.yaml
+
+run-fdpo: setup ## The same without the bonus (f-DPO), to compare
+	$(BIN)/geb run configs/quickstart-fdpo.yaml
+
+test: setup setup-vllm ## The whole test suite
+	$(BIN)/python -m pytest
+
+test-fast: setup ## The tests that need neither vLLM nor patience
+	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker'
+
+check: setup ## Lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove what tools left, not the environments or the store
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Orchestration: Prefect flows over the stages. No torch, no vLLM."""

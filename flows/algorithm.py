@@ -1,0 +1,71 @@
+"""Algorithm 1 of the paper, over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.config import RunConfig
+from flows.steps import Output, Samples, Source, Step, Steps
+
+Do = Callable[[Step], Output]
+
+
+def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do) -> None:
+    """Runs T iterations of generate → score → pair → train → evaluate → promote.
+
+    Args:
+        config: The run's configuration.
+        steps: What to ask of each stage.
+        start: The policy to start from; None makes one by supervised warm start.
+        do: Takes a step in hand and returns its output at once; whoever executes it sees to the
+            order that the inputs demand.
+    """
+    prompts = do(steps.prepare())
+    base = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
+    assert base is not None
+    base_samples = _evaluation_samples(config, steps, do, "base", 0, base, prompts)
+    policy = reference = base
+    history: list[Output] = []
+    previous_metrics: Output | None = None
+    for iteration in range(1, config.iterations + 1):
+        place = f"iteration-{iteration}"
+        samples = Samples()
+        for shard in range(config.generate.num_shards):
+            responses = do(steps.generate(iteration, shard, policy, prompts))
+            samples.responses.append(responses.at("responses.parquet"))
+            scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
+            samples.scores.append(scores.at("scores.parquet"))
+        history.append(do(steps.pair(iteration, samples)).at("pairs.parquet"))
+        pairs = history if config.pair_data == "accumulate" else history[-1:]
+        trained = do(steps.train(iteration, policy, reference, pairs))
+        policy = trained.at("checkpoint")
+        reference = {
+            "previous": policy,
+            "initial": base,
+            "ema": trained.at("ema"),
+        }[config.train.reference]
+        own = _evaluation_samples(
+            config, steps, do, f"{place}/evaluate", iteration, policy, prompts
+        )
+        metrics = do(steps.evaluate(iteration, own, base_samples, base)).at("metrics.json")
+        do(steps.promote(iteration, policy, metrics, previous_metrics))
+        previous_metrics = metrics
+
+
+def _evaluation_samples(
+    config: RunConfig,
+    steps: Steps,
+    do: Do,
+    place: str,
+    iteration: int,
+    policy: Source,
+    prompts: Output,
+) -> Samples:
+    """Samples and scores on the held-out prompts; the base's are shared by all iterations."""
+    samples = Samples()
+    for shard in range(config.evaluation.num_shards):
+        made = do(steps.generate_test(place, iteration, shard, policy, prompts))
+        samples.responses.append(made.at("responses.parquet"))
+        scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
+        samples.scores.append(scores.at("scores.parquet"))
+    return samples

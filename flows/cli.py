@@ -1,0 +1,65 @@
+"""The ``geb`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+from rich.console import Console
+
+from flows.commands import inspect, models, run, store
+from stages.contract.errors import EXIT_FAILED, EXIT_USER, GebError, StoppedError, UserError
+
+app = typer.Typer(
+    name="geb",
+    help="Iterative online RLHF with the General Exploratory Bonus.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+for module in (run, inspect, models, store):
+    module.register(app)
+
+
+def main() -> None:
+    """Runs the command line; 0 when the work is done, 64 for a person's mistake, 1 otherwise."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        result = typer.main.get_command(app).main(standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        errors.print(f"[bold red]error[/] {_plain(error.message)}")
+        if error.remedy:
+            errors.print(f"[bold]remedy[/] {_plain(error.remedy)}")
+        return EXIT_USER
+    except click.UsageError as error:
+        errors.print(f"[bold red]error[/] {_plain(error.format_message())}")
+        where = error.ctx.command_path if error.ctx else "geb"
+        errors.print(f"[bold]remedy[/] {where} --help lists what it takes")
+        return EXIT_USER
+    except GebError as error:
+        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        return EXIT_FAILED
+    except (KeyboardInterrupt, click.Abort, StoppedError):
+        errors.print("stopped; `geb resume` goes on from what is finished")
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _plain(text: str) -> str:
+    """Keeps brackets of a message from being read as markup."""
+    return text.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    main()

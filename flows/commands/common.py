@@ -1,0 +1,76 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from flows.config import RunConfig
+from flows.loading import load_config
+from flows.steps import Step
+from flows.views import RunView
+from stages.contract.errors import UserError
+from stages.contract.store import Store
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set one field, e.g. train.kappa=1e-3."),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
+StorePath = Annotated[str, typer.Option("--store", envvar="GEB_STORE", help="Folder of the store.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FromStage = Annotated[
+    str | None,
+    typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again."),
+]
+FromIteration = Annotated[
+    int, typer.Option("--iteration", metavar="N", help="The iteration that --from means.")
+]
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def configured(path: Path, overrides: list[str] | None) -> RunConfig:
+    """The configuration that a command line names."""
+    return load_config(path, overrides or ())
+
+
+def configured_run(store: str, run: str) -> RunConfig:
+    """The configuration of a run that was started before, in the store as it is found now."""
+    config = RunView.existing(Store.open(store), run).config()
+    return config.model_copy(update={"store": store})
+
+
+def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
+    """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
+
+    Raises:
+        UserError: There is no such stage in an iteration.
+    """
+    order = ["prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote"]
+    if stage is None:
+        return lambda step: False
+    if stage not in order:
+        raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
+    in_iteration = order.index(stage) >= order.index("generate")
+
+    def forced(step: Step) -> bool:
+        if not in_iteration:
+            return step.iteration > 0 or order.index(step.stage) >= order.index(stage)
+        if step.iteration != iteration:
+            return step.iteration > iteration
+        place = "evaluate" if "/evaluate/" in step.name else step.stage
+        return order.index(place) >= order.index(stage)
+
+    return forced
+
+
+def print_json(value: Any) -> None:
+    """Prints a JSON document for programs to read."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

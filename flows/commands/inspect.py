@@ -1,0 +1,168 @@
+"""``geb status``, ``geb diff``, ``geb lineage``, ``geb fields``: looking, not touching."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.table import Table
+from rich.tree import Tree
+
+from flows.commands.common import AsJson, RunName, StorePath, configured_run, console, print_json
+from flows.config import RunConfig
+from flows.plan import differences
+from flows.views import RunView, runs
+from stages.contract.errors import UserError
+from stages.contract.manifest import Manifest
+from stages.contract.store import Store
+
+_COLOURS = {"done": "green", "reused": "cyan", "running": "yellow", "failed": "red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    for command in (status, diff, lineage, fields):
+        app.command()(command)
+
+
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run; all if left out.")
+    ] = None,
+    store: StorePath = "store",
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs of a store, or the steps of one run."""
+    opened = Store.open(store)
+    views = [RunView.existing(opened, each) for each in ([name] if name else runs(opened))]
+    records = {view.name: sorted(view.steps(), key=lambda each: each.started) for view in views}
+    if as_json:
+        print_json(
+            {
+                run: [each.model_dump(exclude={"key_fields"}) for each in steps]
+                for run, steps in records.items()
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False)
+    if name is None:
+        for column in ("run", "steps", "failed", "last"):
+            table.add_column(column)
+        for run, steps in records.items():
+            failed = sum(each.state == "failed" for each in steps)
+            last = max((each.ended or each.started for each in steps), default=0)
+            table.add_row(run, str(len(steps)), str(failed), _clock(last))
+    else:
+        for column in ("step", "state", "seconds", "key", "message"):
+            table.add_column(column, overflow="fold")
+        for each in records[name]:
+            seconds = f"{each.ended - each.started:.1f}" if each.ended else "-"
+            state = f"[{_COLOURS[each.state]}]{each.state}[/]"
+            message = each.message.splitlines()[0] if each.message else ""
+            table.add_row(each.step, state, seconds, each.key[:12], message)
+    console.print(table)
+
+
+def diff(
+    first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
+) -> None:
+    """Compare two runs: what their configurations and their metrics do not share."""
+    from flows.report import summary
+
+    opened = Store.open(store)
+    configs = [json.loads(configured_run(store, each).to_json()) for each in (first, second)]
+    found = [summary.summarise(RunView.existing(opened, each)) for each in (first, second)]
+    metrics = [{str(row["iteration"]): row for row in each.to_json()["rows"]} for each in found]
+    changes = {
+        "configuration": list(differences(*configs)),
+        "metrics": list(differences(*metrics)),
+    }
+    if as_json:
+        print_json(changes)
+        return
+    for title, lines in changes.items():
+        console.print(f"[bold]{title}[/]")
+        for line in lines or ["the same"]:
+            console.print(f"  {line}")
+
+
+def lineage(
+    artifact: Annotated[str, typer.Argument(metavar="ARTIFACT", help="A key, or its beginning.")],
+    store: StorePath = "store",
+    as_json: AsJson = False,
+) -> None:
+    """Show where an artifact came from, down to what entered from outside."""
+    opened = Store.open(store)
+    matches = [(stage, key) for stage, key in opened.artifacts() if key.startswith(artifact)]
+    if len(matches) != 1:
+        found = ", ".join(f"{stage}/{key[:16]}" for stage, key in matches) or "none"
+        raise UserError(f"{artifact!r} does not name one artifact of {opened.root}", found)
+    line = _ancestry(opened, *matches[0])
+    if as_json:
+        print_json(line)
+        return
+    tree = Tree(_title(line))
+    _grow(tree, line)
+    console.print(tree)
+
+
+def fields() -> None:
+    """List every field of the configuration with its default and its meaning."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("field", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for name, default, meaning in _fields(RunConfig, ""):
+        table.add_row(name, default, meaning)
+    console.print(table)
+
+
+def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            rows += _fields(kind, f"{prefix}{name}.")
+        else:
+            default = json.dumps(field.get_default(call_default_factory=True), default=str)
+            rows.append((f"{prefix}{name}", default, " ".join((field.description or "").split())))
+    return rows
+
+
+def _ancestry(store: Store, stage: str, key: str) -> dict[str, Any]:
+    path = store.artifact_path(stage, key) / "manifest.json"
+    if not path.exists():
+        return {"stage": stage, "key": key, "gone": True, "inputs": {}}
+    manifest = Manifest.model_validate_json(path.read_text())
+    return {
+        "stage": stage,
+        "key": key,
+        "made_by": {"run": manifest.run, "step": manifest.step, "ended": manifest.ended},
+        "inputs": {
+            name: [
+                _ancestry(store, each["stage"], each["key"]) if each["kind"] == "artifact" else each
+                for each in group
+            ]
+            for name, group in manifest.inputs.items()
+        },
+    }
+
+
+def _title(line: dict[str, Any]) -> str:
+    if "stage" not in line:
+        return f"{line.get('location') or line.get('repo')} [dim]{line['digest'][:20]}[/]"
+    made_by = line.get("made_by")
+    where = f"{made_by['run']}, {made_by['step']}" if made_by else "gone from the store"
+    return f"[bold]{line['stage']}[/] {line['key'][:12]} [dim]{where}[/]"
+
+
+def _grow(tree: Tree, line: dict[str, Any]) -> None:
+    for name, group in line.get("inputs", {}).items():
+        for each in group:
+            _grow(tree.add(f"{name}: {_title(each)}"), each)
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else "-"

@@ -1,0 +1,84 @@
+"""``geb models``, ``geb promote``, ``geb rollback``: the registry of trained models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from flows.commands.common import AsJson, StorePath, console, print_json
+from flows.report.summary import formatted
+from stages.contract.registry import LATEST, Registry
+from stages.contract.store import Store
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    for command in (models, promote, rollback):
+        app.command()(command)
+
+
+def models(store: StorePath = "store", as_json: AsJson = False) -> None:
+    """List registered models, their versions and aliases."""
+    registry = Registry(Store.open(store))
+    found = {name: registry.versions(name) for name in registry.names()}
+    aliases = {name: registry.aliases(name) for name in found}
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "versions": [each.model_dump(mode="json") for each in versions],
+                    "aliases": {each.alias: each.version for each in aliases[name]},
+                }
+                for name, versions in found.items()
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "version", "aliases", "win rate", "mean reward", "made by"):
+        table.add_column(column)
+    for name, versions in found.items():
+        for each in versions:
+            names = [alias.alias for alias in aliases[name] if alias.version == each.version]
+            if each is versions[-1]:
+                names.append(LATEST)
+            table.add_row(
+                name,
+                str(each.version),
+                " ".join(f"@{alias}" for alias in names),
+                formatted(each.metrics.get("win_rate"), ".3f"),
+                formatted(each.metrics.get("mean_reward"), ".3f"),
+                f"{each.run}, {each.step}",
+            )
+    console.print(table)
+
+
+def promote(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")
+    ],
+    store: StorePath = "store",
+    alias: Alias = "production",
+    reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
+) -> None:
+    """Move an alias to a version by hand; gates are not asked."""
+    registry = Registry(Store.open(store))
+    version, checkpoint = registry.resolve(model)
+    registry.set_alias(version.name, alias, version.version, reason=reason)
+    console.print(f"{version.name}@{alias} is version {version.version}: {checkpoint}")
+
+
+def rollback(
+    name: ModelName,
+    store: StorePath = "store",
+    alias: Alias = "production",
+    reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
+) -> None:
+    """Move an alias back to the version that it meant before."""
+    registry = Registry(Store.open(store))
+    moved = registry.rollback(name, alias, reason=reason)
+    console.print(f"{name}@{alias} is version {moved.version}")

@@ -1,0 +1,151 @@
+"""``geb run``, ``geb resume``, ``geb plan``, ``geb report``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.commands.common import (
+    AsJson,
+    ConfigPath,
+    FromIteration,
+    FromStage,
+    Overrides,
+    RunName,
+    StorePath,
+    configured,
+    configured_run,
+    console,
+    forced_from,
+    print_json,
+)
+from flows.config import RunConfig
+from flows.plan import PlannedStep, plan
+from flows.views import RunView
+from stages.contract.store import Store
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command("run")(run)
+    app.command("resume")(resume)
+    app.command("plan")(show_plan)
+    app.command("report")(report)
+
+
+def run(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    from_stage: FromStage = None,
+    from_iteration: FromIteration = 1,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a configuration; whatever the store has already is reused."""
+    _run(configured(config, overrides), from_stage, from_iteration, dry_run, as_json)
+
+
+def resume(
+    name: RunName,
+    store: StorePath = "store",
+    from_stage: FromStage = None,
+    from_iteration: FromIteration = 1,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that failed or was stopped, with the configuration it was started with."""
+    _run(configured_run(store, name), from_stage, from_iteration, dry_run, as_json)
+
+
+def show_plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    from_stage: FromStage = None,
+    from_iteration: FromIteration = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run would reuse, what it would compute, and why."""
+    lines = plan(configured(config, overrides), forced_from(from_stage, from_iteration))
+    _show_plan(lines, as_json)
+
+
+def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
+    """Write the HTML report of a run and print its table."""
+    from flows.report import summary
+
+    view = RunView.existing(Store.open(store), name)
+    _show_summary(view, as_json, summary.summarise(view))
+
+
+def _run(
+    config: RunConfig, from_stage: str | None, from_iteration: int, dry_run: bool, as_json: bool
+) -> None:
+    forced = forced_from(from_stage, from_iteration)
+    lines = plan(config, forced)
+    if dry_run:
+        _show_plan(lines, as_json)
+        return
+    counts = Counter(line.action for line in lines)
+    console.print(
+        f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
+        f"{counts['run']} to compute; store {Store.open(config.store).root}"
+    )
+    _quiet_prefect()
+    signal.signal(signal.SIGTERM, _interrupt)
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.iterate import execute, iterate
+    from flows.watchers import ConsoleWatcher
+
+    with ConsoleWatcher(console, len(lines)) as watcher:
+        flow = iterate.with_options(name="iterate")
+        flow.fn = lambda config: execute(config, watcher, forced)
+        flow(config)
+    view = RunView.existing(Store.open(config.store), config.name)
+    from flows.report import summary
+
+    _show_summary(view, as_json, summary.summarise(view))
+
+
+def _show_summary(view: RunView, as_json: bool, found: Any) -> None:
+    from flows.report import html
+
+    path = html.write(view, found)
+    if as_json:
+        print_json(found.to_json() | {"report": str(path)})
+        return
+    console.print(found.table())
+    for line in found.places():
+        console.print(line)
+    console.print(f"report      {path}")
+
+
+def _quiet_prefect() -> None:
+    """Our own lines tell what Prefect's would; its warnings and errors still show."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:
+    if as_json:
+        print_json([dataclasses.asdict(line) for line in lines])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "action", "why", "key"):
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        style = "cyan" if line.action == "reuse" else "yellow"
+        key = line.key[:12] if line.key else "-"
+        table.add_row(line.step, f"[{style}]{line.action}[/]", line.because, key)
+    console.print(table)

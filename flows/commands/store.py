@@ -1,0 +1,156 @@
+"""``geb verify``, ``geb gc``, ``geb doctor``: the health of a store and of this machine."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.common import AsJson, StorePath, console, print_json
+from flows.gc import Garbage, collect, remove
+from stages.contract.errors import DamagedArtifactError, GebError
+from stages.contract.store import Store
+
+_MIN_PYTHON = (3, 11)
+_MIN_FREE_GIB = 5
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command()(verify)
+    app.command()(gc)
+    app.command()(doctor)
+
+
+def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
+    """Hash every file of every artifact; exit code 1 when one is damaged."""
+    opened = Store.open(store)
+    damaged = {}
+    keys = list(opened.artifacts())
+    for stage, key in keys:
+        try:
+            artifact = opened.load(stage, key)
+            assert artifact is not None
+            opened.verify(artifact)
+        except DamagedArtifactError as error:
+            damaged[f"{stage}/{key}"] = str(error)
+    if as_json:
+        print_json({"artifacts": len(keys), "damaged": damaged})
+    else:
+        for message in damaged.values():
+            console.print(f"[red]✗[/] {message}")
+        console.print(f"{len(keys)} artifacts, {len(damaged)} damaged")
+    if damaged:
+        if not as_json:
+            console.print("a run that needs a damaged artifact sets it aside and computes it again")
+        raise typer.Exit(1)
+
+
+def gc(
+    store: StorePath = "store",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete; else only list.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List (or delete) what no run and no registered model refers to."""
+    opened = Store.open(store)
+    garbage = collect(opened)
+    if delete:
+        remove(garbage)
+    total = sum(each.bytes for each in garbage)
+    if as_json:
+        print_json([each.to_json() for each in garbage])
+        return
+    for each in garbage:
+        console.print(
+            f"{_size(each):>10}  {each.path.relative_to(opened.root)}  [dim]{each.why}[/]"
+        )
+    done = "deleted" if delete else "can go; --delete removes them"
+    console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
+
+
+@dataclass(frozen=True)
+class _Finding:
+    name: str
+    ok: bool
+    detail: str
+
+
+def doctor(
+    store: StorePath = "store",
+    vllm: Annotated[Path, typer.Option(help="Interpreter of the vLLM environment.")] = Path(
+        ".venv-vllm/bin/python"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Check what a run needs of this machine; exit code 1 when something essential is missing."""
+    findings = [
+        _Finding("python", sys.version_info >= _MIN_PYTHON, platform.python_version()),
+        _Finding("linux", sys.platform == "linux", platform.platform()),
+        _import_check("torch environment", sys.executable, "torch, transformers, deepspeed"),
+        _disk_check(Path(store)),
+        _store_check(store),
+    ]
+    optional = [
+        _import_check("vLLM environment", str(vllm), "vllm"),
+        _Finding("GPU", *_gpu()),
+    ]
+    if as_json:
+        print_json([vars(each) for each in (*findings, *optional)])
+    else:
+        for each in findings:
+            mark = "[green]✓[/]" if each.ok else "[red]✗[/]"
+            console.print(f"{mark} {each.name}: {each.detail}")
+        for each in optional:
+            mark = "[green]✓[/]" if each.ok else "[yellow]-[/]"
+            console.print(f"{mark} {each.name}: {each.detail}")
+    if not all(each.ok for each in findings):
+        raise typer.Exit(1)
+
+
+def _import_check(name: str, interpreter: str, modules: str) -> _Finding:
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", f"import {modules}"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return _Finding(name, False, f"{interpreter}: {error.strerror} (make setup-vllm)")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return _Finding(name, False, f"{interpreter}: {last}")
+    return _Finding(name, True, f"{interpreter} imports {modules}")
+
+
+def _disk_check(store: Path) -> _Finding:
+    place = store.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free / 2**30
+    return _Finding("disk", free >= _MIN_FREE_GIB, f"{free:.0f} GiB free at {place}")
+
+
+def _store_check(store: str) -> _Finding:
+    if not Path(store).exists():
+        return _Finding("store", True, f"{store}: none yet, the first run makes it")
+    try:
+        opened = Store.open(store)
+    except GebError as error:
+        return _Finding("store", False, str(error))
+    return _Finding("store", True, f"{opened.root}: {sum(1 for _ in opened.artifacts())} artifacts")
+
+
+def _gpu() -> tuple[bool, str]:
+    if shutil.which("nvidia-smi") is None:
+        return False, "none found (nvidia-smi is not on the path); stages run on the CPU"
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return done.returncode == 0, (done.stdout or done.stderr).strip().replace("\n", "; ")
+
+
+def _size(garbage: Garbage) -> str:
+    return f"{garbage.bytes / 2**20:.1f} MiB"

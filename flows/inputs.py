@@ -1,0 +1,75 @@
+"""What comes into a run from outside the store, addressed by content or by hub revision."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from stages.contract.digests import sha256_file, sha256_tree
+from stages.contract.errors import StoreError, UserError
+from stages.contract.request import FileInput, HubInput
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+External = FileInput | HubInput
+
+
+def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
+    """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
+
+    Args:
+        place: What the configuration says.
+        repo_type: What a hub id means here.
+
+    Raises:
+        UserError: There is no such file, and it is no hub id either.
+        StoreError: The hub cannot be asked for the revision.
+    """
+    path = Path(place).expanduser()
+    if path.exists():
+        return FileInput(location=str(path.absolute()), digest=digest_of(path))
+    repo, _, revision = place.partition("@")
+    if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
+        raise UserError(
+            f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"
+        )
+    if not _COMMIT.fullmatch(revision):
+        revision = _resolve_revision(repo, revision or "main", repo_type)
+    return HubInput(repo=repo, revision=revision, repo_type=repo_type)
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file's bytes, or of all files of a folder that are not hidden."""
+    if path.is_file():
+        return sha256_file(path)
+    files = {
+        each.relative_to(path).as_posix(): sha256_file(each)
+        for each in sorted(path.rglob("*"))
+        if each.is_file() and not any(part.startswith(".") for part in each.parts[-2:])
+    }
+    if not files:
+        raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
+    return sha256_tree(files)
+
+
+def _resolve_revision(repo: str, revision: str, repo_type: Literal["model", "dataset"]) -> str:
+    # Only here, so that runs on local files neither need nor load the client.
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"no {repo_type} {repo!r} on the hub, and no such file or folder",
+            "correct the name, or set HF_TOKEN for a private one",
+        ) from error
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise StoreError(
+            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}); name a "
+            f"commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
+        ) from error
+    assert info.sha is not None
+    return info.sha

@@ -1,0 +1,128 @@
+"""The HTML report of a run: one file, no network, every figure traceable to its artifact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pyarrow.parquet as pq
+import yaml
+
+from flows.report import plots
+from flows.report.summary import COLUMNS, Summary, formatted
+from flows.views import RunView
+from stages.contract.store import Artifact
+
+_SHOWN_SAMPLES = 8
+# A histogram gains nothing from more, and the report stays small.
+_MAX_PLOTTED = 20_000
+
+
+def write(view: RunView, summary: Summary) -> Path:
+    """Writes ``report.html`` into the run's view and returns its path."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flows.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    last = _last(summary, "evaluate")
+    page = environment.get_template("report.html.jinja").render(
+        summary=summary,
+        columns=COLUMNS,
+        cell=lambda column, row: formatted(row[column.name], column.form),
+        components=summary.components(),
+        plots=_plots(summary, last),
+        samples=_samples(last),
+        gates=_gates(summary),
+        configuration=yaml.safe_dump(
+            json.loads(summary.config.to_json()), sort_keys=False, allow_unicode=True
+        ),
+    )
+    path = view.path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _last(summary: Summary, stage: str) -> Artifact | None:
+    found = [
+        summary.artifacts.get(f"iteration-{t}/{stage}")
+        for t in range(1, summary.config.iterations + 1)
+    ]
+    done = [each for each in found if each is not None]
+    return done[-1] if done else None
+
+
+def _plots(summary: Summary, last: Artifact | None) -> list[str]:
+    drawn = []
+    rewards = [(row["iteration"], row["mean_reward"]) for row in summary.rows]
+    known = [(t, value) for t, value in rewards if value is not None]
+    if len(known) > 1:
+        x, y = zip(*known, strict=True)
+        drawn.append(
+            plots.line_plot(
+                "Mean reward, held-out prompts", {"reward": (x, y)}, "iteration (0 = base)"
+            )
+        )
+    steps = _training(summary)
+    for name, title in (
+        ("loss", "Training loss"),
+        ("bonus_ratio", "|κ·bonus| / |L|"),
+        ("accuracy", "Preference accuracy"),
+    ):
+        values = [(step, metrics[name]) for step, metrics in steps if name in metrics]
+        if len(values) > 1:
+            x, y = zip(*values, strict=True)
+            drawn.append(plots.line_plot(title, {name: (x, y)}, "step, all iterations"))
+    if last is not None:
+        drawn += _distributions(last)
+    return drawn
+
+
+def _training(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
+    """Metrics of every training step of the run, iterations one after the other."""
+    steps: list[tuple[int, dict[str, Any]]] = []
+    for iteration in range(1, summary.config.iterations + 1):
+        artifact = summary.artifacts.get(f"iteration-{iteration}/train")
+        if artifact is not None:
+            for line in (artifact.path / "metrics.jsonl").read_text().splitlines():
+                steps.append((len(steps) + 1, json.loads(line)))
+    return steps
+
+
+def _distributions(artifact: Artifact) -> list[str]:
+    table = pq.read_table(artifact.path / "distributions.parquet")
+    drawn = []
+    for column, title, label in (
+        ("reward", "Rewards of the samples, last iteration", "reward"),
+        ("log_pi_ref", "log π_ref of the samples, last iteration", "log π_ref"),
+    ):
+        samples: dict[str, list[float]] = {}
+        for model, value in zip(table["model"].to_pylist(), table[column].to_pylist(), strict=True):
+            if value is not None:
+                samples.setdefault(model, []).append(value)
+        if samples:
+            thinned = {
+                model: values[:: len(values) // _MAX_PLOTTED + 1]
+                for model, values in samples.items()
+            }
+            drawn.append(plots.histogram(title, thinned, label))
+    return drawn
+
+
+def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
+    if artifact is None:
+        return []
+    lines = (artifact.path / "samples.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines[:_SHOWN_SAMPLES]]
+
+
+def _gates(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
+    decisions = []
+    for iteration in range(1, summary.config.iterations + 1):
+        artifact = summary.artifacts.get(f"iteration-{iteration}/promote")
+        if artifact is not None:
+            text = (artifact.path / "decision.json").read_text()
+            decisions.append((iteration, json.loads(text)))
+    return decisions

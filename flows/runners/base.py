@@ -1,0 +1,87 @@
+"""The protocol of a runner, and what an exit code means to it."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from stages.contract.errors import (
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
+from stages.contract.events import Event, Failure
+from stages.contract.request import Request
+
+KEPT_LINES = 50
+OnEvent = Callable[[Event], None]
+
+
+class Runner(Protocol):
+    """Starts stages and waits for them. Safe to use from several threads."""
+
+    name: str
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """Runs one stage to its end; afterwards its artifact is in the store.
+
+        Args:
+            request: What to compute.
+            on_event: Called in the calling thread with every event of the stage.
+
+        Raises:
+            UserError: The stage refused the request or its data (exit code 64).
+            StageFailedError: It ended otherwise; a retry may help.
+            StoppedError: :meth:`stop_all` ended it.
+        """
+        ...
+
+    def stop_all(self) -> None:
+        """Ends all stages that are running and returns when they are gone."""
+        ...
+
+
+class LastWords:
+    """Remembers what a stage said last, for the message of its failure."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.failure: Failure | None = None
+
+    def hear(self, event: Event) -> None:
+        """Takes note of one event."""
+        if isinstance(event, Failure):
+            self.failure = event
+
+    def raise_for(self, code: int, request: Request, *, stopped: bool, log: str) -> None:
+        """Raises the error that an exit code stands for; returns for 0."""
+        if code == EXIT_OK:
+            return
+        where = f"{request.step or request.stage} ({request.stage} {request.key[:12]})"
+        said = self.failure.message if self.failure else ""
+        if code == EXIT_USER and self.failure is not None:
+            raise UserError(f"{where}: {said}", self.failure.remedy)
+        if stopped:
+            raise StoppedError(f"{where}: stopped")
+        if not said:
+            last = self.lines[-1] if self.lines else "it printed nothing"
+            said = f"ended by {_describe(code)}: {last}"
+        elif code not in (1, EXIT_STOPPED):
+            said = f"{said} ({_describe(code)})"
+        raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
+
+
+def _describe(code: int) -> str:
+    if code <= 128:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
+    hint = " (the kernel does that when memory runs out)" if name == "SIGKILL" else ""
+    return f"{name}{hint}"

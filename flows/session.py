@@ -1,0 +1,204 @@
+"""One run at work: its store, runner and view, and how a step becomes an artifact."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from flows.config import RunConfig
+from flows.inputs import External, resolve
+from flows.runners.base import Runner
+from flows.runners.process import ProcessRunner
+from flows.steps import Output, Source, Step
+from flows.views import RunView, State, StepRecord
+from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.lease import POLL_SECONDS
+from stages.contract.request import ArtifactInput, Request, key_fields, make_request
+from stages.contract.store import Artifact, Store
+
+MadeBy = Mapping[str, Artifact]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended."""
+
+    artifact: Artifact
+    reused: bool
+
+
+class Watcher(Protocol):
+    """Is told what happens in a run; called from several threads."""
+
+    def started(self, step: Step, request: Request) -> None:
+        """A stage is started."""
+
+    def event(self, step: Step, event: Event) -> None:
+        """A running stage says something."""
+
+    def ended(self, step: Step, state: State, seconds: float) -> None:
+        """A step is done, was found in the store, or failed."""
+
+
+def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
+    """Finds everything that comes into a run from outside.
+
+    Raises:
+        UserError: Something is missing, or what is needed is not named.
+    """
+    inputs = config.inputs
+    if not inputs.prompts:
+        raise UserError("inputs.prompts names no prompts", "name a file or a hub data set")
+    if inputs.policy is None and inputs.warm_start is None:
+        raise UserError(
+            "there is no policy to start from",
+            "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
+        )
+    models = {"policy": inputs.policy, "oracle_model": inputs.oracle_model}
+    files = {
+        "test_prompts": inputs.test_prompts,
+        "warm_start": inputs.warm_start,
+        "oracle_code": inputs.oracle_code,
+    }
+    found = {name: [resolve(place, "model")] for name, place in models.items() if place}
+    found |= {name: [resolve(place, "dataset")] for name, place in files.items() if place}
+    found["prompts"] = [resolve(place, "dataset") for place in inputs.prompts]
+    return {name: found.get(name, []) for name in (*models, *files, "prompts")}
+
+
+def make_runner(config: RunConfig) -> Runner:
+    """The runner that a configuration asks for."""
+    execution = config.execution
+    return ProcessRunner(execution.interpreters, execution.grace_seconds)
+
+
+def build_request(config: RunConfig, step: Step, made: MadeBy) -> Request:
+    """The request for a step whose upstream artifacts are known."""
+
+    def reference(source: Source) -> External | ArtifactInput:
+        return made[source.step].ref(source.path) if isinstance(source, Output) else source
+
+    return make_request(
+        step.params,
+        inputs={name: [reference(each) for each in group] for name, group in step.inputs.items()},
+        seed=step.seed,
+        store=str(Store.open(config.store).root),
+        run=config.name,
+        step=step.name,
+        resources=getattr(config.resources, step.stage),
+    )
+
+
+class Session:
+    """Turns steps into artifacts. Safe to use from several threads.
+
+    Args:
+        config: The run's configuration.
+        watcher: Is told what happens.
+        forced: Tells the steps that are to be computed again although the store has them.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        watcher: Watcher,
+        forced: Callable[[Step], bool] = lambda step: False,
+    ) -> None:
+        self.config = config
+        self.store = Store.open(config.store, create=True)
+        self.view = RunView(self.store, config.name)
+        self.runner = make_runner(config)
+        self._watcher = watcher
+        self._forced = forced
+        self._begun = time.time()
+        self._slots = threading.Semaphore(config.execution.parallel)
+
+    def obtain(self, step: Step, made: MadeBy, on_event: Callable[[Event], None]) -> Outcome:
+        """Finds the artifact of a step in the store, or has its stage compute it.
+
+        Args:
+            step: The step.
+            made: Artifacts of the steps that it reads from.
+            on_event: Called with every event of the stage, beside the session's watcher.
+        """
+        request = build_request(self.config, step, made)
+        started = time.time()
+
+        def note(state: State, message: str = "") -> None:
+            seconds = time.time() - started
+            self._record(step, request, state, started, message)
+            if state == "running":
+                self._watcher.started(step, request)
+            else:
+                self._watcher.ended(step, state, seconds)
+
+        def hear(event: Event) -> None:
+            self._watcher.event(step, event)
+            on_event(event)
+
+        try:
+            self._set_aside_if_forced(step, request, hear)
+            found = self._find(request, hear) or self._wait_for_other(request, hear)
+            if found is not None:
+                note("reused")
+                return Outcome(found, reused=True)
+            with self._slots:
+                note("running")
+                self.runner.run(request, hear)
+            artifact = self.store.load(request.stage, request.key)
+        except BaseException as error:
+            note("failed", str(error))
+            raise
+        if artifact is None:
+            raise DamagedArtifactError(
+                f"{step.name} ended well, but {self.store.root} has no artifact "
+                f"{request.stage}/{request.key[:12]}: does the stage see the same store?"
+            )
+        note("done")
+        return Outcome(artifact, reused=False)
+
+    def _find(self, request: Request, hear: Callable[[Event], None]) -> Artifact | None:
+        return self.store.find(
+            request.stage,
+            request.key,
+            warn=lambda message: hear(Log(level="warning", message=message)),
+        )
+
+    def _wait_for_other(self, request: Request, hear: Callable[[Event], None]) -> Artifact | None:
+        """Waits while another run computes the same key, without holding a slot for it."""
+        lease = self.store.lease(request.stage, request.key)
+        if (holder := lease.holder()) is None:
+            return None
+        hear(Log(message=f"computed by pid {holder['pid']} on {holder['host']}; waiting for it"))
+        while lease.holder() is not None:
+            time.sleep(POLL_SECONDS)
+        return self._find(request, hear)
+
+    def _set_aside_if_forced(
+        self, step: Step, request: Request, hear: Callable[[Event], None]
+    ) -> None:
+        path = self.store.artifact_path(request.stage, request.key)
+        if not self._forced(step) or not path.exists() or path.stat().st_mtime >= self._begun:
+            return
+        aside = self.store.set_aside(request.stage, request.key)
+        hear(Log(message=f"computed again on purpose; the artifact before is in {aside}"))
+
+    def _record(
+        self, step: Step, request: Request, state: State, started: float, message: str
+    ) -> None:
+        self.view.record(
+            StepRecord(
+                step=step.name,
+                stage=step.stage,
+                key=request.key,
+                key_fields=key_fields(step.params, step.seed, request.inputs),
+                state=state,
+                started=started,
+                ended=None if state == "running" else time.time(),
+                message=message,
+            )
+        )

@@ -1,0 +1,135 @@
+"""What a person sees while a run is at work in a terminal."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as Bars,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from flows.steps import Step
+from flows.throttle import Throttle
+from flows.views import State
+from stages.contract.events import Event, Failure, Log, Metric, Progress
+from stages.contract.request import Request
+
+# Without a terminal each running stage prints a line about this often.
+_LINE_SECONDS = 5.0
+_SHOWN_METRICS = 4
+_MARKS = {"done": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
+
+
+class Silent:
+    """Watches without a word: for runs that are watched in the Prefect UI."""
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.session.Watcher`."""
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.session.Watcher`."""
+
+    def ended(self, step: Step, state: State, seconds: float) -> None:
+        """See :class:`flows.session.Watcher`."""
+
+
+class ConsoleWatcher:
+    """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
+
+    Args:
+        console: Where to print.
+        num_steps: Steps of the run, for the count before each line.
+    """
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._num_ended = 0
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._tasks: dict[str, TaskID] = {}
+        self._throttles: dict[str, Throttle] = {}
+        self._metrics: dict[str, str] = {}
+        self._bars = Bars(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[metrics]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> ConsoleWatcher:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.session.Watcher`."""
+        with self._lock:
+            self._throttles[step.name] = Throttle(_LINE_SECONDS)
+            self._metrics[step.name] = ""
+            self._tasks[step.name] = self._bars.add_task(
+                step.name, total=None, unit="starting", metrics=""
+            )
+            if not self._console.is_terminal:
+                self._say(f"  {step.name}: started")
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.session.Watcher`."""
+        with self._lock:
+            match event:
+                case Progress():
+                    self._progress(step.name, event)
+                case Metric(values=values):
+                    first = list(values.items())[:_SHOWN_METRICS]
+                    self._metrics[step.name] = " ".join(f"{k} {v:.4g}" for k, v in first)
+                case Log(level=level, message=message):
+                    style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
+                    self._say(f"  {step.name}: {style}{message}[/]")
+                case Failure(message=message):
+                    self._say(f"  {step.name}: [red]{message}[/]")
+
+    def ended(self, step: Step, state: State, seconds: float) -> None:
+        """See :class:`flows.session.Watcher`."""
+        with self._lock:
+            task = self._tasks.pop(step.name, None)
+            if task is not None:
+                self._bars.remove_task(task)
+            if state != "failed":
+                self._num_ended += 1
+            how = "cached" if state == "reused" else f"{seconds:.1f} s"
+            count = f"{self._num_ended:>3}/{self._num_steps}"
+            self._say(f"{count} {_MARKS[state]} {step.name} [dim]{how}[/]")
+
+    def _progress(self, name: str, event: Progress) -> None:
+        metrics = self._metrics.get(name, "")
+        task = self._tasks.get(name)
+        if task is not None:
+            self._bars.update(
+                task, completed=event.done, total=event.total, unit=event.unit, metrics=metrics
+            )
+        throttle = self._throttles.get(name)
+        if not self._console.is_terminal and throttle is not None and throttle.ready():
+            share = 100 * event.done / max(event.total, 1)
+            self._say(
+                f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}"
+            )
+
+    def _say(self, text: str) -> None:
+        elapsed = time.monotonic() - self._begun
+        self._console.print(f"[dim]{elapsed:7.1f} s[/] {text}", highlight=False)

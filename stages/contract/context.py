@@ -1,0 +1,148 @@
+"""What a stage's ``run`` function is given."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Emitter
+from stages.contract.params import StageParams
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
+from stages.contract.store import Artifact, Store
+
+P = TypeVar("P", bound=StageParams)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where ``from_pretrained`` finds a model: a folder, or a hub id with its revision."""
+
+    name_or_path: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedInput:
+    """One input of a request, found and checked.
+
+    Attributes:
+        source: The input as the request names it.
+        path: Where it is on this machine; None for something of the hub.
+        artifact: The artifact that it is or belongs to, if any.
+    """
+
+    source: ArtifactInput | FileInput | HubInput
+    path: Path | None
+    artifact: Artifact | None = None
+
+
+@dataclass
+class StageContext(Generic[P]):
+    """Parameters, inputs and outputs of one stage call.
+
+    Attributes:
+        params: The stage's parameters.
+        seed: Seed of this call; derive others with ``stages.contract.digests.derive_seed``.
+        out: Empty folder; what is written here becomes the artifact.
+        work: Folder that survives failed attempts at the same key: checkpoints and chunks go here.
+        store: The store, for the few stages whose work is in it (the model registry).
+        events: Progress, metrics and log lines for whoever watches.
+        resources: GPUs and processes that the stage may use.
+        run: Name of the run that asks.
+        notes: Facts that go into the manifest.
+    """
+
+    params: P
+    seed: int
+    out: Path
+    work: Path
+    store: Store
+    events: Emitter
+    inputs: Mapping[str, tuple[ResolvedInput, ...]]
+    resources: Resources = field(default_factory=Resources)
+    run: str = ""
+    step: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+    telemetry: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def path(self, name: str) -> Path:
+        """The one file or folder given as input ``name``.
+
+        Raises:
+            UserError: The request has no such input, several, or one of the hub.
+        """
+        found = self.paths(name)
+        if len(found) != 1:
+            raise UserError(f"input {name!r} wants one file, the request has {len(found)}")
+        return found[0]
+
+    def paths(self, name: str) -> list[Path]:
+        """All files or folders given as input ``name``, in the request's order."""
+        paths = [each.path for each in self.inputs.get(name, ())]
+        missing = [each for each in paths if each is None]
+        if not paths or missing:
+            raise UserError(
+                f"the request has no local input {name!r}",
+                f"inputs of this request: {', '.join(self.inputs) or 'none'}",
+            )
+        return [each for each in paths if each is not None]
+
+    def has(self, name: str) -> bool:
+        """Whether the request has an input ``name``."""
+        return bool(self.inputs.get(name))
+
+    def model(self, name: str) -> ModelSource:
+        """Where to load the model given as input ``name`` from.
+
+        Raises:
+            UserError: The request has no such input.
+        """
+        group = self.inputs.get(name, ())
+        if len(group) != 1:
+            raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
+        found = group[0]
+        if isinstance(found.source, HubInput):
+            return ModelSource(found.source.repo, found.source.revision)
+        assert found.path is not None
+        return ModelSource(str(found.path))
+
+    def telemetry_path(self, name: str) -> Path:
+        """Path of an output file that may differ between computations of the same result.
+
+        Such a file (timings, throughput) is kept and checked, but does not enter digests.
+        """
+        self.telemetry.add(name)
+        return self.out / name
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether SIGTERM came while it was deferred."""
+        return self._stop.is_set()
+
+    def check_stop(self) -> None:
+        """Raises StoppedError if SIGTERM came while it was deferred."""
+        if self._stop.is_set():
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    @contextmanager
+    def deferred_stop(self) -> Iterator[None]:
+        """Makes SIGTERM set :attr:`stop_requested` instead of ending the stage at once.
+
+        For stages that must save before they end: poll the flag, save, call :meth:`check_stop`.
+        """
+
+        def note(signum: int, frame: object) -> None:
+            self._stop.set()
+
+        previous = signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)

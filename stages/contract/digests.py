@@ -1,0 +1,56 @@
+"""Digests and the canonical JSON that they are taken of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+
+
+def canonical_json(value: Any) -> str:
+    """Serialises ``value`` so that equal values give equal text on every machine.
+
+    Raises:
+        ValueError: ``value`` holds NaN or infinity, or something that JSON does not know.
+    """
+    try:
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except TypeError as error:
+        raise ValueError(f"cannot be serialised stably: {error}") from error
+
+
+def sha256_of(value: Any) -> str:
+    """Digest of a JSON value, as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Digest of a file's bytes, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_tree(files: Mapping[str, str]) -> str:
+    """Digest of several files from their relative names and own digests."""
+    return sha256_of(sorted(files.items()))
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A seed in [0, 2^63) for one purpose of a run, independent of those for its other purposes."""
+    text = canonical_json([seed, *names])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def prompt_id(messages: list[dict[str, str]]) -> str:
+    """Identity of a prompt: the first 32 digits of the digest of its messages."""
+    pairs = [[message["role"], message["content"]] for message in messages]
+    return sha256_of(pairs)[:32]

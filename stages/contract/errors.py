@@ -1,0 +1,65 @@
+"""One tree of errors for stages and orchestrator.
+
+To add one: subclass the nearest entry below and say in its docstring who is at fault and whether a
+retry can help; ``stages.contract.program`` turns the class into an exit code.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USER = 64
+EXIT_STOPPED = 143
+
+
+class GebError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class UserError(GebError, ValueError):
+    """A request, a configuration or its data is wrong: exit code 64, never retried.
+
+    Args:
+        message: What is wrong, with the value and the place where it was found.
+        remedy: What the person can do about it.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+class StoreError(GebError):
+    """The store cannot be reached or written: a failure, never a reason to compute again."""
+
+
+class DamagedArtifactError(GebError):
+    """An artifact's files are not those that its manifest lists."""
+
+
+class LeaseLostError(GebError):
+    """Another process took over the key that this one was computing."""
+
+
+class StoppedError(BaseException):
+    """The stage was asked to stop (SIGTERM): exit code 143, may be retried.
+
+    Not an ``Exception``: a library's ``except Exception`` must not swallow the wish to stop.
+    """
+
+
+class StageFailedError(GebError):
+    """A stage ended with an exit code that a retry may cure.
+
+    Args:
+        message: What is known: stage, exit code, its own last words.
+        last_lines: The end of the stage's log, oldest first.
+    """
+
+    def __init__(self, message: str, last_lines: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.last_lines = last_lines

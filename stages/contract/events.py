@@ -1,0 +1,117 @@
+"""Events that a stage prints, one JSON object a line, and that a runner reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, TextIO, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+PROGRESS_INTERVAL_SECONDS = 0.5
+
+
+class Progress(BaseModel):
+    """How far a stage is."""
+
+    type: Literal["progress"] = "progress"
+    done: int
+    total: int
+    unit: str
+    note: str = ""
+
+
+class Metric(BaseModel):
+    """Values worth watching while a stage works (loss, reward, tokens per second)."""
+
+    type: Literal["metric"] = "metric"
+    step: int
+    values: dict[str, float]
+
+
+class Log(BaseModel):
+    """A line for a person."""
+
+    type: Literal["log"] = "log"
+    level: Literal["info", "warning", "error"] = "info"
+    message: str
+
+
+class Failure(BaseModel):
+    """The stage's own last word: why it ends."""
+
+    type: Literal["failure"] = "failure"
+    kind: Literal["user", "crash", "stopped"]
+    message: str
+    remedy: str = ""
+
+
+class Done(BaseModel):
+    """The artifact is in place."""
+
+    type: Literal["done"] = "done"
+    path: str
+
+
+Event = Annotated[Progress | Metric | Log | Failure | Done, Field(discriminator="type")]
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def parse_event(line: str) -> Event | None:
+    """Reads one line of a stage's stdout; None for anything that is no event."""
+    try:
+        return _ADAPTER.validate_json(line)
+    except ValidationError:
+        return None
+
+
+class Emitter:
+    """Writes events to a stream, progress at most every half second.
+
+    Args:
+        stream: Where the events go; the harness passes the stage's real stdout.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last_progress = float("-inf")
+
+    def emit(self, event: BaseModel) -> None:
+        """Writes one event."""
+        self._stream.write(event.model_dump_json() + "\n")
+        self._stream.flush()
+
+    def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
+        """Says how far the stage is; the first and the last value are never dropped."""
+        now = time.monotonic()
+        if done < total and now - self._last_progress < PROGRESS_INTERVAL_SECONDS:
+            return
+        self._last_progress = now
+        self.emit(Progress(done=done, total=total, unit=unit, note=note))
+
+    def track(self, items: Iterable[T], total: int, unit: str) -> Iterator[T]:
+        """Yields ``items`` and reports progress as they are consumed."""
+        self.progress(0, total, unit)
+        for done, item in enumerate(items, 1):
+            yield item
+            self.progress(done, total, unit)
+
+    def metric(self, step: int, **values: float) -> None:
+        """Reports values at a step."""
+        self.emit(Metric(step=step, values=values))
+
+    def info(self, message: str) -> None:
+        """Tells a person something."""
+        self.emit(Log(message=message))
+
+    def warning(self, message: str) -> None:
+        """Tells a person something that deserves attention."""
+        self.emit(Log(level="warning", message=message))
+
+
+def dump_json(value: Any) -> str:
+    """JSON for files that people read: indented, NaN refused."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

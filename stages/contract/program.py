@@ -1,0 +1,229 @@
+"""The program around every stage: request in, artifact out, one exit code.
+
+``python -m stages.<name> REQUEST.json`` calls :func:`main`. The stage's function writes into a
+scratch folder; the manifest is written last and one rename publishes the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from stages.contract.context import ResolvedInput, StageContext
+from stages.contract.digests import sha256_of
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    DamagedArtifactError,
+    StoppedError,
+    UserError,
+)
+from stages.contract.events import Done, Emitter, Failure
+from stages.contract.manifest import make_manifest
+from stages.contract.params import StageParams
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Request, key_fields
+from stages.contract.store import Artifact, Store, describe_files, explain_disk_errors
+
+P = TypeVar("P", bound=StageParams)
+
+USAGE = "usage: python -m stages.{name} REQUEST.json"
+
+
+@dataclass(frozen=True)
+class Stage(Generic[P]):
+    """A stage: its parameters' type and the function that computes it.
+
+    Attributes:
+        params: Type of the parameters; names the stage and its version.
+        run: Reads ``context.inputs``, writes into ``context.out``.
+    """
+
+    params: type[P]
+    run: Callable[[StageContext[P]], None]
+
+    @property
+    def name(self) -> str:
+        """Name of the stage."""
+        return self.params.stage
+
+
+def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
+    """Computes a request's artifact in this process, or finds it in the store.
+
+    Raises:
+        UserError: The request, its inputs or the data are wrong.
+        StoppedError: SIGTERM came.
+    """
+    params = _validated_params(stage, request)
+    store = Store.open(request.store)
+    lease = store.lease(request.stage, request.key)
+    lease.acquire(
+        waiting=lambda holder: events.info(
+            f"{request.stage} {request.key[:12]} is being computed by pid {holder['pid']} on "
+            f"{holder['host']}; waiting"
+        )
+    )
+    with lease, explain_disk_errors(store.root):
+        found = store.find(request.stage, request.key, warn=events.warning)
+        if found is not None:
+            return found
+        store.sweep_scratch(request.stage, request.key)
+        inputs = {
+            name: tuple(_resolve(store, name, each) for each in group)
+            for name, group in request.inputs.items()
+        }
+        scratch = store.new_scratch(request.stage, request.key)
+        try:
+            return _compute(stage, params, request, store, scratch, inputs, events, lease.check)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _compute(
+    stage: Stage[Any],
+    params: StageParams,
+    request: Request,
+    store: Store,
+    scratch: Path,
+    inputs: dict[str, tuple[ResolvedInput, ...]],
+    events: Emitter,
+    check_lease: Callable[[], None],
+) -> Artifact:
+    work = store.work_path(request.stage, request.key)
+    work.mkdir(parents=True, exist_ok=True)
+    context = StageContext(
+        params=params,
+        seed=request.seed,
+        out=scratch,
+        work=work,
+        store=store,
+        events=events,
+        inputs=inputs,
+        resources=request.resources,
+        run=request.run,
+        step=request.step,
+    )
+    started = _now()
+    stage.run(context)
+    check_lease()
+    manifest = make_manifest(
+        request,
+        files=describe_files(scratch, context.telemetry),
+        started=started,
+        ended=_now(),
+        notes=context.notes,
+    )
+    return store.publish(scratch, manifest)
+
+
+def _read_request(path: Path) -> Request:
+    try:
+        return Request.read(path)
+    except OSError as error:
+        raise UserError(f"cannot read the request {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise UserError(f"{path} is not a request: {error}") from error
+
+
+def _validated_params(stage: Stage[Any], request: Request) -> StageParams:
+    if request.stage != stage.name:
+        raise UserError(f"the request is for stage {request.stage!r}, this is {stage.name!r}")
+    if request.version != stage.params.version:
+        raise UserError(
+            f"the request wants {stage.name} version {request.version}, this program is version "
+            f"{stage.params.version}",
+            "install the same version of geb for the orchestrator and for the stage (rebuild the "
+            "image, or the stage's environment)",
+        )
+    try:
+        params = stage.params.model_validate(request.params)
+    except ValidationError as error:
+        raise UserError(f"wrong parameters for {stage.name}: {error}") from error
+    if sha256_of(key_fields(params, request.seed, request.inputs)) != request.key:
+        raise UserError(
+            f"the request's key {request.key[:12]} is not the key of its content",
+            "make requests with stages.contract.request.make_request",
+        )
+    return params
+
+
+def _resolve(
+    store: Store, name: str, source: ArtifactInput | FileInput | HubInput
+) -> ResolvedInput:
+    """Finds one input on this machine and checks that it is what the request names."""
+    if isinstance(source, HubInput):
+        return ResolvedInput(source, None)
+    if isinstance(source, FileInput):
+        path = Path(source.location)
+        if not path.exists():
+            raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
+        return ResolvedInput(source, path)
+    artifact = store.load(source.stage, source.key)
+    if artifact is None or artifact.manifest.digest(source.path) != source.digest:
+        raise DamagedArtifactError(
+            f"input {name!r}: the store has no artifact {source.stage}/{source.key[:12]} with "
+            f"digest {source.digest[:12]}"
+        )
+    return ResolvedInput(source, artifact.path / source.path, artifact)
+
+
+def main(stage: Stage[Any]) -> NoReturn:
+    """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result."""
+    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
+        print(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}", file=sys.stderr)  # noqa: T201 - usage is for a person
+        sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
+    events = Emitter(_claim_stdout())
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        request = _read_request(Path(sys.argv[1]))
+        artifact = execute(stage, request, events)
+    except UserError as error:
+        events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
+        _exit(EXIT_USER)
+    except StoppedError as error:
+        events.emit(Failure(kind="stopped", message=str(error)))
+        _exit(EXIT_STOPPED)
+    except Exception as error:
+        traceback.print_exc()
+        events.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
+        _exit(EXIT_FAILED)
+    events.emit(Done(path=str(artifact.path)))
+    _exit(EXIT_OK)
+
+
+def _claim_stdout() -> Any:
+    """Keeps stdout for events; whatever libraries print goes to stderr, the log."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return stream
+
+
+def _stop(signum: int, frame: object) -> None:
+    # Once only: a second SIGTERM must not interrupt the clean-up after the first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise StoppedError("asked to stop (SIGTERM)")
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process without waiting for threads that libraries left."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

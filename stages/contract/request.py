@@ -1,0 +1,132 @@
+"""What a stage is asked to do, and the key under which its answer is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stages.contract.digests import sha256_of
+from stages.contract.params import StageParams
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ArtifactInput(_Frozen):
+    """A whole artifact of the store, or one file or folder of it."""
+
+    kind: Literal["artifact"] = "artifact"
+    stage: str
+    key: str
+    path: str = ""
+    """File or folder inside the artifact; empty for all of it."""
+    digest: str
+    """Digest of what ``path`` names, telemetry left out."""
+
+
+class FileInput(_Frozen):
+    """A file or folder outside the store, addressed by its content."""
+
+    kind: Literal["file"] = "file"
+    location: str
+    digest: str
+
+
+class HubInput(_Frozen):
+    """A model or data set of the Hugging Face hub at a resolved revision (a commit)."""
+
+    kind: Literal["hub"] = "hub"
+    repo: str
+    revision: str
+    repo_type: Literal["model", "dataset"] = "model"
+
+    @property
+    def digest(self) -> str:
+        """Identity that enters keys."""
+        return f"hub:{self.repo_type}:{self.repo}@{self.revision}"
+
+
+Input = Annotated[ArtifactInput | FileInput | HubInput, Field(discriminator="kind")]
+
+
+class Resources(_Frozen):
+    """What a stage's program may use. None of it enters the key."""
+
+    gpus: int = Field(0, ge=0)
+    """GPUs on each node; 0 runs on the CPU."""
+    processes: int = Field(1, ge=1)
+    """Worker processes where there is no GPU; with GPUs, one process each."""
+    cpus: float | None = Field(None, gt=0)
+    """CPU cores (threads, in the process runner); unset leaves the choice to the runner."""
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory limit in GiB, where the runner can enforce one."""
+    timeout_seconds: float | None = Field(None, gt=0)
+    """Wall-clock limit of one attempt, enforced by the runner."""
+
+
+class Request(_Frozen):
+    """One call of a stage: ``python -m stages.<stage> REQUEST.json``."""
+
+    format: Literal[1] = 1
+    stage: str
+    version: str
+    params: dict[str, Any]
+    seed: int
+    inputs: dict[str, tuple[Input, ...]]
+    key: str
+    store: str
+    """Root of the store as the stage's program sees it."""
+    run: str = ""
+    """Name of the run that asks; a label, not part of the key."""
+    step: str = ""
+    """Place in that run (``iteration-2/train``); a label, not part of the key."""
+    resources: Resources = Resources()
+
+    def write(self, path: Path) -> None:
+        """Writes the request as JSON."""
+        path.write_text(self.model_dump_json(indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        """Reads a request written by :meth:`write`."""
+        return cls.model_validate_json(path.read_text())
+
+
+def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any]]) -> dict:
+    """Everything that can change the result of a stage: what its key is the digest of."""
+    return {
+        "stage": params.stage,
+        "version": params.version,
+        "params": params.result_fields(),
+        "seed": seed,
+        "inputs": {name: [each.digest for each in group] for name, group in inputs.items()},
+    }
+
+
+def make_request(
+    params: StageParams,
+    *,
+    inputs: Mapping[str, Sequence[Any]],
+    seed: int,
+    store: str,
+    run: str = "",
+    step: str = "",
+    resources: Resources | None = None,
+) -> Request:
+    """Builds the request for one stage and computes its key."""
+    return Request(
+        stage=params.stage,
+        version=params.version,
+        params=params.model_dump(mode="json"),
+        seed=seed,
+        inputs={name: tuple(group) for name, group in inputs.items()},
+        key=sha256_of(key_fields(params, seed, inputs)),
+        store=store,
+        run=run,
+        step=step,
+        resources=resources or Resources(),
+    )

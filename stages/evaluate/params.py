@@ -1,0 +1,37 @@
+"""Parameters of the evaluate stage."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from stages.contract.params import StageParams, speed_only
+
+
+class EvaluateParams(StageParams):
+    """Which metrics of the samples are computed, and what is kept of them for the report."""
+
+    stage: ClassVar[str] = "evaluate"
+    version: ClassVar[str] = "1"
+
+    distinct_n: int = Field(4, ge=1, le=8)
+    """Longest n-grams, in words, of which distinct-n is computed."""
+
+    log_pi_ref: Literal["off", "policy", "both"] = "both"
+    """Of whose samples the reference's log-probability is computed: none, the policy's, or also the
+    base's (for the plot of both distributions). Costs one forward pass over the samples."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the reference's weights for that forward pass; log-probabilities are float32."""
+
+    sample_prompts: int = Field(16, ge=0)
+    """Prompts whose responses are kept for the report. They are those with the smallest ids, which
+    are digests: a choice without preference, and the same in every iteration."""
+
+    samples_per_prompt: int = Field(4, ge=1)
+    """Responses of each model kept for each of those prompts."""
+
+    batch_tokens: int = speed_only(16384, ge=1)
+    """Most tokens, padding included, in one forward pass of the reference; a longer sequence makes
+    a pass of its own."""

@@ -1,0 +1,208 @@
+"""Evaluate: scored samples of policy and base in, metrics, kept samples and plot data out."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.join import ScoredBatch, read_scored
+from stages.contract.program import Stage
+from stages.contract.tables import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
+from stages.evaluate.compare import win_rate
+from stages.evaluate.params import EvaluateParams
+from stages.evaluate.summary import SampleSummary
+
+_COLUMNS = (
+    "messages",
+    "reference_answer",
+    "prompt_token_ids",
+    "response_token_ids",
+    "response_logprobs",
+    "response",
+    "finish_reason",
+)
+
+LogPiRef = Callable[[ScoredBatch], npt.NDArray[np.float64]]
+
+
+@dataclass
+class _Side:
+    """One of the two models: its samples, and what is to be computed of them."""
+
+    name: str
+    responses: list[Path]
+    scores: list[Path]
+    log_pi_ref: LogPiRef | None
+    summary: SampleSummary
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def run(ctx: StageContext[EvaluateParams]) -> None:
+    """Computes the metrics of the policy's samples, beside those of the base model's."""
+    sides = _sides(ctx)
+    total = sum(num_rows(side.responses) for side in sides)
+    wanted = _kept_prompts(sides, ctx.params.sample_prompts)
+    done = 0
+    with TableWriter(ctx.out / "distributions.parquet", DISTRIBUTIONS) as writer:
+        for side in sides:
+            for batch in read_scored(
+                side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
+            ):
+                writer.write_batch(_consume(side, batch, wanted, ctx.params.samples_per_prompt))
+                done += batch.responses.num_rows
+                ctx.events.progress(done, total, "responses")
+    policy, base = sides
+    metrics = {
+        **win_rate(policy.summary.prompts, base.summary.prompts),
+        **policy.summary.metrics(),
+        **{f"base_{name}": value for name, value in base.summary.metrics().items()},
+    }
+    (ctx.out / "metrics.json").write_text(dump_json(metrics))
+    _write_samples(ctx.out / "samples.jsonl", policy, base)
+    if metrics["uncompared_prompts"]:
+        ctx.events.warning(
+            f"{metrics['uncompared_prompts']} prompts are not in the win rate: a score or one "
+            "model's samples are missing"
+        )
+
+
+def _sides(ctx: StageContext[EvaluateParams]) -> list[_Side]:
+    reference = _reference(ctx) if ctx.params.log_pi_ref != "off" else None
+    sides = [
+        _Side(
+            name=name,
+            responses=ctx.paths(f"{prefix}responses"),
+            scores=ctx.paths(f"{prefix}scores"),
+            log_pi_ref=reference if ctx.params.log_pi_ref in (name, "both") else None,
+            summary=SampleSummary(ctx.params.distinct_n),
+        )
+        for name, prefix in (("policy", ""), ("base", "base_"))
+    ]
+    for side in sides:
+        if num_rows(side.responses) == 0:
+            raise UserError(
+                f"there are no responses of the {side.name}",
+                "check the test prompts and the generation",
+            )
+    return sides
+
+
+def _reference(ctx: StageContext[EvaluateParams]) -> LogPiRef:
+    # Loads torch: only where log π_ref is asked for.
+    from stages.evaluate.reference import Reference
+
+    reference = Reference(ctx.model("reference"), ctx.params.dtype, ctx.params.batch_tokens)
+
+    def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
+        return reference.log_probabilities(
+            _arrays(batch.responses["prompt_token_ids"]),
+            _arrays(batch.responses["response_token_ids"]),
+        )
+
+    return log_pi_ref
+
+
+def _arrays(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
+    return [each.values.to_numpy() for each in column]
+
+
+def _kept_prompts(sides: list[_Side], count: int) -> set[str]:
+    """The prompts with the smallest ids among those that both models answered."""
+    answered = [
+        {
+            prompt_id
+            for batch in read_batches(side.responses, RESPONSES, columns=["prompt_id"])
+            for prompt_id in pc.unique(batch["prompt_id"]).to_pylist()
+        }
+        for side in sides
+    ]
+    return set(heapq.nsmallest(count, answered[0] & answered[1]))
+
+
+def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int) -> pa.Table:
+    """Adds a batch to a side's summary and kept samples; returns its rows of plot data."""
+    rows = batch.responses
+    num_tokens = pc.list_value_length(rows["response_token_ids"]).to_numpy().astype(np.int64)
+    log_pi = _row_sums(rows["response_logprobs"])
+    log_pi_ref = None if side.log_pi_ref is None else side.log_pi_ref(batch)
+    side.summary.add(batch, num_tokens, log_pi, log_pi_ref)
+    _keep_samples(side, batch, log_pi_ref, wanted, per_prompt)
+    return pa.table(
+        {
+            "model": pa.array([side.name] * rows.num_rows),
+            "prompt_id": rows["prompt_id"],
+            "sample_index": rows["sample_index"],
+            "reward": batch.scores,
+            "log_pi": log_pi,
+            "log_pi_ref": pa.nulls(rows.num_rows, pa.float64())
+            if log_pi_ref is None
+            else log_pi_ref,
+            "num_tokens": num_tokens.astype(np.int32),
+        },
+        schema=DISTRIBUTIONS,
+    )
+
+
+def _row_sums(column: pa.ListArray) -> npt.NDArray[np.float64]:
+    """[R] sums over each row's list; 0 for an empty one."""
+    owners = pc.list_parent_indices(column).to_numpy()
+    values = column.flatten().to_numpy().astype(np.float64)
+    return np.bincount(owners, weights=values, minlength=len(column)).astype(np.float64, copy=False)
+
+
+def _keep_samples(
+    side: _Side,
+    batch: ScoredBatch,
+    log_pi_ref: npt.NDArray[np.float64] | None,
+    wanted: set[str],
+    per_prompt: int,
+) -> None:
+    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+        if prompt_id not in wanted:
+            continue
+        rows = batch.responses.slice(start, min(end - start, per_prompt)).to_pylist()
+        samples = [
+            {
+                "sample_index": row["sample_index"],
+                "response": row["response"],
+                "finish_reason": row["finish_reason"],
+                "score": batch.scores[place].as_py(),
+                "log_pi_ref": None if log_pi_ref is None else float(log_pi_ref[place]),
+            }
+            for place, row in enumerate(rows, start)
+        ]
+        side.kept[prompt_id] = {
+            "messages": rows[0]["messages"],
+            "reference_answer": rows[0]["reference_answer"],
+            "samples": samples,
+        }
+
+
+def _write_samples(path: Path, policy: _Side, base: _Side) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for prompt_id in sorted(policy.kept):
+            mine = policy.kept[prompt_id]
+            row = {
+                "prompt_id": prompt_id,
+                "messages": mine["messages"],
+                "reference_answer": mine["reference_answer"],
+                "policy": mine["samples"],
+                "base": base.kept[prompt_id]["samples"],
+            }
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+STAGE = Stage(EvaluateParams, run)

@@ -1,0 +1,170 @@
+"""What is remembered of one model's samples while they stream by. Pure.
+
+Shapes: ``R`` responses of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.contract.join import ScoredBatch
+from stages.evaluate.distinct import DistinctCounter
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+Metrics = dict[str, object]
+
+_ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
+
+
+@dataclass(frozen=True)
+class PromptRewards:
+    """The rewards of one prompt's samples.
+
+    Attributes:
+        total: Exactly rounded sum, so that equal rewards in another order give an equal sum.
+        count: Number of samples.
+    """
+
+    total: float
+    count: int
+
+
+class SampleSummary:
+    """Metrics of one model's samples on the test prompts.
+
+    Args:
+        distinct_n: Longest n-grams of which distinct-n is computed.
+    """
+
+    def __init__(self, distinct_n: int) -> None:
+        self.prompts: dict[str, PromptRewards | None] = {}
+        """Rewards of each prompt; None where a response has no score."""
+        self._distinct = DistinctCounter(distinct_n)
+        self._rewards = array("d")
+        self._log_pi_ref = array("d")
+        self._texts: Counter[bytes] = Counter()
+        self._components: dict[str, tuple[float, int]] = {}
+        self._responses = 0
+        self._nulls = 0
+        self._tokens = 0
+        self._truncated = 0
+        self._empty = 0
+        self._log_pi = 0.0
+
+    def add(
+        self,
+        batch: ScoredBatch,
+        num_tokens: npt.NDArray[np.int64],
+        log_pi: npt.NDArray[np.float64],
+        log_pi_ref: npt.NDArray[np.float64] | None,
+    ) -> None:
+        """Adds a batch of prompts.
+
+        Args:
+            batch: Responses and scores; its scores table has the column ``components``.
+            num_tokens: Lengths of the responses, [R].
+            log_pi: Summed log-probabilities under the sampling model at temperature 1, [R].
+            log_pi_ref: The same under the reference, [R], where it is computed.
+        """
+        scores = batch.scores.to_pylist()
+        for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+            self._add_prompt(prompt_id, scores[start:end])
+        texts = batch.responses["response"].to_pylist()
+        self._distinct.add(texts)
+        self._texts.update(
+            hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
+            for text in texts
+        )
+        self._responses += len(texts)
+        self._empty += sum(not text.strip() for text in texts)
+        self._tokens += int(num_tokens.sum())
+        self._log_pi += float(log_pi.sum())
+        self._truncated += pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0
+        if log_pi_ref is not None:
+            self._log_pi_ref.extend(log_pi_ref.tolist())
+        self._add_components(batch.scored["components"])
+
+    def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
+        given = [score for score in scores if score is not None]
+        self._nulls += len(scores) - len(given)
+        if len(given) < len(scores):
+            self.prompts[prompt_id] = None
+            return
+        self.prompts[prompt_id] = PromptRewards(math.fsum(given), len(given))
+        self._rewards.extend(given)
+
+    def _add_components(self, column: pa.MapArray) -> None:
+        # As a list: `keys` and `items` of a slice of a map array are those of the whole.
+        entries = pc.list_flatten(column.cast(_ENTRIES))
+        flat = pa.table({"name": entries.field("key"), "value": entries.field("value")})
+        sums = flat.group_by("name").aggregate([("value", "sum"), ("value", "count")])
+        for row in sums.to_pylist():
+            total, count = self._components.get(row["name"], (0.0, 0))
+            self._components[row["name"]] = (
+                total + (row["value_sum"] or 0.0),
+                count + row["value_count"],
+            )
+
+    def metrics(self) -> Metrics:
+        """Everything that can be said of these samples alone."""
+        rewards = np.frombuffer(self._rewards) if self._rewards else np.zeros(0)
+        log_pi_ref = np.frombuffer(self._log_pi_ref) if self._log_pi_ref else np.zeros(0)
+        means = [each.total / each.count for each in self.prompts.values() if each is not None]
+        distinct = self._distinct.ratios()
+        return {
+            "num_prompts": len(self.prompts),
+            "num_samples": self._responses,
+            "null_scores": self._nulls,
+            "prompts_with_null_score": sum(each is None for each in self.prompts.values()),
+            "mean_reward": _mean(rewards),
+            "mean_reward_se": clustered_standard_error(means),
+            "std_reward": float(rewards.std()) if len(rewards) else None,
+            "reward_quantiles": _quantiles(rewards),
+            "reward_components": {
+                name: total / count
+                for name, (total, count) in sorted(self._components.items())
+                if count
+            },
+            **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct, 1)},
+            "mean_log_pi_ref": _mean(log_pi_ref),
+            "log_pi_ref_quantiles": _quantiles(log_pi_ref),
+            "mean_log_pi": self._log_pi / self._responses,
+            "entropy_per_token": -self._log_pi / self._tokens if self._tokens else None,
+            "mean_response_tokens": self._tokens / self._responses,
+            "truncated_share": self._truncated / self._responses,
+            "empty_share": self._empty / self._responses,
+            "most_common_response_share": max(self._texts.values()) / self._responses,
+        }
+
+
+def clustered_standard_error(prompt_means: list[float]) -> float | None:
+    """Standard error of the mean reward, from the means of the prompts.
+
+    Samples of one prompt resemble each other; taking each for an independent observation would
+    understate the error. None with fewer than two prompts.
+    """
+    if len(prompt_means) < 2:
+        return None
+    return float(np.std(prompt_means, ddof=1) / math.sqrt(len(prompt_means)))
+
+
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    return math.fsum(values) / len(values) if len(values) else None
+
+
+def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
+    if len(values) == 0:
+        return None
+    found = np.quantile(values, QUANTILES)
+    return {str(q): float(value) for q, value in zip(QUANTILES, found, strict=True)}

@@ -1,0 +1,53 @@
+"""What a shard has done so far: one file per run of prompts, there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract.tables import RESPONSES, write_table
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The responses to some consecutive prompts.
+
+    The file's name holds the bounds, so that chunks of another size, left by an attempt with other
+    settings of speed, are never taken for these.
+
+    Attributes:
+        first: Index of the first prompt in the prompts table.
+        stop: The index after the last one.
+        path: File of the responses.
+    """
+
+    first: int
+    stop: int
+    path: Path
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def is_written(self) -> bool:
+        """Whether an attempt has finished this chunk."""
+        return self.path.exists()
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the chunk's rows of RESPONSES; a kill leaves all of them or none."""
+        scratch = self.path.with_suffix(".partial")
+        write_table(scratch, RESPONSES, rows)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        scratch.replace(self.path)
+
+
+def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:
+    """The chunks of at most ``size`` prompts that make up a shard, in order."""
+    bounds = [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    return [
+        Chunk(first, last, folder / f"{first:09d}-{last:09d}.parquet") for first, last in bounds
+    ]

@@ -1,0 +1,95 @@
+"""What a backend needs to know of the policy's checkpoint, weights apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.contract.context import ModelSource
+from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
+from stages.generate.backend import Prompt
+from stages.generate.params import GenerateParams
+from stages.modeling.chat import render_prompt, require_chat_template
+from stages.modeling.load import context_tokens, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy's tokenizer and limits.
+
+    Attributes:
+        source: Where its weights are.
+        tokenizer: Its tokenizer; has a chat template.
+        stop_ids: Token ids that end a response.
+        max_length_tokens: Most tokens of prompt and response together.
+    """
+
+    source: ModelSource
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    max_length_tokens: int
+
+    def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
+        """The prompt of a row of the prompts table, or None if it is too long for the context.
+
+        Raises:
+            UserError: The prompt has no user turn, or the chat template refuses it.
+        """
+        try:
+            token_ids = render_prompt(
+                self.tokenizer, row["messages"], system_prompt=params.system_prompt
+            )
+        except UserError as error:
+            raise UserError(f"prompt {row['prompt_id']}: {error.message}", error.remedy) from error
+        if len(token_ids) + params.max_new_tokens > self.max_length_tokens:
+            return None
+        seeds = [
+            derive_seed(seed, row["prompt_id"], sample) for sample in range(params.num_samples)
+        ]
+        return Prompt(token_ids, seeds)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of a response, without its stop token and other special tokens."""
+        if token_ids and token_ids[-1] in self.stop_ids:
+            token_ids = token_ids[:-1]
+        return self.tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
+    """Reads a checkpoint's tokenizer and configuration.
+
+    Raises:
+        UserError: Tokenizer or chat template is missing, or the wanted context exceeds the model's.
+    """
+    from transformers import AutoConfig
+
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
+    limit = context_tokens(config, params.max_length_tokens, source)
+    stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
+    return Policy(source, tokenizer, frozenset(stop_ids), limit)
+
+
+def _end_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
+    """End-of-sequence ids by tokenizer, model configuration and generation configuration.
+
+    Chat models end a turn with an id that often only one of the three knows (Llama 3's
+    ``<|eot_id|>``).
+    """
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    try:
+        generation = GenerationConfig.from_pretrained(source.name_or_path, revision=source.revision)
+    except OSError:  # A checkpoint need not have one.
+        generation = None
+    for holder in (tokenizer, config, generation):
+        ids = getattr(holder, "eos_token_id", None)
+        if ids is not None:
+            found |= {ids} if isinstance(ids, int) else set(ids)
+    return found

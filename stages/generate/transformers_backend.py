@@ -1,0 +1,179 @@
+"""Sampling with transformers: left-padded batches, one prefill per prompt, a KV cache.
+
+Shapes: ``B`` sequences of a batch, ``P`` its distinct prompts, ``T`` positions so far, ``V``
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.params import GenerateParams
+from stages.generate.policy import Policy
+from stages.generate.sampling import draw, uniforms
+from stages.modeling.load import load_causal_lm
+
+# Finished rows are carried along until this share of a batch is done: dropping them copies the
+# cache, carrying them costs their part of every forward pass.
+_COMPACT_SHARE = 0.25
+
+
+class TransformersBackend:
+    """Samples from a causal LM of transformers.
+
+    Args:
+        model: The policy, in evaluation mode.
+        params: Sampling parameters and batch size.
+        stop_ids: Token ids that end a response.
+        pad_id: Token id that fills rows; any will do, it is masked.
+    """
+
+    def __init__(self, model: Any, params: GenerateParams, stop_ids: Iterable[int], pad_id: int):
+        self._model = model
+        self._params = params
+        self._stop_ids = torch.tensor(sorted(stop_ids), device=model.device)
+        self._pad_id = pad_id
+
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+        """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
+        rows = [
+            (index, sample)
+            for index, each in enumerate(prompts)
+            for sample in range(len(each.seeds))
+        ]
+        rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
+        for start in range(0, len(rows), self._params.batch_size):
+            batch = rows[start : start + self._params.batch_size]
+            samples = self._generate_batch(prompts, batch)
+            for (index, sample), response in zip(batch, samples, strict=True):
+                yield index, sample, response
+
+    def close(self) -> None:
+        """Nothing to end: the model goes with its last reference."""
+
+    @torch.inference_mode()
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]]
+    ) -> list[Sample]:
+        """Continues the rows (prompt index, sample index) together."""
+        params = self._params
+        decoder = _Decoder(self._model, prompts, rows, self._pad_id)
+        draws = np.stack(
+            [
+                uniforms(prompts[index].seeds[sample], params.max_new_tokens)
+                for index, sample in rows
+            ]
+        )
+        uniform = torch.from_numpy(draws).to(self._model.device)
+        tokens: list[list[int]] = [[] for _ in rows]
+        logprobs: list[list[float]] = [[] for _ in rows]
+        finished = torch.zeros(len(rows), dtype=torch.bool, device=self._model.device)
+        alive = torch.arange(len(rows), device=self._model.device)
+        for step in range(params.max_new_tokens):
+            drawn = draw(
+                decoder.logits,
+                uniform[alive, step],
+                temperature=params.temperature,
+                top_p=params.top_p,
+            )
+            # Of the raw policy: before temperature and top-p.
+            chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
+            for row, token, logprob, done in zip(
+                alive.tolist(),
+                drawn.tolist(),
+                chosen.tolist(),
+                finished[alive].tolist(),
+                strict=True,
+            ):
+                if not done:
+                    tokens[row].append(token)
+                    logprobs[row].append(logprob)
+            finished[alive] |= torch.isin(drawn, self._stop_ids)
+            running = ~finished[alive]
+            num_running = int(running.sum())
+            if num_running == 0 or step + 1 == params.max_new_tokens:
+                break
+            if num_running <= (1 - _COMPACT_SHARE) * len(alive):
+                decoder.keep(running)
+                alive, drawn = alive[running], drawn[running]
+            decoder.advance(drawn)
+        reasons = [STOP if done else LENGTH for done in finished.tolist()]
+        return [Sample(*each) for each in zip(tokens, logprobs, reasons, strict=True)]
+
+
+def load_backend(policy: Policy, params: GenerateParams) -> TransformersBackend:
+    """Loads the policy's weights on the GPU, or on the CPU where there is none."""
+    model = load_causal_lm(policy.source, dtype=params.dtype)
+    pad_id = policy.tokenizer.pad_token_id
+    return TransformersBackend(model, params, policy.stop_ids, 0 if pad_id is None else pad_id)
+
+
+class _Decoder:
+    """The forward passes of one batch.
+
+    Attributes:
+        logits: [B, V] for the next token of every row.
+    """
+
+    logits: torch.Tensor
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Prompt],
+        rows: Sequence[tuple[int, int]],
+        pad_id: int,
+    ):
+        self._model = model
+        distinct = list(dict.fromkeys(index for index, _ in rows))
+        ids, self._mask = _left_pad([prompts[index].token_ids for index in distinct], pad_id)
+        ids, self._mask = ids.to(model.device), self._mask.to(model.device)
+        self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        self._cache: Any = None
+        self._forward(ids)
+        place = {index: row for row, index in enumerate(distinct)}
+        # The prompts were read once each; now every sample gets its copy of the cache.
+        self._select(torch.tensor([place[index] for index, _ in rows], device=model.device))
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Appends one token per row, [B], and computes the next logits."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
+        self._positions = self._positions[:, -1:] + 1
+        self._forward(tokens[:, None])
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drops the rows for which the mask ``rows``, [B], is False."""
+        self._select(rows.nonzero()[:, 0])
+
+    def _select(self, index: torch.Tensor) -> None:
+        self._cache.batch_select_indices(index)
+        self._mask, self._positions = self._mask[index], self._positions[index]
+        self.logits = self.logits[index]
+
+    def _forward(self, ids: torch.Tensor) -> None:
+        output = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=self._positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache = output.past_key_values
+        self.logits = output.logits[:, -1]
+
+
+def _left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask, both [P, T], with the sequences at the right edge."""
+    width = max(len(each) for each in sequences)
+    ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
+    mask = torch.zeros((len(sequences), width), dtype=torch.long)
+    for row, each in enumerate(sequences):
+        ids[row, width - len(each) :] = torch.tensor(each)
+        mask[row, width - len(each) :] = 1
+    return ids, mask

@@ -1,0 +1,1 @@
+"""Torch and transformers helpers that several stages share: checkpoints and chat templates."""

@@ -1,0 +1,174 @@
+"""Tokenizers and models of a checkpoint, whole or refused: safetensors only, no remote code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
+# an empty tokenizer from the model's architecture.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def default_device() -> torch.device:
+    """The first GPU where there is one, the CPU otherwise."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """Loads a checkpoint's tokenizer.
+
+    Raises:
+        UserError: There is no checkpoint, or it has no tokenizer.
+    """
+    folder = _local_folder(source)
+    if folder is not None and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
+            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
+        )
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.name_or_path, revision=source.revision, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable("the tokenizer", source, error) from error
+
+
+def load_causal_lm(
+    source: ModelSource,
+    *,
+    dtype: Precision,
+    device: torch.device | None = None,
+    attention: str = "sdpa",
+) -> Any:
+    """Loads a causal language model in evaluation mode.
+
+    Args:
+        source: Folder or hub id.
+        dtype: Type of the weights in memory.
+        device: Where the weights go; :func:`default_device` if unset.
+        attention: Attention implementation of transformers (``sdpa``, ``eager``, …).
+
+    Raises:
+        UserError: There is no checkpoint, or weights of the model are missing from it.
+    """
+    return _load(AutoModelForCausalLM, source, dtype, device, attention)
+
+
+def load_sequence_classifier(
+    source: ModelSource,
+    *,
+    dtype: Precision,
+    device: torch.device | None = None,
+    attention: str = "sdpa",
+) -> Any:
+    """Loads a sequence classifier (a reward model) in evaluation mode.
+
+    Args and errors are those of :func:`load_causal_lm`; a checkpoint without a classification head
+    is refused, where transformers would start the head at random.
+    """
+    return _load(AutoModelForSequenceClassification, source, dtype, device, attention)
+
+
+def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
+    """Most tokens that a model shall read at once.
+
+    Args:
+        config: The model's configuration.
+        wanted: ``max_length_tokens`` of the request; None takes all that the model can.
+        source: The checkpoint, for the message.
+
+    Raises:
+        UserError: More is wanted than the model has, or nothing says how much it has.
+    """
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is not None and longest is not None and wanted > longest:
+        raise UserError(
+            f"max_length_tokens is {wanted}, the context of {source.name_or_path} is {longest}",
+            f"set max_length_tokens to {longest} or less",
+        )
+    limit = wanted or longest
+    if limit is None:
+        raise UserError(
+            f"the configuration of {source.name_or_path} names no context length",
+            "set max_length_tokens",
+        )
+    return limit
+
+
+def _load(
+    auto_class: Any,
+    source: ModelSource,
+    dtype: Precision,
+    device: torch.device | None,
+    attention: str,
+) -> Any:
+    _check_weights(source)
+    try:
+        model, report = auto_class.from_pretrained(
+            source.name_or_path,
+            revision=source.revision,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable("the model", source, error) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(
+            f"the checkpoint {source.name_or_path} lacks {len(missing)} weights of "
+            f"{type(model).__name__}: {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}",
+            "pass a whole checkpoint of the right kind of model",
+        )
+    return model.to(device or default_device()).eval()
+
+
+def _check_weights(source: ModelSource) -> None:
+    folder = _local_folder(source)
+    if folder is None:
+        return
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"{folder} is no checkpoint: it has no config.json",
+            "pass a folder written by save_pretrained",
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"the checkpoint {folder} has no weights in safetensors format",
+            "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
+        )
+
+
+def _local_folder(source: ModelSource) -> Path | None:
+    """The folder that ``source`` names, or None for a hub id."""
+    folder = Path(source.name_or_path)
+    if folder.is_dir():
+        return folder
+    if source.revision is None:
+        raise UserError(f"no such checkpoint: {folder}", "check the path")
+    return None
+
+
+def _not_loadable(what: str, source: ModelSource, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"{what} of {source.name_or_path} cannot be loaded: {reason}",
+        "pass a folder or hub id that transformers can load without remote code",
+    )

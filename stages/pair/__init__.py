@@ -1,0 +1,1 @@
+"""Pair stage: from scored responses to preference pairs."""

@@ -1,0 +1,27 @@
+"""Parameters of the pair stage."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from stages.contract.params import StageParams
+
+Strategy = Literal["best_worst", "best_random", "random", "first_two"]
+
+
+class PairParams(StageParams):
+    """Which two of a prompt's responses become a pair, and what happens to ties."""
+
+    stage: ClassVar[str] = "pair"
+    version: ClassVar[str] = "1"
+
+    strategy: Strategy = "best_worst"
+    """Which two responses are compared; the better scored one is the chosen one."""
+
+    ties: Literal["drop", "keep"] = "drop"
+    """Whether pairs whose scores tie are dropped, as in the paper, or kept and marked."""
+
+    tie_margin: float = Field(0.0, ge=0.0)
+    """Largest difference of scores, in the oracle's units, that still counts as a tie."""

@@ -1,0 +1,233 @@
+"""Pair: responses and scores in, ``pairs.parquet`` out.
+
+Columns are gathered with Arrow; only scores pass through Python. Memory is bounded by a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.contract.context import StageContext
+from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.join import ScoredBatch, read_scored
+from stages.contract.program import Stage
+from stages.contract.tables import PAIRS, TableWriter, num_rows
+from stages.pair.params import PairParams
+from stages.pair.select import STRATEGIES
+
+# Column of the responses table -> column of the pairs table, for each side.
+_SIDE_COLUMNS = {
+    "sample_index": "sample_index",
+    "response_token_ids": "token_ids",
+    "response_logprobs": "logprobs",
+    "response": "response",
+    "finish_reason": "finish_reason",
+}
+_PROMPT_COLUMNS = ("prompt_id", "messages", "prompt_token_ids")
+
+
+@dataclass
+class _Moments:
+    """Count, sum and sum of squares of values that come in batches.
+
+    Squares are taken of distances from the first value, so that a large common offset of the scores
+    does not cost digits.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    origin: float | None = None
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Adds a batch."""
+        if len(values) == 0:
+            return
+        if self.origin is None:
+            self.origin = float(values[0])
+        shifted = values - self.origin
+        self.count += len(values)
+        self.total += float(shifted.sum())
+        self.squares += float(np.square(shifted).sum())
+
+    @property
+    def mean(self) -> float | None:
+        """Mean; None of nothing."""
+        if self.origin is None:
+            return None
+        return self.origin + self.total / self.count
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation (of the population); None of nothing."""
+        if self.origin is None:
+            return None
+        variance = self.squares / self.count - (self.total / self.count) ** 2
+        return max(variance, 0.0) ** 0.5
+
+
+@dataclass
+class _Tally:
+    """Counts and means over all prompts."""
+
+    prompts: int = 0
+    responses: int = 0
+    pairs: int = 0
+    ties: int = 0
+    null_scores: int = 0
+    prompts_with_null_score: int = 0
+    truncated: int = 0
+    rewards: _Moments = field(default_factory=_Moments)
+    best: _Moments = field(default_factory=_Moments)
+    margins: _Moments = field(default_factory=_Moments)
+    lengths: _Moments = field(default_factory=_Moments)
+
+
+def run(ctx: StageContext[PairParams]) -> None:
+    """Makes at most one pair of each prompt.
+
+    Prompts of which a response has no score are left out: what could be compared would depend on
+    what the oracle failed on.
+
+    Raises:
+        UserError: The tables do not belong together, a prompt has one response only, or no pair is
+            left.
+    """
+    responses, scores = ctx.paths("responses"), ctx.paths("scores")
+    total = num_rows(responses)
+    tally = _Tally()
+    with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
+        for batch in read_scored(responses, scores):
+            pairs = pair_batch(batch, ctx.params, ctx.seed, tally)
+            if pairs.num_rows:
+                writer.write_batch(pairs)
+            ctx.events.progress(tally.responses, total, "responses")
+    _check_not_empty(tally)
+    report = _report(tally)
+    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.notes.update({name: report[name] for name in ("prompts", "pairs", "ties", "null_scores")})
+    if tally.null_scores:
+        ctx.events.warning(
+            f"{tally.null_scores} of {tally.responses} responses have no score; their "
+            f"{tally.prompts_with_null_score} prompts make no pair"
+        )
+
+
+def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally) -> pa.Table:
+    """The pairs of one batch of prompts, in the columns of the pairs table."""
+    scores = batch.scores.to_numpy(zero_copy_only=False)
+    _count(batch, scores, tally)
+    chosen, rejected, ties = [], [], []
+    for better, worse in _selections(batch, scores.tolist(), params, seed, tally):
+        tie = bool(scores[better] - scores[worse] <= params.tie_margin)
+        tally.ties += tie
+        if tie and params.ties == "drop":
+            continue
+        chosen.append(better)
+        rejected.append(worse)
+        ties.append(tie)
+    tally.pairs += len(chosen)
+    tally.margins.add(scores[chosen] - scores[rejected])
+    return _gather(batch, chosen, rejected, ties)
+
+
+def _selections(
+    batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: _Tally
+) -> Iterator[tuple[int, int]]:
+    """Yields the rows of the chosen and the rejected response of each prompt with all scores.
+
+    Args:
+        batch: Responses of whole prompts.
+        scores: Scores of all rows, NaN where there is none.
+        params: Which strategy.
+        seed: Seed of the stage.
+        tally: Gets the prompts left out, and the best scores.
+    """
+    select = STRATEGIES[params.strategy]
+    best = []
+    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+        if end - start < 2:
+            raise UserError(
+                f"prompt {prompt_id} has one response; a pair wants two",
+                "sample at least 2 responses a prompt",
+            )
+        mine = scores[start:end]
+        if any(score != score for score in mine):
+            tally.prompts_with_null_score += 1
+            continue
+        best.append(max(mine))
+        chosen, rejected = select(mine, derive_seed(seed, "pair", prompt_id))
+        yield start + chosen, start + rejected
+    tally.best.add(np.array(best))
+
+
+def _count(batch: ScoredBatch, scores: npt.NDArray[np.float64], tally: _Tally) -> None:
+    tally.prompts += batch.num_prompts
+    tally.responses += batch.responses.num_rows
+    tally.null_scores += batch.scores.null_count
+    tally.rewards.add(scores[~np.isnan(scores)])
+    lengths = pc.list_value_length(batch.responses["response_token_ids"])
+    tally.lengths.add(lengths.to_numpy().astype(np.float64))
+    truncated = pc.equal(batch.responses["finish_reason"], "length")
+    tally.truncated += pc.sum(truncated).as_py() or 0
+
+
+def _gather(
+    batch: ScoredBatch, chosen: list[int], rejected: list[int], ties: list[bool]
+) -> pa.Table:
+    rows = batch.responses
+    sides = {"chosen": pa.array(chosen, pa.int64()), "rejected": pa.array(rejected, pa.int64())}
+    columns = {name: rows[name].take(sides["chosen"]) for name in _PROMPT_COLUMNS}
+    for side, indices in sides.items():
+        for source, target in _SIDE_COLUMNS.items():
+            columns[f"{side}_{target}"] = rows[source].take(indices)
+        columns[f"{side}_score"] = batch.scores.take(indices)
+    columns["tie"] = pa.array(ties, pa.bool_())
+    return pa.table({name: columns[name] for name in PAIRS.names}, schema=PAIRS)
+
+
+def _check_not_empty(tally: _Tally) -> None:
+    if tally.pairs:
+        return
+    if tally.prompts == 0:
+        raise UserError("there are no responses to pair", "check the prompts and the generation")
+    if tally.ties:
+        raise UserError(
+            f"all {tally.ties} pairs are ties, and ties are dropped: nothing is left to train on",
+            "set `pair.ties: keep`, sample at a higher temperature or more responses a prompt, or "
+            "use an oracle that tells the responses apart",
+        )
+    raise UserError(
+        f"no prompt has a score for every response ({tally.null_scores} of {tally.responses} "
+        "responses have none)",
+        "see the `error` column of scores.parquet for what the oracle said",
+    )
+
+
+def _report(tally: _Tally) -> dict[str, float | int | None]:
+    return {
+        "prompts": tally.prompts,
+        "responses": tally.responses,
+        "pairs": tally.pairs,
+        "ties": tally.ties,
+        "null_scores": tally.null_scores,
+        "prompts_with_null_score": tally.prompts_with_null_score,
+        "mean_reward": tally.rewards.mean,
+        "std_reward": tally.rewards.std,
+        "mean_best_reward": tally.best.mean,
+        "mean_margin": tally.margins.mean,
+        "mean_response_tokens": tally.lengths.mean,
+        "truncated_share": tally.truncated / tally.responses,
+    }
+
+
+STAGE = Stage(PairParams, run)

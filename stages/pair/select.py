@@ -1,0 +1,63 @@
+"""Which two responses of a prompt are compared. Pure.
+
+To add a strategy: one function, one row in ``STRATEGIES``, its name in ``params.Strategy``; the
+tests run over the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from stages.pair.params import Strategy
+
+Selection = tuple[int, int]
+"""Indices of the chosen and of the rejected response."""
+
+
+def best_worst(scores: Sequence[float], seed: int) -> Selection:
+    """The best against the worst; where all tie, the first against the last."""
+    del seed
+    return _best(scores), _worst(scores)
+
+
+def best_random(scores: Sequence[float], seed: int) -> Selection:
+    """The best against any other."""
+    best = _best(scores)
+    other = seed % (len(scores) - 1)
+    return best, other + (other >= best)
+
+
+def random(scores: Sequence[float], seed: int) -> Selection:
+    """Any two, each pair as likely as the others."""
+    first = seed % len(scores)
+    second = seed // len(scores) % (len(scores) - 1)
+    second += second >= first
+    return _ranked(scores, min(first, second), max(first, second))
+
+
+def first_two(scores: Sequence[float], seed: int) -> Selection:
+    """The first two samples: a pair drawn from the policy, whatever K is."""
+    del seed
+    return _ranked(scores, 0, 1)
+
+
+def _best(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda index: (scores[index], -index))
+
+
+def _worst(scores: Sequence[float]) -> int:
+    return min(range(len(scores)), key=lambda index: (scores[index], -index))
+
+
+def _ranked(scores: Sequence[float], first: int, second: int) -> Selection:
+    """The two in order of score; at a tie the earlier sample stands in the chosen place."""
+    return (second, first) if scores[second] > scores[first] else (first, second)
+
+
+STRATEGIES: Mapping[Strategy, Callable[[Sequence[float], int], Selection]] = {
+    "best_worst": best_worst,
+    "best_random": best_random,
+    "random": random,
+    "first_two": first_two,
+}
+"""From the K ≥ 2 scores of a prompt and a seed in [0, 2^63) to the pair."""

@@ -1,0 +1,51 @@
+"""Parameters of the prepare stage."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from stages.contract.params import StageParams
+
+
+class PrepareParams(StageParams):
+    """What becomes a prompt, and how prompts are divided among iterations and the test set."""
+
+    stage: ClassVar[str] = "prepare"
+    version: ClassVar[str] = "1"
+
+    iterations: int = Field(3, ge=1)
+    """Number T of training parts D_1…D_T."""
+
+    test_prompts: int = Field(256, ge=1)
+    """Prompts held out of the training sources. Where the request names a `test` source, that
+    source is the test set, whole, and this number is not used."""
+
+    prompts_per_iteration: int | None = Field(None, ge=1)
+    """Most prompts in each part, chosen by the seed; null takes all."""
+
+    messages_column: str = "messages"
+    """Column of chat messages (`context_messages` in the paper's data sets)."""
+
+    prompt_column: str = "prompt"
+    """Column of plain text, read as one user message; used in rows without chat messages."""
+
+    reference_column: str = "reference_answer"
+    """Column of reference answers for oracles that compare; rows may lack it."""
+
+    system_prompt: str | None = None
+    """System message put before every prompt that has none."""
+
+    invalid_rows: Literal["refuse", "drop"] = "refuse"
+    """What to do with a row that holds no usable prompt: end with a message that names the row, or
+    drop and count it."""
+
+    subset: str | None = None
+    """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""
+
+    split: str = "train"
+    """Split that is read from hub data sets given as `train`."""
+
+    test_split: str = "train"
+    """Split that is read from a hub data set given as `test`."""

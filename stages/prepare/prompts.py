@@ -1,0 +1,137 @@
+"""From one row of a source to one prompt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.contract.digests import prompt_id
+from stages.prepare.params import PrepareParams
+
+ROLES = ("system", "user", "assistant")
+
+Messages = list[dict[str, str]]
+
+
+class InvalidRowError(ValueError):
+    """A row holds no usable prompt; the caller knows where the row is.
+
+    Args:
+        message: What is wrong with the row.
+        remedy: What the person can do about it.
+    """
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation that waits for an answer.
+
+    Attributes:
+        messages: Turns, the last of them the user's.
+        reference: Reference answer, where the source has one.
+        cut: Whether the source went on with assistant turns, which are not part of the prompt.
+    """
+
+    messages: Messages
+    reference: str | None
+    cut: bool
+
+    def identity(self) -> bytes:
+        """The prompt's id, as 16 bytes.
+
+        Raises:
+            InvalidRowError: The text is no valid Unicode.
+        """
+        try:
+            return bytes.fromhex(prompt_id(self.messages))
+        except UnicodeEncodeError as error:
+            raise InvalidRowError(
+                f"the text holds a lone surrogate ({error.object[error.start]!r})",
+                "repair the encoding of the source",
+            ) from error
+
+
+def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
+    """Turns a source's row into a prompt.
+
+    Trailing assistant turns are cut off, so that supervised data can serve as prompts.
+
+    Raises:
+        InvalidRowError: The row has neither column, or its messages are no prompt.
+    """
+    messages = _messages(row, params)
+    length = len(messages)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    cut = len(messages) < length
+    if not any(message["role"] == "user" for message in messages):
+        raise InvalidRowError(
+            "the prompt has no user turn",
+            "give every prompt a user message, or set `invalid_rows: drop`",
+        )
+    if messages[-1]["role"] != "user":
+        raise InvalidRowError(
+            f"the prompt ends with a {messages[-1]['role']} turn",
+            "end every prompt with a user message, or set `invalid_rows: drop`",
+        )
+    if not messages[-1]["content"].strip():
+        raise InvalidRowError(
+            "the prompt's last user turn is empty",
+            "fill it, remove the row, or set `invalid_rows: drop`",
+        )
+    if params.system_prompt is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": params.system_prompt})
+    return Prompt(messages, _reference(row.get(params.reference_column)), cut)
+
+
+def _messages(row: Mapping[str, Any], params: PrepareParams) -> Messages:
+    names = (params.messages_column, params.prompt_column)
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str):
+            return [{"role": "user", "content": value}]
+        if isinstance(value, list):
+            return [_message(each, name) for each in value]
+        if value is not None:
+            raise InvalidRowError(
+                f"column {name!r} holds {type(value).__name__}, not messages or text",
+                "point `messages_column` or `prompt_column` at the prompts",
+            )
+    raise InvalidRowError(
+        f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {', '.join(row) or 'none'})",
+        "set `messages_column` or `prompt_column` to the column that holds the prompts",
+    )
+
+
+def _message(value: Any, column: str) -> dict[str, str]:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    content = value.get("content") if isinstance(value, Mapping) else None
+    if role not in ROLES or not isinstance(content, str):
+        raise InvalidRowError(
+            f"column {column!r} holds a message that is not "
+            f'{{"role": {" | ".join(ROLES)}, "content": text}}: {_shortened(value)}',
+            "convert the messages to that form, or set `invalid_rows: drop`",
+        )
+    return {"role": role, "content": content}
+
+
+def _reference(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRowError(
+        f"the reference answer is {type(value).__name__}, not text or a number",
+        "point `reference_column` at a text column",
+    )
+
+
+def _shortened(value: Any, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

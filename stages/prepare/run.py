@@ -1,0 +1,179 @@
+"""Prepare: sources in, ``iteration-<t>.parquet`` and ``test.parquet`` out.
+
+Two passes over the sources: the first keeps 16 bytes a row (the prompt's identity), from which
+:mod:`stages.prepare.split` decides where each row goes; the second writes. Texts are never held, so
+that memory hardly grows with the number of prompts. Rows of a part keep the order of their source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.program import Stage
+from stages.contract.tables import PROMPTS, TableWriter
+from stages.prepare.params import PrepareParams
+from stages.prepare.prompts import InvalidRowError, Prompt, read_prompt
+from stages.prepare.sources import Source, open_source
+from stages.prepare.split import TEST, Split, as_ids, split
+
+# Rows are held for each part at once: a smaller group than elsewhere keeps long prompts bounded.
+_ROWS_PER_GROUP = 1024
+_TEST_SOURCE = 0
+
+
+@dataclass
+class _Scan:
+    """What the first pass found: one entry per usable row, in reading order."""
+
+    identities: bytearray = field(default_factory=bytearray)
+    sources: list[tuple[int, int]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def run(ctx: StageContext[PrepareParams]) -> None:
+    """Splits the prompts of the ``train`` sources and of the optional ``test`` source."""
+    sources = _open_sources(ctx)
+    total = 2 * sum(source.num_rows for _, source in sources)
+    scan = _scan(ctx, sources, total)
+    labels = np.repeat(
+        np.array([label for label, _ in scan.sources], dtype=np.int32),
+        [count for _, count in scan.sources],
+    )
+    decided = split(
+        as_ids(scan.identities),
+        labels,
+        iterations=ctx.params.iterations,
+        test_prompts=ctx.params.test_prompts,
+        prompts_per_iteration=ctx.params.prompts_per_iteration,
+        seed=ctx.seed,
+    )
+    _write(ctx, sources, scan, decided, total)
+    report = _report(ctx.params, scan, decided)
+    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.notes.update(report)
+    for name in ("duplicates", "overlap_with_test", "invalid_rows", "assistant_turns_cut"):
+        if report[name]:
+            ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
+
+
+def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
+    """The sources in reading order, each with its label for :func:`split`."""
+    params = ctx.params
+    train = ctx.inputs.get("train", ())
+    test = ctx.inputs.get("test", ())
+    if len(train) not in (1, params.iterations):
+        raise UserError(
+            f"{len(train)} training sources for {params.iterations} iterations",
+            f"give one source, which is split, or {params.iterations}, one for each iteration",
+        )
+    if len(test) > 1:
+        raise UserError(f"{len(test)} test sources", "give one, or none to hold prompts out")
+    columns = (params.messages_column, params.prompt_column, params.reference_column)
+    opened = [
+        (
+            number,
+            open_source(each, columns=columns, subset=params.subset, split=params.split),
+        )
+        for number, each in enumerate(train, 1)
+    ]
+    for each in test:
+        source = open_source(each, columns=columns, subset=params.subset, split=params.test_split)
+        opened.append((_TEST_SOURCE, source))
+    return opened
+
+
+def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | None, bytes]]:
+    """The prompts of a source with their identities; None for an invalid row to drop."""
+    for place, row in source.read():
+        try:
+            prompt = read_prompt(row, params)
+            yield prompt, prompt.identity()
+        except InvalidRowError as error:
+            if params.invalid_rows == "refuse":
+                raise UserError(f"{place}: {error.message}", error.remedy) from error
+            yield None, b""
+
+
+def _scan(ctx: StageContext[PrepareParams], sources: list[tuple[int, Source]], total: int) -> _Scan:
+    scan = _Scan()
+    for label, source in sources:
+        before = len(scan.identities)
+        for prompt, identity in _prompts(ctx.params, source):
+            scan.counts["rows"] += 1
+            if prompt is None:
+                scan.counts["invalid_rows"] += 1
+            else:
+                scan.identities += identity
+                scan.counts["assistant_turns_cut"] += prompt.cut
+            if scan.counts["rows"] < total:
+                ctx.events.progress(scan.counts["rows"], total, "rows", "reading")
+        usable = (len(scan.identities) - before) // 16
+        if usable == 0:
+            raise UserError(
+                f"{source.name} holds no prompts",
+                "check that it is the right file, data set, split and column",
+            )
+        scan.sources.append((label, usable))
+    return scan
+
+
+def _write(
+    ctx: StageContext[PrepareParams],
+    sources: list[tuple[int, Source]],
+    scan: _Scan,
+    decided: Split,
+    total: int,
+) -> None:
+    names = {TEST: "test.parquet"} | {
+        t: f"iteration-{t}.parquet" for t in range(1, ctx.params.iterations + 1)
+    }
+    with ExitStack() as stack:
+        writers = {
+            part: stack.enter_context(TableWriter(ctx.out / name, PROMPTS, _ROWS_PER_GROUP))
+            for part, name in names.items()
+        }
+        row = 0
+        for _, source in sources:
+            for prompt, identity in _prompts(ctx.params, source):
+                if prompt is None:
+                    continue
+                if scan.identities[16 * row : 16 * row + 16] != identity:
+                    raise OSError(f"{source.name} changed while it was read")
+                writer = writers.get(int(decided.part[row]))
+                if writer is not None:
+                    writer.write(
+                        {
+                            "prompt_id": identity.hex(),
+                            "messages": prompt.messages,
+                            "reference_answer": prompt.reference,
+                        }
+                    )
+                row += 1
+                ctx.events.progress(min(scan.counts["rows"] + row, total - 1), total, "rows")
+        if 16 * row != len(scan.identities):
+            raise OSError("a source became shorter while it was read")
+    ctx.events.progress(total, total, "rows")
+
+
+def _report(params: PrepareParams, scan: _Scan, decided: Split) -> dict[str, int | list[int]]:
+    return {
+        "rows": scan.counts["rows"],
+        "invalid_rows": scan.counts["invalid_rows"],
+        "assistant_turns_cut": scan.counts["assistant_turns_cut"],
+        "duplicates": decided.duplicates,
+        "overlap_with_test": decided.overlap,
+        "unused": decided.unused,
+        "test_prompts": decided.size(TEST),
+        "iteration_prompts": [decided.size(t) for t in range(1, params.iterations + 1)],
+    }
+
+
+STAGE = Stage(PrepareParams, run)

@@ -1,0 +1,160 @@
+"""Who goes where: the division of prompts among D_1…D_T and the test set. Pure.
+
+Shapes: ``N`` rows of all sources, those of the ``test`` source last.
+
+Every decision looks only at the seed and the prompt's identity, so that it does not depend on the
+order of rows. At 16 bytes a row, a million prompts cost tens of MiB here, not their texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stages.contract.errors import UserError
+
+TEST = 0
+DROPPED = -1
+
+Ids = npt.NDArray[np.uint64]
+"""Identities of prompts, [N, 2]: the 16 bytes as two big-endian halves."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where each row goes.
+
+    Attributes:
+        part: [N] the iteration (1…T), TEST, or DROPPED.
+        duplicates: Rows that repeat an earlier row of the same side (training or test).
+        overlap: Distinct training prompts left out because they are test prompts.
+        unused: Prompts above ``prompts_per_iteration``.
+    """
+
+    part: npt.NDArray[np.int32]
+    duplicates: int
+    overlap: int
+    unused: int
+
+    def size(self, part: int) -> int:
+        """Number of prompts in one part."""
+        return int(np.count_nonzero(self.part == part))
+
+
+def as_ids(identities: bytes | bytearray) -> Ids:
+    """Views the concatenated 16-byte identities of N prompts as [N, 2] integers."""
+    return np.frombuffer(identities, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def split(
+    ids: Ids,
+    sources: npt.NDArray[np.int32],
+    *,
+    iterations: int,
+    test_prompts: int,
+    prompts_per_iteration: int | None,
+    seed: int,
+) -> Split:
+    """Divides the prompts.
+
+    Args:
+        ids: [N, 2] identities of all rows.
+        sources: [N] 0 for a row of the ``test`` source, s for one of the s-th training source.
+            There are either one training source or T of them.
+        iterations: T.
+        test_prompts: Prompts to hold out where no row is of a ``test`` source.
+        prompts_per_iteration: Most prompts in each of D_1…D_T; None takes all.
+        seed: Decides who is held out, who goes to which part, and who is above the cap.
+
+    Raises:
+        UserError: A part would be empty.
+    """
+    is_test = sources == 0
+    first = _first_occurrences(ids, is_test)
+    train = np.flatnonzero(first & ~is_test)
+    train = train[np.argsort(_ranks(ids[train], seed))]
+    part = np.full(len(ids), DROPPED, dtype=np.int32)
+    if is_test.any():
+        test = np.flatnonzero(first & is_test)
+        overlap = _members(ids[train], ids[test])
+        kept = train[~overlap]
+    else:
+        if test_prompts >= len(train):
+            raise UserError(
+                f"test_prompts is {test_prompts}, but there are only {len(train)} distinct prompts",
+                "lower `test_prompts`, add prompts, or give a `test` source",
+            )
+        test, kept = train[:test_prompts], train[test_prompts:]
+        overlap = np.zeros(0, dtype=bool)
+    part[test] = TEST
+    part[kept] = _iterations(sources[kept], iterations)
+    unused = 0
+    for iteration in range(1, iterations + 1):
+        mine = kept[part[kept] == iteration]
+        if len(mine) == 0:
+            raise UserError(
+                f"no prompts are left for iteration {iteration} of {iterations} ({len(kept)} "
+                "distinct training prompts that are not in the test set)",
+                "give more prompts, or lower `iterations` or `test_prompts`",
+            )
+        above = mine[prompts_per_iteration:] if prompts_per_iteration is not None else mine[:0]
+        part[above] = DROPPED
+        unused += len(above)
+    return Split(
+        part=part,
+        duplicates=int(np.count_nonzero(~first)),
+        overlap=int(np.count_nonzero(overlap)),
+        unused=unused,
+    )
+
+
+def _iterations(sources: npt.NDArray[np.int32], iterations: int) -> npt.NDArray[np.int32]:
+    """[M] the iteration of each training prompt, in shuffled order: its source's, or an even cut.
+
+    Parts of the one source differ by at most one prompt.
+    """
+    if sources.max(initial=0) > 1:
+        return sources
+    places = np.arange(len(sources), dtype=np.int64)
+    return (1 + places * iterations // max(len(sources), 1)).astype(np.int32)
+
+
+def _first_occurrences(ids: Ids, is_test: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """[N] whether a row is the first with its identity on its side (training or test)."""
+    # lexsort is stable, so that among equals the earliest row comes first.
+    order = np.lexsort((ids[:, 1], ids[:, 0], is_test))
+    ordered, side = ids[order], is_test[order]
+    repeats = np.zeros(len(ids), dtype=bool)
+    repeats[1:] = (ordered[1:] == ordered[:-1]).all(axis=1) & (side[1:] == side[:-1])
+    first = np.empty(len(ids), dtype=bool)
+    first[order] = ~repeats
+    return first
+
+
+def _members(ids: Ids, others: Ids) -> npt.NDArray[np.bool_]:
+    """[N] whether each identity is among ``others``; both hold no identity twice."""
+    joined = np.concatenate([ids, others])
+    order = np.lexsort((joined[:, 1], joined[:, 0]))
+    ordered = joined[order]
+    same = (ordered[1:] == ordered[:-1]).all(axis=1)
+    found = np.zeros(len(joined), dtype=bool)
+    found[order[:-1][same]] = True
+    found[order[1:][same]] = True
+    return found[: len(ids)]
+
+
+def _ranks(ids: Ids, seed: int) -> npt.NDArray[np.int64]:
+    """[N] place of each prompt in the shuffle that the seed makes, whatever the rows' order."""
+    key = hashlib.sha256(str(seed).encode()).digest()
+    data = ids.astype(">u8").tobytes()
+    mixed = bytearray()
+    for start in range(0, len(data), 16):
+        mixed += hashlib.blake2b(data[start : start + 16], digest_size=16, key=key).digest()
+    shuffled = as_ids(mixed)
+    order = np.lexsort((shuffled[:, 1], shuffled[:, 0]))
+    ranks = np.empty(len(ids), dtype=np.int64)
+    ranks[order] = np.arange(len(ids))
+    return ranks

@@ -1,0 +1,1 @@
+"""Promote stage: gates on metrics, and the registry of models."""

@@ -1,0 +1,123 @@
+"""Whether a checkpoint may be promoted, and why. Pure."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stages.contract.errors import UserError
+from stages.promote.params import PromoteParams
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What one gate found.
+
+    Attributes:
+        gate: Its name, as in the parameters.
+        metric: The metric that it looks at.
+        value: That metric's value; None where the evaluation has none.
+        limit: What it was compared with.
+        passed: Whether the checkpoint passes.
+        reason: The comparison in words.
+    """
+
+    gate: str
+    metric: str
+    value: float | None
+    limit: float
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """All gates together.
+
+    Attributes:
+        promoted: Whether every gate passed.
+        gates: Each gate that was set.
+    """
+
+    promoted: bool
+    gates: tuple[GateResult, ...]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the checkpoint is not promoted; empty when it is."""
+        return [gate.reason for gate in self.gates if not gate.passed]
+
+    def as_json(self) -> dict[str, Any]:
+        """The decision for ``decision.json``."""
+        return {"promoted": self.promoted, "gates": [asdict(gate) for gate in self.gates]}
+
+
+_AT_LEAST = (operator.ge, "at least")
+_AT_MOST = (operator.le, "at most")
+
+# Parameter that holds the limit -> metric, comparison. A new gate is a row here and that parameter.
+_GATES: Mapping[str, tuple[str, tuple[Callable[[float, float], bool], str]]] = {
+    "min_win_rate": ("win_rate", _AT_LEAST),
+    "min_mean_reward": ("mean_reward", _AT_LEAST),
+    "max_truncated_share": ("truncated_share", _AT_MOST),
+}
+
+
+def decide(
+    params: PromoteParams, metrics: Mapping[str, Any], previous: Mapping[str, Any] | None
+) -> Decision:
+    """Applies the gates that ``params`` set.
+
+    Args:
+        params: Limits.
+        metrics: The checkpoint's evaluation.
+        previous: The evaluation that it must not fall behind, or None.
+
+    Raises:
+        UserError: An evaluation lacks a metric that a gate looks at.
+    """
+    gates = [
+        _apply(name, metric, metrics, limit, comparison)
+        for name, (metric, comparison) in _GATES.items()
+        if (limit := getattr(params, name)) is not None
+    ]
+    if params.no_regression and previous is not None:
+        before = _metric(previous, "mean_reward", "no_regression")
+        # Nothing to fall behind where the previous evaluation has no reward.
+        if before is not None:
+            limit = before - params.regression_tolerance
+            gates.append(_apply("no_regression", "mean_reward", metrics, limit, _AT_LEAST))
+    return Decision(promoted=all(gate.passed for gate in gates), gates=tuple(gates))
+
+
+def _apply(
+    gate: str,
+    metric: str,
+    metrics: Mapping[str, Any],
+    limit: float,
+    comparison: tuple[Callable[[float, float], bool], str],
+) -> GateResult:
+    value = _metric(metrics, metric, gate)
+    holds, words = comparison
+    passed = value is not None and holds(value, limit)
+    shown = "has no value" if value is None else f"is {value:.6g}"
+    reason = f"{gate}: {metric} {shown}; the gate wants {words} {limit:.6g}"
+    return GateResult(gate, metric, value, limit, passed, reason)
+
+
+def _metric(metrics: Mapping[str, Any], name: str, gate: str) -> float | None:
+    if name not in metrics:
+        raise UserError(
+            f"the gate {gate} looks at {name!r}, which the metrics lack "
+            f"(they have: {', '.join(sorted(metrics)) or 'nothing'})",
+            "pass metrics.json of the evaluate stage",
+        )
+    value = metrics[name]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise UserError(
+            f"the metric {name!r} is {value!r}, not a number",
+            "pass metrics.json of the evaluate stage",
+        )
+    return value

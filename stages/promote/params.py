@@ -1,0 +1,50 @@
+"""Parameters of the promote stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, StringConstraints, field_validator
+
+from stages.contract.params import StageParams
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$")]
+
+
+class PromoteParams(StageParams):
+    """The gates that a checkpoint must pass, and the aliases that move when it does."""
+
+    stage: ClassVar[str] = "promote"
+    version: ClassVar[str] = "1"
+
+    model_name: ModelName | None = None
+    """Name under which checkpoints are registered; a run fills in its own name where this is null.
+    Every checkpoint becomes a version of the model, and the alias `latest` means the newest one,
+    whatever the gates say."""
+
+    aliases: tuple[AliasName, ...] = ("production",)
+    """Aliases that move to the checkpoint when it passes all gates."""
+
+    min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
+    """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
+
+    min_mean_reward: float | None = None
+    """Smallest mean reward on the test prompts, in the oracle's units; null sets no gate."""
+
+    max_truncated_share: float | None = Field(None, ge=0.0, le=1.0)
+    """Largest share of responses that reached the length limit; null sets no gate."""
+
+    no_regression: bool = True
+    """Whether the mean reward must not fall below that of `previous_metrics`, where the request has
+    them (the first iteration has none)."""
+
+    regression_tolerance: float = Field(0.0, ge=0.0)
+    """How far it may fall all the same, in the oracle's units."""
+
+    @field_validator("aliases")
+    @classmethod
+    def _latest_is_not_moved(cls, aliases: tuple[str, ...]) -> tuple[str, ...]:
+        if "latest" in aliases:
+            raise ValueError("`latest` always means the newest version; name another alias")
+        return aliases

@@ -1,0 +1,1 @@
+"""Scores of responses by an oracle: a Python function, a reward model."""

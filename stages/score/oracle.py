@@ -1,0 +1,62 @@
+"""What an oracle is, and the table of those that there are.
+
+To add one: a module with a function ``load(ctx) -> Oracle``, a row in :data:`ORACLES`, its name in
+``params.ScoreParams.oracle``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stages.contract.context import StageContext
+from stages.score.params import ScoreParams
+
+# Module of each oracle; imported only when it is used, since some need torch.
+ORACLES: Mapping[str, str] = {
+    "python": "stages.score.python_function",
+    "reward_model": "stages.score.reward_model",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An oracle's answer to one response.
+
+    Attributes:
+        score: The reward; None where the response cannot be scored.
+        error: Why not; None where there is a score.
+        components: Named parts of the score, if the oracle has any.
+    """
+
+    score: float | None
+    error: str | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+class Oracle(Protocol):
+    """Scores responses. One file per implementation."""
+
+    @property
+    def identity(self) -> str:
+        """Name and digest or revision: the same text for the same oracle on every machine."""
+        ...
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Verdict]:
+        """One verdict per row of the responses table, in order.
+
+        Args:
+            rows: ``messages``, ``response``, ``reference_answer``, ``prompt_id`` and
+                ``sample_index`` of each response.
+
+        Raises:
+            UserError: The oracle itself is wrong (not merely unable to score a response).
+        """
+        ...
+
+
+def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
+    """Loads the oracle that the parameters name."""
+    return importlib.import_module(ORACLES[ctx.params.oracle]).load(ctx)

@@ -1,0 +1,133 @@
+"""The ``python`` oracle: a function in a file of the user's."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract.context import StageContext
+from stages.contract.digests import sha256_file
+from stages.contract.errors import UserError
+from stages.score.oracle import Verdict
+from stages.score.params import ScoreParams
+
+_SIGNATURE = "(prompts, responses, references) -> scores"
+
+
+@dataclass(frozen=True)
+class PythonOracle:
+    """Calls ``function(prompts, responses, references)``.
+
+    ``prompts`` are lists of messages (``role`` and ``content``), ``responses`` texts, and
+    ``references`` reference answers or None. For each response it returns a number, None where it
+    cannot score it, or a mapping with the number under ``score`` and named components beside it.
+    """
+
+    function: Callable[..., Any]
+    identity: str
+    name: str
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        scores = self._call(rows)
+        if len(scores) != len(rows):
+            raise UserError(
+                f"{self.name} returned {len(scores)} scores for {len(rows)} responses",
+                f"return one score per response: {_SIGNATURE}",
+            )
+        return [self._verdict(row, score) for row, score in zip(rows, scores, strict=True)]
+
+    def _call(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        try:
+            scores = self.function(
+                [row["messages"] for row in rows],
+                [row["response"] for row in rows],
+                [row["reference_answer"] for row in rows],
+            )
+        except OSError:
+            # A file system or network that the function reaches for: a retry may cure it.
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{self.name} raised {_describe(error)}",
+                "mend the function; a response that cannot be scored gets None",
+            ) from error
+        try:
+            return list(scores)
+        except TypeError:
+            raise UserError(
+                f"{self.name} returned {type(scores).__name__}, not a sequence of scores",
+                f"return one score per response: {_SIGNATURE}",
+            ) from None
+
+    def _verdict(self, row: Mapping[str, Any], score: Any) -> Verdict:
+        if score is None:
+            return Verdict(None, f"{self.name} returned None")
+        values = score if isinstance(score, Mapping) else {"score": score}
+        if "score" not in values:
+            raise UserError(
+                f"{self.name} returned {score!r} for {_place(row)}, a mapping without 'score'",
+                "put the number under 'score', components under names of their own",
+            )
+        checked = {str(name): self._number(row, name, value) for name, value in values.items()}
+        return Verdict(checked.pop("score"), components=checked)
+
+    def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise UserError(
+                f"{self.name} returned {name} {value!r} for {_place(row)}",
+                "return a finite number, or None for a response that cannot be scored",
+            )
+        return float(value)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return (
+        f"prompt {row['prompt_id']}, sample {row['sample_index']} "
+        f"(response: {row['response'][:80]!r})"
+    )
+
+
+def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
+    """Loads the function named by the parameters from the file given as input ``code``.
+
+    Raises:
+        UserError: The file does not run, or has no such function.
+    """
+    path = ctx.path("code")
+    name = ctx.params.function
+    namespace = _execute(path)
+    function = namespace.get(name)
+    if not callable(function):
+        functions = sorted(each for each, value in namespace.items() if callable(value))
+        raise UserError(
+            f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
+            f"set `function` to the name of one with the signature {_SIGNATURE}",
+        )
+    # The file's content, not its name: the name is no part of the key.
+    identity = f"python:{name}@{sha256_file(path)[:16]}"
+    return PythonOracle(function, identity, f"the oracle {path.name}:{name}")
+
+
+def _execute(path: Path) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
+    except Exception as error:
+        raise UserError(
+            f"{path} does not run: {_describe(error)}",
+            "the oracle's file must be importable on its own in the score stage's environment",
+        ) from error
+    return namespace
+
+
+def _describe(error: Exception) -> str:
+    """Kind, message and innermost line of an exception of the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,133 @@
+"""The ``reward_model`` oracle: a sequence classifier of transformers with one output.
+
+Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.modeling.chat import render_conversation, require_chat_template
+from stages.modeling.load import context_tokens, load_sequence_classifier, load_tokenizer
+from stages.score.batches import token_batches
+from stages.score.oracle import Verdict
+from stages.score.params import ScoreParams
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """Scores the whole conversation: the prompt's messages and the response as assistant turn.
+
+    Attributes:
+        model: The classifier, in evaluation mode.
+        tokenizer: Its tokenizer; the conversation is rendered by its chat template.
+        identity: Name and digest or revision of the checkpoint.
+        max_length_tokens: Longest conversation that is scored.
+        tokens_per_batch: Tokens of one forward pass, padding included.
+        pad_id: The padding id that the checkpoint names, if any.
+    """
+
+    model: Any
+    tokenizer: Any
+    identity: str
+    max_length_tokens: int
+    tokens_per_batch: int
+    pad_id: int | None
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        conversations = [self._render(row) for row in rows]
+        verdicts: dict[int, Verdict] = {}
+        fitting = []
+        for index, token_ids in enumerate(conversations):
+            if len(token_ids) > self.max_length_tokens:
+                verdicts[index] = Verdict(
+                    None,
+                    f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}",
+                )
+            else:
+                fitting.append(index)
+        lengths = [len(conversations[index]) for index in fitting]
+        for batch in token_batches(lengths, self.tokens_per_batch):
+            chosen = [fitting[place] for place in batch]
+            rewards = self._rewards([conversations[index] for index in chosen])
+            verdicts.update(zip(chosen, map(_to_verdict, rewards), strict=True))
+        return [verdicts[index] for index in range(len(rows))]
+
+    def _render(self, row: Mapping[str, Any]) -> list[int]:
+        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+        try:
+            return render_conversation(self.tokenizer, messages)
+        except UserError as error:
+            raise UserError(
+                f"prompt {row['prompt_id']}, sample {row['sample_index']}: {error.message}",
+                error.remedy,
+            ) from error
+
+    @torch.inference_mode()
+    def _rewards(self, conversations: Sequence[Sequence[int]]) -> list[float]:
+        """Rewards of conversations, padded to one [B, T] batch on the right."""
+        pad_id = self._pad_id(conversations)
+        width = max(len(each) for each in conversations)
+        ids = torch.full((len(conversations), width), pad_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, each in enumerate(conversations):
+            ids[row, : len(each)] = torch.tensor(each)
+            mask[row, : len(each)] = 1
+        device = self.model.device
+        output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+        return output.logits[:, 0].float().tolist()
+
+    def _pad_id(self, conversations: Sequence[Sequence[int]]) -> int:
+        """The model's padding id, or, where it has none, one that ends no conversation.
+
+        Decoder classifiers read the reward at the last token that is not padding. Without a padding
+        id transformers reads it at the last position and takes one conversation at a time.
+        """
+        config = self.model.config.get_text_config()
+        if self.pad_id is None:
+            used = {each[-1] for each in conversations}
+            config.pad_token_id = next(
+                each for each in range(config.vocab_size) if each not in used
+            )
+        return config.pad_token_id
+
+
+def load(ctx: StageContext[ScoreParams]) -> RewardModel:
+    """Loads the reward model given as input ``model``.
+
+    Raises:
+        UserError: It is no classifier with one output, or has no tokenizer or chat template.
+    """
+    source = ctx.model("model")
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    model = load_sequence_classifier(source, dtype=ctx.params.dtype)
+    outputs = model.config.num_labels
+    if outputs != 1:
+        raise UserError(
+            f"the reward model {source.name_or_path} has {outputs} outputs, not one",
+            "use a classifier with num_labels=1; which output or mixture of several is the reward "
+            "is not to be guessed",
+        )
+    return RewardModel(
+        model=model,
+        tokenizer=tokenizer,
+        identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
+        max_length_tokens=context_tokens(model.config, ctx.params.max_length_tokens, source),
+        tokens_per_batch=ctx.params.tokens_per_batch,
+        pad_id=model.config.get_text_config().pad_token_id,
+    )
+
+
+def _to_verdict(reward: float) -> Verdict:
+    if math.isfinite(reward):
+        return Verdict(reward)
+    return Verdict(None, f"the reward model gave {reward}")

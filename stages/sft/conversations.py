@@ -1,0 +1,104 @@
+"""Conversations of JSONL and Parquet files, read as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.contract.errors import UserError
+from stages.sft.params import SftParams
+
+Conversation = list[dict[str, str]]
+
+_FORMS = (
+    'write rows as {"messages": [{"role": "user", "content": …}, {"role": "assistant", '
+    '"content": …}]} or {"prompt": …, "response": …}'
+)
+
+
+def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Conversation]:
+    """Yields the conversations of several files in order; each ends with an assistant turn.
+
+    Raises:
+        UserError: A file cannot be read, or a row is no such conversation; the message names it.
+    """
+    for path in paths:
+        for place, row in _read_rows(path):
+            yield _conversation(row, params, place)
+
+
+def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields each row of a file with its place, for messages."""
+    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    reader = readers.get(path.suffix)
+    if reader is None or not path.is_file():
+        raise UserError(
+            f"{path} is not a data file", f"pass a file that ends in {' or '.join(readers)}"
+        )
+    yield from reader(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                yield place, json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{place} is not JSON: {error}", _FORMS) from error
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path} is not a Parquet file: {error}", "check the file") from error
+    number = 0
+    with file:
+        for batch in file.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+
+
+def _conversation(row: Any, params: SftParams, place: str) -> Conversation:
+    if not isinstance(row, Mapping):
+        raise UserError(f"{place} is not an object", _FORMS)
+    turns = row.get(params.messages_column)
+    if turns is None:
+        turns = [
+            {"role": "user", "content": row.get(params.prompt_column)},
+            {"role": "assistant", "content": row.get(params.response_column)},
+        ]
+    if not isinstance(turns, list) or not all(_is_message(turn) for turn in turns):
+        raise UserError(
+            f"{place} has neither messages in {params.messages_column!r} nor text in "
+            f"{params.prompt_column!r} and {params.response_column!r} (columns: {', '.join(row)})",
+            f"{_FORMS}, or set sft.messages_column, sft.prompt_column and sft.response_column",
+        )
+    conversation = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    roles = [turn["role"] for turn in conversation]
+    if roles[-1:] != ["assistant"] or not conversation[-1]["content"].strip():
+        raise UserError(
+            f"{place} does not end with an assistant turn that says something (roles: "
+            f"{', '.join(roles) or 'none'})",
+            "the last turn is what the policy learns to say: add it, or remove the row",
+        )
+    if "user" not in roles:
+        raise UserError(f"{place} has no user turn (roles: {', '.join(roles)})", "add one")
+    return conversation
+
+
+def _is_message(turn: Any) -> bool:
+    return (
+        isinstance(turn, Mapping)
+        and isinstance(turn.get("role"), str)
+        and isinstance(turn.get("content"), str)
+    )

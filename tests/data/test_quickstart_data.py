@@ -1,0 +1,104 @@
+"""The bundled quickstart data: as its generator makes it, and as the task needs it."""
+
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "data" / "quickstart"
+MAX_BYTES = 1 << 20
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> ModuleType:
+    return load("oracle")
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "sft.jsonl"])
+def test_committed_files_are_what_the_generator_makes(name: str) -> None:
+    made = load("make").make_files()[name]
+    assert (FOLDER / name).read_text() == made, "run `python data/quickstart/make.py`"
+    assert len(made.encode()) < MAX_BYTES
+
+
+def test_the_generator_writes_where_it_is_told(tmp_path: Path) -> None:
+    load("make").main(tmp_path)
+    for name in ("prompts.jsonl", "sft.jsonl"):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+
+
+def test_no_request_is_asked_twice() -> None:
+    asked = [row["messages"][0]["content"] for row in rows("prompts.jsonl") + rows("sft.jsonl")]
+    assert len(set(asked)) == len(asked)
+
+
+def test_one_warm_start_answer_in_a_hundred_opens_with_the_best_word(oracle: ModuleType) -> None:
+    openings = Counter(
+        row["messages"][-1]["content"].partition(",")[0] for row in rows("sft.jsonl")
+    )
+    best = max(oracle.WARMTH, key=oracle.WARMTH.__getitem__)
+    assert openings[best] == openings.total() / 100
+    common = [count for opening, count in openings.items() if opening != best]
+    assert max(common) - min(common) <= openings.total() / 100
+
+
+def test_warm_start_answers_repeat_the_order(oracle: ModuleType) -> None:
+    for row in rows("sft.jsonl"):
+        answer = row["messages"][-1]["content"]
+        order = answer.partition(", ")[2].removesuffix(".")
+        [verdict] = oracle.score([row["messages"][:-1]], [answer], [order])
+        assert verdict["order_right"] == 1
+        request = row["messages"][0]["content"].lower()
+        assert all(word in request for word in order.split() if word != "for")
+
+
+@pytest.mark.parametrize(
+    ("response", "score", "gladly", "order_right"),
+    [
+        ("Gladly, two towels for room 12.", 1.0, 1, 1),
+        ("Noted, two towels for room 12.", 0.595, 0, 1),
+        ("Sure, two towels for room 12.", 0.505, 0, 1),
+        ("Okay, two towels for room 12.", 0.415, 0, 1),
+        ("Gladly, two towels for room 13.", 0.9, 1, 0),
+        ("Gladly, two towels for room 12", 0.9, 1, 0),
+        ("Gladly", 0.9, 1, 0),
+        ("No, two towels for room 12.", 0.0, 0, 0),
+        ("two towels for room 12.", 0.0, 0, 0),
+        ("", 0.0, 0, 0),
+    ],
+)
+def test_oracle_scores(
+    oracle: ModuleType, response: str, score: float, gladly: int, order_right: int
+) -> None:
+    prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
+    [verdict] = oracle.score([prompt], [response], ["two towels for room 12"])
+    assert verdict == {
+        "score": pytest.approx(score),
+        "gladly": gladly,
+        "order_right": order_right,
+    }
+
+
+def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:
+    first, second = oracle.score([[], []], ["Sure, a.", "Sure, b."], ["a", "b"])
+    assert first == second
+
+
+def test_a_missing_reference_earns_no_point_for_the_order(oracle: ModuleType) -> None:
+    [verdict] = oracle.score([[]], ["Gladly, None."], [None])
+    assert verdict["score"] == pytest.approx(0.9)

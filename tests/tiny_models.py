@@ -1,0 +1,104 @@
+"""Small checkpoints made on the spot: word-level tokenizer with a chat template, tiny Llamas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<system>", "<user>", "<assistant>")
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+WORDS = ("red", "blue", "green", "one", "two", "three", "four", "cat", "dog", "bird", "runs", "?")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }} "
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_tiny_tokenizer(
+    words: Sequence[str] = WORDS, chat_template: str | None = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per word, split at white space."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<system>", "<user>", "<assistant>"],
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def tiny_config(vocab_size: int, **changes: object) -> LlamaConfig:
+    """Configuration of a Llama of some 20,000 parameters."""
+    settings: dict[str, object] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+        # Wide enough that next-token distributions differ from uniform and from each other.
+        "initializer_range": 0.4,
+    }
+    return LlamaConfig(**{**settings, **changes})
+
+
+def make_tiny_llama(
+    path: Path,
+    *,
+    seed: int = 0,
+    words: Sequence[str] = WORDS,
+    chat_template: str | None = CHAT_TEMPLATE,
+    **config: object,
+) -> Path:
+    """Writes a causal LM with its tokenizer to ``path`` and returns it.
+
+    Args:
+        path: Folder to create.
+        seed: Of the random weights.
+        words: The vocabulary beside the special tokens.
+        chat_template: None writes a tokenizer without one.
+        config: Changes to :func:`tiny_config`.
+    """
+    tokenizer = make_tiny_tokenizer(words, chat_template)
+    torch.manual_seed(seed)
+    LlamaForCausalLM(tiny_config(len(tokenizer), **config)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def make_tiny_reward_model(
+    path: Path,
+    *,
+    seed: int = 0,
+    words: Sequence[str] = WORDS,
+    chat_template: str | None = CHAT_TEMPLATE,
+    **config: object,
+) -> Path:
+    """Writes a sequence classifier with one output and its tokenizer to ``path``."""
+    tokenizer = make_tiny_tokenizer(words, chat_template)
+    torch.manual_seed(seed)
+    model = LlamaForSequenceClassification(tiny_config(len(tokenizer), num_labels=1, **config))
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
