@@ -69,7 +69,8 @@ class LastWords:
         if stopped:
             raise StoppedError(f"{where}: stopped")
         if not said:
-            said = f"ended by {_describe(code)} without a word"
+            last = self.lines[-1] if self.lines else "it printed nothing"
+            said = f"ended by {_describe(code)}: {last}"
         elif code not in (1, EXIT_STOPPED):
             said = f"{said} ({_describe(code)})"
         raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,20 +27,28 @@ class ScoredBatch:
 
     Attributes:
         responses: Columns of the responses table, [R] rows.
-        scores: [R] float64; NaN where the oracle could not score.
         scored: Columns of the scores table, [R] rows.
-        starts: [P + 1] first row of each of the P prompts, and R.
+        starts: First row of each of the P prompts, and R: P + 1 numbers.
     """
 
     responses: pa.RecordBatch
-    scores: npt.NDArray[np.float64]
-    scored: pa.Table
-    starts: npt.NDArray[np.int64]
+    scored: pa.RecordBatch
+    starts: list[int]
 
     @property
     def num_prompts(self) -> int:
         """Number of prompts P."""
         return len(self.starts) - 1
+
+    @property
+    def scores(self) -> pa.DoubleArray:
+        """[R] scores; null where the oracle could not score, finite elsewhere."""
+        return self.scored["score"]
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Ids of the P prompts."""
+        return self.responses["prompt_id"].take(pa.array(self.starts[:-1])).to_pylist()
 
 
 def read_scored(
@@ -103,7 +109,7 @@ def _read_shard(
             rows, scored = pa.concat_tables([held[0], rows]), pa.concat_tables([held[1], scored])
         starts = _starts(rows["prompt_id"])
         # The last prompt may go on in the next batch.
-        whole = int(starts[-2])
+        whole = starts[-2]
         if whole > 0:
             yield _batch(rows.slice(0, whole), scored.slice(0, whole), starts[:-1], responses_path)
         held = rows.slice(whole), scored.slice(whole)
@@ -133,26 +139,27 @@ class _Rows:
         return table.slice(0, count)
 
 
-def _starts(prompt_ids: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """[P + 1] first row of each run of equal ids, and the number of rows."""
+def _starts(prompt_ids: pa.ChunkedArray) -> list[int]:
+    """First row of each run of equal ids, and the number of rows."""
     ids = prompt_ids.combine_chunks()
-    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], 1 + np.flatnonzero(changes), [len(ids)]]).astype(np.int64)
+    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+    inner = pc.add(pc.indices_nonzero(changes), 1).to_pylist()
+    return [0, *inner, len(ids)]
 
 
-def _batch(
-    rows: pa.Table, scored: pa.Table, starts: npt.NDArray[np.int64], path: Path
-) -> ScoredBatch:
-    column = scored["score"]
-    scores = column.to_numpy()
-    if column.null_count < np.count_nonzero(~np.isfinite(scores)):
-        bad = pc.index(pc.is_finite(column), False).as_py()
+def _batch(rows: pa.Table, scored: pa.Table, starts: list[int], path: Path) -> ScoredBatch:
+    unusable = pc.index(pc.is_finite(scored["score"]), False).as_py()
+    if unusable >= 0:
         raise UserError(
-            f"the score of response {rows['sample_index'][bad]} to prompt {rows['prompt_id'][bad]} "
-            f"of {path} is {column[bad]}",
+            f"the score of response {rows['sample_index'][unusable]} to prompt "
+            f"{rows['prompt_id'][unusable]} of {path} is {scored['score'][unusable]}",
             "correct the oracle: a score is a finite number, or null where there is none",
         )
-    return ScoredBatch(rows.combine_chunks().to_batches()[0], scores, scored, starts)
+    return ScoredBatch(_one_batch(rows), _one_batch(scored), starts)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
 
 
 def _first_difference(left: pa.Table, right: pa.Table) -> str:

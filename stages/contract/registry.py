@@ -29,7 +29,8 @@ from stages.contract.request import ArtifactInput
 from stages.contract.store import Store, explain_disk_errors
 
 LATEST = "latest"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# What names a run names a model: the run's name is the model's unless another is given.
+_NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 
 
@@ -79,7 +80,7 @@ class Alias(_Record):
     """Every move, oldest first."""
 
 
-class Registry:
+class ModelRegistry:
     """The registry of one store.
 
     Args:
@@ -255,19 +256,15 @@ class Registry:
             )
         return found, artifact.path / reference.path
 
-    def checkpoints(self) -> set[tuple[str, str]]:
-        """(stage, key) of every artifact that a version is in: what must not be collected."""
-        return {
-            (version.checkpoint.stage, version.checkpoint.key)
-            for name in self.names()
-            for version in self.versions(name)
-        }
+    def all_versions(self) -> list[ModelVersion]:
+        """All versions of all models: their checkpoints must not be collected as garbage."""
+        return [version for name in self.names() for version in self.versions(name)]
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise UserError(
                 f"{name!r} is not a model name",
-                "use letters, digits, '.', '_' and '-', a letter or digit first",
+                "use letters, digits, '.', '_' and '-', none of '.' and '-' first",
             )
         return self._root / name
 

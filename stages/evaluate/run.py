@@ -6,6 +6,7 @@ import heapq
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def _consume(side: _Side, batch: ScoredBatch, wanted: set[str], per_prompt: int)
             "model": pa.array([side.name] * rows.num_rows),
             "prompt_id": rows["prompt_id"],
             "sample_index": rows["sample_index"],
-            "reward": pa.array(batch.scores, from_pandas=True),
+            "reward": batch.scores,
             "log_pi": log_pi,
             "log_pi_ref": pa.nulls(rows.num_rows, pa.float64())
             if log_pi_ref is None
@@ -169,26 +170,23 @@ def _keep_samples(
     wanted: set[str],
     per_prompt: int,
 ) -> None:
-    ids = batch.responses["prompt_id"].to_pylist()
-    for start, end in zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True):
-        if ids[start] not in wanted:
+    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+        if prompt_id not in wanted:
             continue
-        samples = []
-        for row in range(start, min(end, start + per_prompt)):
-            columns = batch.responses.slice(row, 1)
-            score = float(batch.scores[row])
-            samples.append(
-                {
-                    "sample_index": columns["sample_index"][0].as_py(),
-                    "response": columns["response"][0].as_py(),
-                    "finish_reason": columns["finish_reason"][0].as_py(),
-                    "score": None if np.isnan(score) else score,
-                    "log_pi_ref": None if log_pi_ref is None else float(log_pi_ref[row]),
-                }
-            )
-        side.kept[ids[start]] = {
-            "messages": batch.responses["messages"][start].as_py(),
-            "reference_answer": batch.responses["reference_answer"][start].as_py(),
+        rows = batch.responses.slice(start, min(end - start, per_prompt)).to_pylist()
+        samples = [
+            {
+                "sample_index": row["sample_index"],
+                "response": row["response"],
+                "finish_reason": row["finish_reason"],
+                "score": batch.scores[place].as_py(),
+                "log_pi_ref": None if log_pi_ref is None else float(log_pi_ref[place]),
+            }
+            for place, row in enumerate(rows, start)
+        ]
+        side.kept[prompt_id] = {
+            "messages": rows[0]["messages"],
+            "reference_answer": rows[0]["reference_answer"],
             "samples": samples,
         }
 

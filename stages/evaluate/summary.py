@@ -10,6 +10,7 @@ import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +77,9 @@ class SampleSummary:
             log_pi: Summed log-probabilities under the sampling model at temperature 1, [R].
             log_pi_ref: The same under the reference, [R], where it is computed.
         """
-        ids = batch.responses["prompt_id"].take(pa.array(batch.starts[:-1])).to_pylist()
-        for prompt_id, start, end in zip(ids, batch.starts[:-1], batch.starts[1:], strict=True):
-            self._add_prompt(prompt_id, batch.scores[start:end])
+        scores = batch.scores.to_pylist()
+        for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+            self._add_prompt(prompt_id, scores[start:end])
         texts = batch.responses["response"].to_pylist()
         self._distinct.add(texts)
         self._texts.update(
@@ -94,27 +95,26 @@ class SampleSummary:
             self._log_pi_ref.extend(log_pi_ref.tolist())
         self._add_components(batch.scored["components"])
 
-    def _add_prompt(self, prompt_id: str, scores: npt.NDArray[np.float64]) -> None:
-        nulls = int(np.isnan(scores).sum())
-        self._nulls += nulls
-        if nulls:
+    def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
+        given = [score for score in scores if score is not None]
+        self._nulls += len(scores) - len(given)
+        if len(given) < len(scores):
             self.prompts[prompt_id] = None
             return
-        self.prompts[prompt_id] = PromptRewards(math.fsum(scores), len(scores))
-        self._rewards.extend(scores.tolist())
+        self.prompts[prompt_id] = PromptRewards(math.fsum(given), len(given))
+        self._rewards.extend(given)
 
-    def _add_components(self, column: pa.ChunkedArray) -> None:
-        for chunk in column.chunks:
-            # As a list: `keys` and `items` of a slice of a map array are those of the whole.
-            entries = pc.list_flatten(chunk.cast(_ENTRIES))
-            flat = pa.table({"name": entries.field("key"), "value": entries.field("value")})
-            sums = flat.group_by("name").aggregate([("value", "sum"), ("value", "count")])
-            for row in sums.to_pylist():
-                total, count = self._components.get(row["name"], (0.0, 0))
-                self._components[row["name"]] = (
-                    total + (row["value_sum"] or 0.0),
-                    count + row["value_count"],
-                )
+    def _add_components(self, column: pa.MapArray) -> None:
+        # As a list: `keys` and `items` of a slice of a map array are those of the whole.
+        entries = pc.list_flatten(column.cast(_ENTRIES))
+        flat = pa.table({"name": entries.field("key"), "value": entries.field("value")})
+        sums = flat.group_by("name").aggregate([("value", "sum"), ("value", "count")])
+        for row in sums.to_pylist():
+            total, count = self._components.get(row["name"], (0.0, 0))
+            self._components[row["name"]] = (
+                total + (row["value_sum"] or 0.0),
+                count + row["value_count"],
+            )
 
     def metrics(self) -> Metrics:
         """Everything that can be said of these samples alone."""

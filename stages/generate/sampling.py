@@ -59,6 +59,8 @@ def draw(
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = filtered_probabilities(logits, temperature=temperature, top_p=top_p).cumsum(-1)
-    target = uniform[:, None] * cumulative[:, -1:]
+    total = cumulative[:, -1:]
+    # Rounding must not carry a uniform number next to 1 past the end of the vocabulary.
+    target = torch.minimum(uniform[:, None] * total, total.nextafter(torch.zeros_like(total)))
     # right=True passes over tokens of probability 0 when the target is exactly on their boundary.
     return torch.searchsorted(cumulative, target, right=True)[:, 0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -123,12 +124,11 @@ def run(ctx: StageContext[PairParams]) -> None:
 
 def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
-    _count(batch, tally)
+    scores = batch.scores.to_numpy(zero_copy_only=False)
+    _count(batch, scores, tally)
     chosen, rejected, ties = [], [], []
-    for first, selection in _selections(batch, params, seed, tally):
-        better, worse = first + selection[0], first + selection[1]
-        margin = float(batch.scores[better] - batch.scores[worse])
-        tie = margin <= params.tie_margin
+    for better, worse in _selections(batch, scores.tolist(), params, seed, tally):
+        tie = bool(scores[better] - scores[worse] <= params.tie_margin)
         tally.ties += tie
         if tie and params.ties == "drop":
             continue
@@ -136,38 +136,45 @@ def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally)
         rejected.append(worse)
         ties.append(tie)
     tally.pairs += len(chosen)
-    tally.margins.add(batch.scores[chosen] - batch.scores[rejected])
-    return _gather(batch, np.array(chosen, np.int64), np.array(rejected, np.int64), ties)
+    tally.margins.add(scores[chosen] - scores[rejected])
+    return _gather(batch, chosen, rejected, ties)
 
 
 def _selections(
-    batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally
-) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yields the first row of each prompt that can make a pair, and the selection within it."""
+    batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: _Tally
+) -> Iterator[tuple[int, int]]:
+    """Yields the rows of the chosen and the rejected response of each prompt with all scores.
+
+    Args:
+        batch: Responses of whole prompts.
+        scores: Scores of all rows, NaN where there is none.
+        params: Which strategy.
+        seed: Seed of the stage.
+        tally: Gets the prompts left out, and the best scores.
+    """
     select = STRATEGIES[params.strategy]
-    prompt_ids = batch.responses["prompt_id"].take(pa.array(batch.starts[:-1])).to_pylist()
-    missing = np.isnan(batch.scores)
-    values = batch.scores.tolist()
-    bounds = batch.starts.tolist()
-    for prompt_id, start, end in zip(prompt_ids, bounds[:-1], bounds[1:], strict=True):
+    best = []
+    for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
         if end - start < 2:
             raise UserError(
                 f"prompt {prompt_id} has one response; a pair wants two",
-                "sample at least 2 responses a prompt (`generate.num_samples` or its like)",
+                "sample at least 2 responses a prompt",
             )
-        if missing[start:end].any():
+        mine = scores[start:end]
+        if any(score != score for score in mine):
             tally.prompts_with_null_score += 1
             continue
-        scores = values[start:end]
-        tally.best.add(np.array([max(scores)]))
-        yield start, select(scores, derive_seed(seed, "pair", prompt_id))
+        best.append(max(mine))
+        chosen, rejected = select(mine, derive_seed(seed, "pair", prompt_id))
+        yield start + chosen, start + rejected
+    tally.best.add(np.array(best))
 
 
-def _count(batch: ScoredBatch, tally: _Tally) -> None:
+def _count(batch: ScoredBatch, scores: npt.NDArray[np.float64], tally: _Tally) -> None:
     tally.prompts += batch.num_prompts
     tally.responses += batch.responses.num_rows
-    tally.null_scores += int(np.isnan(batch.scores).sum())
-    tally.rewards.add(batch.scores[~np.isnan(batch.scores)])
+    tally.null_scores += batch.scores.null_count
+    tally.rewards.add(scores[~np.isnan(scores)])
     lengths = pc.list_value_length(batch.responses["response_token_ids"])
     tally.lengths.add(lengths.to_numpy().astype(np.float64))
     truncated = pc.equal(batch.responses["finish_reason"], "length")
@@ -175,17 +182,15 @@ def _count(batch: ScoredBatch, tally: _Tally) -> None:
 
 
 def _gather(
-    batch: ScoredBatch,
-    chosen: npt.NDArray[np.int64],
-    rejected: npt.NDArray[np.int64],
-    ties: list[bool],
+    batch: ScoredBatch, chosen: list[int], rejected: list[int], ties: list[bool]
 ) -> pa.Table:
     rows = batch.responses
-    columns = {name: rows[name].take(pa.array(chosen)) for name in _PROMPT_COLUMNS}
-    for side, indices in (("chosen", chosen), ("rejected", rejected)):
+    sides = {"chosen": pa.array(chosen, pa.int64()), "rejected": pa.array(rejected, pa.int64())}
+    columns = {name: rows[name].take(sides["chosen"]) for name in _PROMPT_COLUMNS}
+    for side, indices in sides.items():
         for source, target in _SIDE_COLUMNS.items():
-            columns[f"{side}_{target}"] = rows[source].take(pa.array(indices))
-        columns[f"{side}_score"] = pa.array(batch.scores[indices])
+            columns[f"{side}_{target}"] = rows[source].take(indices)
+        columns[f"{side}_score"] = batch.scores.take(indices)
     columns["tie"] = pa.array(ties, pa.bool_())
     return pa.table({name: columns[name] for name in PAIRS.names}, schema=PAIRS)
 

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from stages.contract.params import StageParams
 
-ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$")]
 
 
@@ -18,9 +18,10 @@ class PromoteParams(StageParams):
     stage: ClassVar[str] = "promote"
     version: ClassVar[str] = "1"
 
-    model_name: ModelName = "model"
-    """Name under which checkpoints are registered. Every checkpoint becomes a version of it, and
-    the alias `latest` means the newest one, whatever the gates say."""
+    model_name: ModelName | None = None
+    """Name under which checkpoints are registered; a run fills in its own name where this is null.
+    Every checkpoint becomes a version of the model, and the alias `latest` means the newest one,
+    whatever the gates say."""
 
     aliases: tuple[AliasName, ...] = ("production",)
     """Aliases that move to the checkpoint when it passes all gates."""

@@ -15,7 +15,7 @@ from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
-from stages.contract.registry import Registry
+from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput
 from stages.promote.gate import Decision, decide
 from stages.promote.params import PromoteParams
@@ -23,14 +23,17 @@ from stages.promote.params import PromoteParams
 
 def run(ctx: StageContext[PromoteParams]) -> None:
     """Registers the checkpoint; moves the aliases to it when it passes all gates."""
+    name = ctx.params.model_name
+    if name is None:
+        raise UserError("the request names no model", "set `promote.model_name`")
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
     has_previous = ctx.has("previous_metrics")
     previous = _read_metrics(ctx.path("previous_metrics")) if has_previous else None
     decision = decide(ctx.params, metrics, previous)
-    outcome = _update_registry(ctx, checkpoint, metrics, decision)
+    outcome = _update_registry(ctx, name, checkpoint, metrics, decision)
     report = {
-        "model": ctx.params.model_name,
+        "model": name,
         "aliases": list(ctx.params.aliases),
         "checkpoint_digest": checkpoint.digest,
         **decision.as_json(),
@@ -67,12 +70,12 @@ def _read_metrics(path: Path) -> dict[str, Any]:
 
 def _update_registry(
     ctx: StageContext[PromoteParams],
+    name: str,
     checkpoint: ArtifactInput,
     metrics: dict[str, Any],
     decision: Decision,
 ) -> dict[str, Any]:
-    registry = Registry(ctx.store)
-    name = ctx.params.model_name
+    registry = ModelRegistry(ctx.store)
     version = registry.register(
         name, checkpoint, metrics=metrics, run=ctx.run, step=ctx.step
     ).version

@@ -1,0 +1,163 @@
+"""The process runner with real subprocesses: exit codes, events, time limits, dead-man switch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.runners.process import ProcessRunner
+from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.events import Event, Log, Progress
+from stages.contract.request import Request, Resources, make_request
+from stages.contract.store import Store
+from tests.probe_stage import ProbeParams, install
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    install(tmp_path / "code", monkeypatch)
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def request_for(store: Store, timeout: float | None = None, **params: object) -> Request:
+    resources = Resources(timeout_seconds=timeout)
+    return make_request(
+        ProbeParams(**params), inputs={}, seed=0, store=str(store.root), resources=resources
+    )
+
+
+def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Event]:
+    heard: list[Event] = []
+    runner = ProcessRunner(grace_seconds=grace_seconds)
+    runner.run(request, heard.append)
+    return heard
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pid: int) -> bool:
+    """Waits until a process is gone; a test's time limit bounds the wait."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    ended = bool(poll.poll(60_000))
+    os.close(descriptor)
+    return ended
+
+
+def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
+    request = request_for(store, message="hello")
+    heard = run(store, request)
+    assert store.load("probe", request.key) is not None
+    assert any(isinstance(each, Log) and each.message == "hello" for each in heard)
+    assert any(isinstance(each, Progress) for each in heard)
+
+
+def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: Store) -> None:
+    request = request_for(store, prints="noise from a library")
+    heard = run(store, request)
+    assert not any("noise" in each.model_dump_json() for each in heard)
+    [log] = store.log_path("probe", request.key).glob("*.log")
+    assert "noise from a library" in log.read_text()
+
+
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
+    with pytest.raises(UserError, match="bad value 7") as caught:
+        run(store, request_for(store, behaviour="refuse"))
+    assert caught.value.remedy == "use 8"
+    assert list(store.artifacts()) == []
+
+
+def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
+    with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
+        run(store, request_for(store, behaviour="crash"))
+    assert any("Traceback" in line for line in caught.value.last_lines)
+    assert list(store.artifacts()) == []
+
+
+def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: Store) -> None:
+    with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
+        run(store, request_for(store, behaviour="kill_self"))
+
+
+def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
+    request = request_for(store, timeout=1.0, behaviour="hang")
+    with pytest.raises(StageFailedError, match="timeout_seconds=1"):
+        run(store, request)
+    assert store.lease("probe", request.key).holder() is None
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
+def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
+    request = request_for(store, behaviour=behaviour)
+    runner = ProcessRunner(grace_seconds=1.0)
+    ready, pids = threading.Event(), []
+    errors: list[BaseException] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Log) and event.message.startswith("pids "):
+            pids.extend(int(each) for each in event.message.split()[1:])
+            ready.set()
+
+    def work() -> None:
+        try:
+            runner.run(request, hear)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(60)
+    runner.stop_all()
+    thread.join(60)
+    assert not any(alive(pid) for pid in pids)
+    assert isinstance(errors[0], StoppedError)
+    assert list(store.artifacts()) == []
+
+
+def test_killing_the_orchestrator_ends_its_stage(store: Store, tmp_path: Path) -> None:
+    request = request_for(store, behaviour="leave_child")
+    path = tmp_path / "request.json"
+    request.write(path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from flows.runners.process import ProcessRunner\n"
+        "from stages.contract.request import Request\n"
+        "hear = lambda event: print(event.model_dump_json(), flush=True)\n"
+        "ProcessRunner(grace_seconds=1).run(Request.read(Path(sys.argv[1])), hear)\n"
+    )
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert orchestrator.stdout is not None
+    line = next(line for line in orchestrator.stdout if "pids " in line)
+    pids = [int(each) for each in line.split("pids ")[1].split('"')[0].split()]
+    assert all(alive(pid) for pid in pids)
+    orchestrator.send_signal(signal.SIGKILL)
+    orchestrator.wait()
+    assert all(gone(pid) for pid in pids)
+    orchestrator.stdout.close()
+
+
+def test_a_missing_interpreter_is_named_with_its_remedy(store: Store) -> None:
+    runner = ProcessRunner(interpreters={"probe": "/nowhere/python"})
+    with pytest.raises(UserError, match="/nowhere/python") as caught:
+        runner.run(request_for(store), lambda event: None)
+    assert "setup-vllm" in caught.value.remedy

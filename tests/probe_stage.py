@@ -1,0 +1,85 @@
+"""A stage that behaves as a test asks it to, put where ``python -m stages.probe`` finds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+
+import stages
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.contract.params import StageParams, speed_only
+from stages.contract.program import Stage
+
+ROOT = Path(stages.__file__).parent.parent
+
+
+class ProbeParams(StageParams):
+    """What the probe does."""
+
+    stage: ClassVar[str] = "probe"
+    version: ClassVar[str] = "1"
+
+    message: str = ""
+    prints: str = ""
+    behaviour: Literal[
+        "work", "refuse", "crash", "kill_self", "hang", "ignore_sigterm", "leave_child"
+    ] = "work"
+    pace: int = speed_only(1)
+
+
+def run(ctx: StageContext[ProbeParams]) -> None:
+    print(ctx.params.prints)
+    ctx.events.progress(0, 1, "things")
+    ctx.events.info(ctx.params.message)
+    (ctx.out / "half-written.txt").write_text("half")
+    match ctx.params.behaviour:
+        case "refuse":
+            raise UserError("bad value 7", "use 8")
+        case "crash":
+            raise RuntimeError("boom")
+        case "kill_self":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang" | "ignore_sigterm" | "leave_child":
+            _hang(ctx)
+    (ctx.out / "half-written.txt").unlink()
+    (ctx.out / "result.txt").write_text(f"seed {ctx.seed} {ctx.params.message}")
+
+
+def _hang(ctx: StageContext[ProbeParams]) -> None:
+    pids = [os.getpid()]
+    if ctx.params.behaviour == "ignore_sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if ctx.params.behaviour == "leave_child":
+        sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        pids.append(subprocess.Popen(sleeper, start_new_session=True).pid)
+    ctx.events.info("pids " + " ".join(str(pid) for pid in pids))
+    time.sleep(1000)
+
+
+STAGE = Stage(ProbeParams, run)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ``stages.probe`` importable in subprocesses, through a package path of its own."""
+    package = folder / "stages" / "probe"
+    package.mkdir(parents=True)
+    (folder / "stages" / "__init__.py").write_text(
+        f"__path__ = [{str(folder / 'stages')!r}, {str(ROOT / 'stages')!r}]\n"
+    )
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "from stages.contract.program import main\n"
+        "from tests.probe_stage import STAGE\n"
+        "main(STAGE)\n"
+    )
+    # `python -m` looks in the working directory first.
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")

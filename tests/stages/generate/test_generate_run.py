@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stages.contract.context import ModelSource
+from stages.contract.digests import derive_seed, prompt_id
+from stages.contract.errors import UserError
+from stages.contract.events import Log, Progress, parse_event
+from stages.contract.tables import RESPONSES, read_rows
+from stages.generate.params import GenerateParams
+from stages.generate.run import STAGE
+from stages.modeling.load import load_causal_lm
+from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL, WORDS, make_tiny_llama
+
+TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
+PARAMS = {"num_samples": 3, "max_new_tokens": 12, "dtype": "float32", "batch_size": 16}
+# Float32 sums in another order: what differs between batch layouts.
+ROUNDING = 1e-4
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("policy") / "model")
+
+
+@pytest.fixture
+def generate(policy, tmp_path):
+    """Runs the stage on texts and returns the rows, the metrics and the events."""
+
+    def run(texts=TEXTS, *, model=None, seed=0, **params):
+        prompts = write_prompts(tmp_path / "prompts.parquet", texts)
+        inputs = {"policy": model or policy, "prompts": prompts}
+        request = request_for(
+            GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
+        )
+        artifact, events = call_request(STAGE, request)
+        rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
+        return rows, json.loads((artifact.path / "metrics.json").read_text()), events
+
+    return run
+
+
+def assert_same_responses(rows, others):
+    assert len(rows) == len(others)
+    for row, other in zip(rows, others, strict=True):
+        assert row.pop("response_logprobs") == pytest.approx(
+            other.pop("response_logprobs"), abs=ROUNDING
+        )
+        assert row == other
+
+
+def test_rows_come_grouped_by_prompt_in_the_prompts_order(generate):
+    rows, metrics, _ = generate()
+    ids = [prompt_id(user_turn(text)) for text in TEXTS]
+    assert [row["prompt_id"] for row in rows] == [each for each in ids for _ in range(3)]
+    assert [row["sample_index"] for row in rows] == [0, 1, 2] * len(TEXTS)
+    assert metrics["responses"] == len(rows) == 3 * metrics["prompts"]
+    assert metrics["prompts_dropped_too_long"] == 0
+
+
+def test_a_row_says_what_was_sampled(generate):
+    rows, metrics, _ = generate(seed=5)
+    for row in rows:
+        assert row["prompt_token_ids"][0] == BOS_ID
+        assert row["seed"] == derive_seed(5, row["prompt_id"], row["sample_index"])
+        stopped = row["response_token_ids"][-1] == EOS_ID
+        assert row["finish_reason"] == ("stop" if stopped else "length")
+        assert stopped or len(row["response_token_ids"]) == 12
+        assert EOS_ID not in row["response_token_ids"][:-1]
+        assert "</s>" not in row["response"]
+    assert metrics["finish_reasons"].keys() == {"stop", "length"}
+    assert metrics["response_tokens"] == sum(len(row["response_token_ids"]) for row in rows)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.7}])
+def test_logprobs_are_the_raw_policys(generate, policy, sampling):
+    rows, _, _ = generate(**sampling)
+    model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
+    for row in rows:
+        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
+
+
+def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
+    rows, _, _ = generate(temperature=0.0, num_samples=1)
+    model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
+    for row in rows:
+        prompt = row["prompt_token_ids"]
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        assert row["response_token_ids"] == output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("layout", [{"batch_size": 1}, {"batch_size": 7}, {"chunk_prompts": 5}])
+def test_responses_do_not_depend_on_batches(generate, policy, tmp_path, layout):
+    rows, _, _ = generate()
+    prompts = tmp_path / "prompts.parquet"
+    request = request_for(
+        GenerateParams(**{**PARAMS, **layout}),
+        {"policy": policy, "prompts": prompts},
+        tmp_path / "other",
+    )
+    artifact, _ = call_request(STAGE, request)
+    assert_same_responses(list(read_rows(artifact.path / "responses.parquet", RESPONSES)), rows)
+
+
+@pytest.mark.parametrize("num_shards", [2, 7, 30])
+def test_responses_do_not_depend_on_shards(generate, num_shards):
+    whole, _, _ = generate()
+    parts = []
+    for index in range(num_shards):
+        rows, metrics, _ = generate(shard_index=index, num_shards=num_shards)
+        assert metrics["responses"] == len(rows)
+        parts += rows
+    assert_same_responses(parts, whole)
+
+
+def test_another_seed_gives_other_responses(generate):
+    first, _, _ = generate(seed=0)
+    second, _, _ = generate(seed=1)
+    assert [row["response"] for row in first] != [row["response"] for row in second]
+
+
+def test_samples_of_a_prompt_differ(generate):
+    rows, _, _ = generate(["red cat"], num_samples=8)
+    assert len({tuple(row["response_token_ids"]) for row in rows}) > 1
+
+
+def test_a_stop_id_ends_the_response_and_is_kept(generate):
+    word = len(SPECIAL) + WORDS.index("cat")
+    rows, _, _ = generate(stop_token_ids=(word,), num_samples=8)
+    stopped = [row for row in rows if word in row["response_token_ids"]]
+    assert stopped
+    for row in stopped:
+        assert row["response_token_ids"].index(word) == len(row["response_token_ids"]) - 1
+        assert row["finish_reason"] == "stop"
+        assert "cat" not in row["response"]
+
+
+def test_prompts_that_are_too_long_are_dropped_and_counted(generate):
+    # Three tokens of template: the context of 20 leaves 8 for a prompt with 12 new tokens.
+    texts = ["red " * 5, "blue " * 6, "green " * 2]
+    rows, metrics, events = generate(texts, max_length_tokens=20)
+    kept = [prompt_id(user_turn(texts[index])) for index in (0, 2)]
+    assert [row["prompt_id"] for row in rows[::3]] == kept
+    assert metrics["prompts_dropped_too_long"] == 1
+    warnings = [each for each in events if isinstance(each, Log) and each.level == "warning"]
+    assert "1 of 3 prompts are too long" in warnings[0].message
+
+
+def test_progress_reaches_the_total(generate):
+    _, _, events = generate()
+    last = [each for each in events if isinstance(each, Progress)][-1]
+    assert (last.done, last.total, last.unit) == (69, 69, "responses")
+
+
+def test_no_prompt_that_fits_is_an_error(generate):
+    with pytest.raises(UserError, match="2 of 2 prompts are too long"):
+        generate(["red " * 9, "blue " * 9], max_length_tokens=20)
+
+
+def test_a_prompt_without_user_turn_is_named(generate):
+    messages = [{"role": "system", "content": "red"}]
+    with pytest.raises(UserError, match=f"prompt {prompt_id(messages)}: .*no user turn"):
+        generate(["red", messages])
+
+
+def test_an_empty_table_is_an_error(generate):
+    with pytest.raises(UserError, match="empty"):
+        generate([])
+
+
+def test_a_policy_without_chat_template_is_refused(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "bare", chat_template=None)
+    with pytest.raises(UserError, match="no chat template"):
+        generate(model=model)
+
+
+def test_a_policy_without_tokenizer_is_refused(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "bare")
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="no tokenizer"):
+        generate(model=model)
+
+
+def test_a_doubled_bos_is_refused(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "double", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
+    with pytest.raises(UserError, match="doubled BOS"):
+        generate(model=model)
+
+
+def test_a_shard_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="shard_index 2 does not exist"):
+        GenerateParams(shard_index=2, num_shards=2)
+
+
+def test_what_only_changes_speed_is_not_in_the_key():
+    fast = GenerateParams(batch_size=1, chunk_prompts=1, vllm={"max_num_seqs": 1})
+    assert fast.result_fields() == GenerateParams().result_fields()
+    assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
+    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
+    # Long responses, so that the signal comes while most chunks are still to be done.
+    params = GenerateParams(**{**PARAMS, "max_new_tokens": 60}, chunk_prompts=2)
+    inputs = {"policy": policy, "prompts": prompts}
+    request = request_for(params, inputs, tmp_path / "killed")
+    path = tmp_path / "request.json"
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.generate", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as stage:
+        assert stage.stdout is not None
+        for line in stage.stdout:
+            event = parse_event(line)
+            if isinstance(event, Log) and event.message.startswith("wrote"):
+                stage.send_signal(death)
+    assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
+
+    artifact, _ = call_request(STAGE, request)
+    timings = json.loads((artifact.path / "timings.json").read_text())
+    assert timings["chunks_reused"] >= 1
+    assert timings["chunks_sampled"] >= 1
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    for name in ("responses.parquet", "metrics.json"):
+        assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert artifact.manifest.digest() == whole.manifest.digest()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.generate.sampling import draw, filtered_probabilities, uniforms
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
+# 0.1 % point of χ² with four degrees of freedom.
+CHI_SQUARE_4 = 18.47
+
+
+def draws(count, *, temperature=1.0, top_p=1.0):
+    uniform = torch.from_numpy(uniforms(7, count))
+    return draw(LOGITS.expand(count, -1), uniform, temperature=temperature, top_p=top_p)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_softmax(temperature):
+    count = 20_000
+    observed = torch.bincount(draws(count, temperature=temperature), minlength=5).double()
+    expected = torch.softmax(LOGITS[0].double() / temperature, -1) * count
+    assert float(((observed - expected) ** 2 / expected).sum()) < CHI_SQUARE_4
+
+
+def test_temperature_zero_takes_the_likeliest():
+    assert draws(100, temperature=0.0).unique().tolist() == [0]
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    # softmax of LOGITS: .636 .234 .086 .032 .004
+    kept = filtered_probabilities(LOGITS, temperature=1.0, top_p=0.8)[0]
+    assert (kept > 0).tolist() == [True, True, False, False, False]
+    assert float(kept.sum()) == pytest.approx(1)
+    assert float(kept[0] / kept[1]) == pytest.approx(np.e)
+    assert (filtered_probabilities(LOGITS, temperature=1.0, top_p=0.6)[0] > 0).sum() == 1
+    assert draws(1000, top_p=0.8).unique().tolist() == [0, 1]
+
+
+@given(st.lists(st.floats(-20, 20), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True))
+def test_a_filtered_token_is_never_drawn(logits, uniform):
+    row = torch.tensor([logits])
+    token = draw(row, torch.tensor([uniform], dtype=torch.float64), temperature=1.0, top_p=0.5)
+    assert filtered_probabilities(row, temperature=1.0, top_p=0.5)[0, token[0]] > 0
+
+
+def test_the_last_uniform_number_stays_in_the_vocabulary():
+    largest = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+    for seed in range(200):
+        row = torch.randn(1, 7, generator=torch.Generator().manual_seed(seed))
+        assert draw(row, largest, temperature=1.0, top_p=1.0).item() == 6
+
+
+def test_a_longer_response_goes_on_with_the_same_numbers():
+    assert np.array_equal(uniforms(3, 10), uniforms(3, 100)[:10])
+    assert not np.array_equal(uniforms(3, 10), uniforms(4, 10))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.modeling.chat import render_conversation, render_prompt, with_one_bos
+from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, make_tiny_tokenizer
+
+ASSISTANT = "<assistant>"
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tiny_tokenizer()
+
+
+def test_a_prompt_ends_where_the_response_begins(tokenizer):
+    ids = render_prompt(tokenizer, [{"role": "user", "content": "red cat"}])
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "<user>", "red", "cat", ASSISTANT]
+
+
+def test_a_conversation_ends_with_its_last_turn(tokenizer):
+    messages = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "cat"}]
+    ids = render_conversation(tokenizer, messages)
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "<s>",
+        "<user>",
+        "red",
+        ASSISTANT,
+        "cat",
+        "</s>",
+    ]
+    assert ids[-1] == EOS_ID
+
+
+def test_the_system_prompt_gives_way_to_a_system_turn(tokenizer):
+    own = [{"role": "system", "content": "blue"}, {"role": "user", "content": "red"}]
+    assert render_prompt(tokenizer, own, system_prompt="green") == render_prompt(tokenizer, own)
+    added = render_prompt(tokenizer, own[1:], system_prompt="blue")
+    assert added == render_prompt(tokenizer, own)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [{"role": "system", "content": "red"}], [{"role": "assistant", "content": "red"}]],
+)
+def test_a_prompt_without_user_turn_is_refused(tokenizer, messages):
+    with pytest.raises(UserError, match="no user turn"):
+        render_prompt(tokenizer, messages)
+
+
+def test_a_doubled_bos_is_refused():
+    tokenizer = make_tiny_tokenizer(chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
+    with pytest.raises(UserError, match="doubled BOS"):
+        render_prompt(tokenizer, [{"role": "user", "content": "red"}])
+
+
+def test_a_template_without_bos_gets_one_only_if_the_tokenizer_uses_it(tokenizer):
+    assert with_one_bos(tokenizer, [5, 7]) == [5, 7]
+
+    class AddsBos:
+        bos_token_id = BOS_ID
+
+        def __call__(self, text):
+            return {"input_ids": [BOS_ID]}
+
+    assert with_one_bos(AddsBos(), [5, 7]) == [BOS_ID, 5, 7]
+    assert with_one_bos(AddsBos(), [BOS_ID, 5, 7]) == [BOS_ID, 5, 7]
+
+
+def test_what_the_template_raises_is_a_users_error():
+    tokenizer = make_tiny_tokenizer(chat_template="{{ raise_exception('no system turn') }}")
+    with pytest.raises(UserError, match="roles system, user: no system turn"):
+        render_prompt(
+            tokenizer,
+            [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}],
+        )
