@@ -9,7 +9,7 @@ TEXT = "Gladly, two towels for room 12.  Is that all?\nYes — it's (nearly) all
 
 @pytest.fixture
 def tokenizer():
-    return make_word_tokenizer([TEXT], max_length=64)
+    return make_word_tokenizer([TEXT, "Is that all?"], max_length=64)
 
 
 def test_text_of_known_words_comes_back_as_it_was(tokenizer):
@@ -39,13 +39,15 @@ def test_conversations_render_with_one_bos_and_an_end_after_each_answer(tokenize
     messages = [
         {"role": "user", "content": "Is that all?"},
         {"role": "assistant", "content": "Yes"},
-        {"role": "user", "content": "two towels"},
+        {"role": "user", "content": "Gladly, two towels"},
     ]
     text = loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "<s><|user|>Is that all?<|assistant|>Yes</s><|user|>two towels<|assistant|>"
+    assert (
+        text == "<s><|user|>Is that all?<|assistant|>Yes</s><|user|>Gladly, two towels<|assistant|>"
+    )
     ids = loaded(text, add_special_tokens=False)["input_ids"]
     assert [ids.count(each) for each in (loaded.bos_token_id, loaded.eos_token_id)] == [1, 1]
-    assert loaded.decode(ids, skip_special_tokens=True) == "Is that all?Yestwo towels"
+    assert loaded.decode(ids, skip_special_tokens=True) == "Is that all?YesGladly, two towels"
 
 
 def test_an_unknown_role_is_refused(tokenizer):
