@@ -35,13 +35,14 @@ MEANS = (
     "chosen_reward",
     "rejected_reward",
     "margin",
-    "accuracy",
 )
-"""Metrics that are means over pairs. accuracy: share of pairs whose margin is positive."""
+"""Metrics that are means over pairs; a tied pair's preference loss is zero."""
 
 METRIC_SUMS = (
     "num_pairs",
+    "num_preferences",
     *MEANS,
+    "accuracy",
     "abs_preference_loss",
     "abs_weighted_bonus",
     "gradient_of_bonus",
@@ -51,16 +52,22 @@ METRIC_SUMS = (
 
 
 def metric_sums(
-    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings, kappa: float
+    chosen: ResponseLogps,
+    rejected: ResponseLogps,
+    settings: ObjectiveSettings,
+    kappa: float,
+    tie: Tensor | None = None,
 ) -> Tensor:
     """Sums over the pairs of a batch, [M] in float64, named by `METRIC_SUMS`; nothing is attached.
+
+    The arguments are those of `geb_objective`, and κ.
 
     The gradient entries are Σ|∂(κ·bonus)/∂log π| and Σ|∂(L + weighted NLL)/∂log π| over responses
     (over tokens for probability="token"): how hard each pulls at the log-probabilities themselves.
     """
     chosen, rejected = _with_leaves(chosen, settings), _with_leaves(rejected, settings)
     with torch.enable_grad():
-        output = geb_objective(chosen, rejected, settings)
+        output = geb_objective(chosen, rejected, settings, tie)
         weighted_bonus = output.weighted_bonus(kappa)
         rest = output.preference_loss + settings.nll_weight * output.nll
         leaves = [_leaf(chosen, settings), _leaf(rejected, settings)]
@@ -73,8 +80,10 @@ def metric_sums(
         reward_saturation(side.logratio, divergence=settings.divergence).double()
         for side in (chosen, rejected)
     ]
+    preferred = torch.ones_like(output.bonus, dtype=torch.bool) if tie is None else ~tie
     per_pair = {
         "num_pairs": torch.ones_like(output.bonus),
+        "num_preferences": preferred,
         "loss": output.loss(kappa),
         "preference_loss": output.preference_loss,
         "nll": output.nll,
@@ -87,7 +96,7 @@ def metric_sums(
         "chosen_reward": output.chosen_reward,
         "rejected_reward": output.rejected_reward,
         "margin": output.margin,
-        "accuracy": output.margin > 0.0,
+        "accuracy": preferred & (output.margin > 0.0),
         "abs_preference_loss": output.preference_loss.abs(),
         "abs_weighted_bonus": weighted_bonus.abs(),
     }
@@ -100,9 +109,10 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
     """Turn added-up `metric_sums` [M] into the metrics of a step.
 
     Returns:
-        The means in `MEANS`; `bonus_ratio`, mean |κ·bonus| over mean |L|; and
-        `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1] (0 if both
-        are zero).
+        The means in `MEANS`; `accuracy`, the share of untied pairs whose margin is positive (0
+        where all are tied); `bonus_ratio`, mean |κ·bonus| over mean |L|; and
+        `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1]
+        (0 if both are zero).
 
     Raises:
         ValueError: the sums hold no pair.
@@ -111,6 +121,7 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
     if value["num_pairs"] < 1:
         raise ValueError("step_metrics needs the sums of at least one pair")
     metrics = {name: value[name] / value["num_pairs"] for name in MEANS}
+    metrics["accuracy"] = _ratio(value["accuracy"], value["num_preferences"])
     metrics["bonus_ratio"] = _ratio(value["abs_weighted_bonus"], value["abs_preference_loss"])
     metrics["bonus_gradient_share"] = _ratio(
         value["gradient_of_bonus"], value["gradient_of_bonus"] + value["gradient_of_rest"]

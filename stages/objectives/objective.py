@@ -150,7 +150,10 @@ def largest_bonus(kappa: float, dtype: torch.dtype) -> float:
 
 
 def geb_objective(
-    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings
+    chosen: ResponseLogps,
+    rejected: ResponseLogps,
+    settings: ObjectiveSettings,
+    tie: Tensor | None = None,
 ) -> ObjectiveOutput:
     """Evaluate preference loss, exploratory bonus and NLL of each pair.
 
@@ -158,6 +161,7 @@ def geb_objective(
         chosen: the preferred responses.
         rejected: the other ones, in the same order.
         settings: the objective.
+        tie: booleans [B]; a pair of which neither response is preferred has no preference loss.
 
     Returns:
         The terms per pair; `loss(kappa)` combines them.
@@ -172,6 +176,8 @@ def geb_objective(
         divergence=settings.divergence,
         label_smoothing=settings.label_smoothing,
     )
+    if tie is not None:
+        loss = loss.masked_fill(tie, 0.0)
     sides = {"chosen": chosen, "rejected": rejected}
     bonuses = [response_bonus(sides[name], settings) for name in settings.bonus_targets]
     reward = {

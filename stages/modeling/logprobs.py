@@ -1,0 +1,194 @@
+"""Log-probabilities of response tokens, without a `[B, T, V]` tensor.
+
+Only the positions that predict a response token are projected onto the vocabulary, a chunk at a
+time, and the chunk is computed again in the backward pass.
+
+Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+LOGIT_CHUNK_BYTES = 64 << 20
+"""Size of one chunk of float32 logits: large enough to keep a matrix multiplication busy."""
+
+
+class ResponseLogprobs(nn.Module):
+    """A causal language model whose forward pass gives the log-probabilities of given tokens.
+
+    A module of its own, so that wrappers (DDP, DeepSpeed) see one forward pass and ZeRO-3 gathers
+    the head's weight once for all chunks.
+
+    Args:
+        policy: A Hugging Face causal language model, or a peft model around one.
+
+    Raises:
+        ValueError: The model has no plain linear head.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        head = causal_lm(policy).get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise ValueError(
+                f"{type(causal_lm(policy)).__name__} has a head of type {type(head).__name__}; "
+                "log-probabilities need a plain linear head (no adapter on it)"
+            )
+        self.head = _ChunkedHead(head)
+
+    def forward(self, input_ids: Tensor, source_index: Tensor, targets: Tensor) -> Tensor:
+        """Computes log π of the targets.
+
+        Args:
+            input_ids: Rows padded on the right, [R, T]. Under a causal mask no real token sees
+                the padding, so none is masked.
+            source_index: Places in the flattened rows whose output predicts a target, [N].
+            targets: Token ids, [N].
+
+        Returns:
+            Float32 log-probabilities at temperature 1, [N].
+        """
+        # Looked up per call: peft replaces layers inside the decoder.
+        decoder = causal_lm(self.policy).get_decoder()
+        hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+        return self.head(hidden.flatten(0, 1)[source_index], targets)
+
+
+def causal_lm(policy: nn.Module) -> Any:
+    """The Hugging Face model itself, also where peft wrapped it."""
+    inner = getattr(policy, "base_model", None)
+    if inner is not None and type(policy).__module__.startswith("peft."):
+        return inner.model
+    return policy
+
+
+def head_is_plain(policy: nn.Module) -> bool:
+    """Whether the logits are exactly the linear head's output (no soft cap, no scale)."""
+    model = causal_lm(policy)
+    if any(hasattr(weight, "ds_id") for weight in model.parameters()):
+        # Sharded by ZeRO-3 before an engine gathers it: cannot be run yet.
+        return True
+    probe = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+        expected = model.get_output_embeddings()(hidden)
+        logits = model(input_ids=probe, use_cache=False).logits
+    model.train(training)
+    return torch.allclose(logits.float(), expected.float(), rtol=1e-3, atol=1e-3)
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    chunk_bytes: int = LOGIT_CHUNK_BYTES,
+) -> Tensor:
+    """Computes log softmax(hidden · weightᵀ + bias)[targets] in float32.
+
+    Args:
+        hidden: Last hidden states, [N, H].
+        weight: The head's weight, [V, H].
+        bias: The head's bias, [V], or None.
+        targets: Token ids, [N].
+        chunk_bytes: Memory that one chunk of float32 logits may take.
+
+    Returns:
+        Log-probabilities, [N], float32.
+    """
+    chunk = max(1, chunk_bytes // (4 * weight.shape[0]))
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, chunk)
+
+
+class _ChunkedHead(nn.Module):
+    """Shares the parameters of a model's head, so that hooks on parameters find them here too."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias: Tensor | None = head.bias
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return token_logprobs(hidden, self.weight, self.bias, targets)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax at the targets; ∂/∂logits = onehot(target) − softmax(logits)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int
+    ) -> Tensor:
+        dtype = _compute_dtype(hidden)
+        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        log_normalizers = torch.empty_like(logprobs)
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+            for rows in _chunks(hidden.shape[0], chunk):
+                logits = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
+                log_normalizers[rows] = logits.logsumexp(dim=1)
+                chosen = logits.gather(1, targets[rows, None]).squeeze(1)
+                logprobs[rows] = chosen - log_normalizers[rows]
+        ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers)
+        ctx.chunk, ctx.dtype = chunk, dtype
+        return logprobs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_normalizers = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        dtype = ctx.dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+            d_hidden = torch.empty_like(hidden) if wants_hidden else None
+            # Summed over chunks in float32, whatever the dtype of the products.
+            d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+            d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+            for rows in _chunks(hidden.shape[0], ctx.chunk):
+                inputs = hidden[rows].to(dtype)
+                logits = functional.linear(inputs, cast_weight, cast_bias).float()
+                d_logits = logits.sub_(log_normalizers[rows, None]).exp_()
+                d_logits.mul_(-gradient[rows, None])
+                d_logits.scatter_add_(1, targets[rows, None], gradient[rows, None])
+                if d_bias is not None:
+                    d_bias += d_logits.sum(dim=0)
+                d_logits = d_logits.to(dtype)
+                if d_hidden is not None:
+                    d_hidden[rows] = (d_logits @ cast_weight).to(hidden.dtype)
+                if d_weight is not None:
+                    _add_product(d_weight, d_logits, inputs)
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _add_product(total: Tensor, d_logits: Tensor, inputs: Tensor) -> None:
+    """Adds d_logitsᵀ · inputs to ``total``."""
+    if d_logits.dtype == total.dtype:
+        total.addmm_(d_logits.T, inputs)
+    else:
+        total += d_logits.T @ inputs
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _chunks(length: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, length)) for start in range(0, length, chunk)]

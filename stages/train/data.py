@@ -1,0 +1,189 @@
+"""Preference pairs as token ids: what is trained on, and what was left out.
+
+The sampled token ids are used as they are; nothing is tokenised again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.contract.errors import UserError
+from stages.contract.tables import PAIRS, read_batches
+from stages.train.params import LengthParams, TrainParams
+
+_COLUMNS = (
+    "prompt_id",
+    "prompt_token_ids",
+    "chosen_token_ids",
+    "chosen_logprobs",
+    "rejected_token_ids",
+    "rejected_logprobs",
+    "tie",
+)
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to a prompt.
+
+    Attributes:
+        token_ids: As sampled, [S].
+        logprobs: The sampler's log π of each, [S].
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with the preferred and the other response.
+
+    Attributes:
+        index: Place of the pair among all rows of the tables; its identity in the artifact.
+        prompt_id: Identity of the prompt.
+        prompt: Token ids.
+        chosen: The preferred response.
+        rejected: The other one.
+        tie: Neither is preferred: the pair has no preference loss.
+    """
+
+    index: int
+    prompt_id: str
+    prompt: IntArray
+    chosen: Response
+    rejected: Response
+    tie: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longer of the two rows."""
+        return len(self.prompt) + max(len(self.chosen.token_ids), len(self.rejected.token_ids))
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What became of the rows of the tables; all are numbers of pairs."""
+
+    read: int
+    used: int
+    ties: int
+    truncated: int
+    dropped_over_length: int
+    dropped_empty: int
+
+
+def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], PairCounts]:
+    """Reads the pairs that can be trained on.
+
+    Pairs with an empty prompt or response are dropped: there is no token to learn from.
+
+    Raises:
+        UserError: A table is malformed, or nothing is left that would change the policy.
+    """
+    pairs: list[Pair] = []
+    read = truncated = over_length = empty = 0
+    for batch in read_batches(paths, PAIRS, columns=_COLUMNS):
+        columns = {name: _arrays(batch.column(name)) for name in _COLUMNS}
+        for row in range(batch.num_rows):
+            pair = _pair(read, {name: column[row] for name, column in columns.items()})
+            read += 1
+            if not (len(pair.prompt) and len(pair.chosen.token_ids) and _has_rejected(pair)):
+                empty += 1
+            elif pair.num_tokens <= params.max_length_tokens:
+                pairs.append(pair)
+            elif params.over_length == "drop":
+                over_length += 1
+            else:
+                truncated += 1
+                pairs.append(truncate(pair, params))
+    counts = PairCounts(
+        read=read,
+        used=len(pairs),
+        ties=sum(pair.tie for pair in pairs),
+        truncated=truncated,
+        dropped_over_length=over_length,
+        dropped_empty=empty,
+    )
+    _check_trainable(counts, params)
+    return pairs, counts
+
+
+def truncate(pair: Pair, lengths: LengthParams) -> Pair:
+    """Cuts an over-long pair: the prompt keeps its last, the responses their first tokens."""
+    prompt = pair.prompt[-lengths.max_prompt_tokens :]
+    room = lengths.max_length_tokens - len(prompt)
+
+    def cut(response: Response) -> Response:
+        return Response(response.token_ids[:room], response.logprobs[:room])
+
+    return Pair(pair.index, pair.prompt_id, prompt, cut(pair.chosen), cut(pair.rejected), pair.tie)
+
+
+def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
+    if counts.read == 0:
+        raise UserError(
+            "there are no pairs to train on: the tables are empty",
+            "let the pair stage keep ties, sample more responses per prompt or raise the "
+            "temperature, so that the two responses of a prompt get different scores",
+        )
+    if counts.used == 0:
+        raise UserError(
+            f"none of {counts.read} pairs can be trained on: {counts.dropped_over_length} are "
+            f"longer than max_length_tokens = {params.max_length_tokens}, "
+            f"{counts.dropped_empty} have an empty prompt or response",
+            "raise train.max_length_tokens or set train.over_length=truncate",
+        )
+    has_other_terms = params.design != "none" or params.nll_weight > 0
+    if counts.ties == counts.used and not has_other_terms:
+        raise UserError(
+            f"all {counts.used} pairs are ties and the objective has neither bonus nor NLL: "
+            "nothing would be learnt",
+            "use an oracle that tells responses apart, sample more responses per prompt, or set "
+            "train.design",
+        )
+
+
+def _pair(index: int, row: dict[str, Any]) -> Pair:
+    return Pair(
+        index=index,
+        prompt_id=row["prompt_id"],
+        prompt=row["prompt_token_ids"],
+        chosen=_response(index, row, "chosen"),
+        rejected=_response(index, row, "rejected"),
+        tie=bool(row["tie"]),
+    )
+
+
+def _response(index: int, row: dict[str, Any], side: str) -> Response:
+    token_ids, logprobs = row[f"{side}_token_ids"], row[f"{side}_logprobs"]
+    if len(token_ids) != len(logprobs):
+        raise UserError(
+            f"pair {index} (prompt {row['prompt_id']}): its {side} response has {len(token_ids)} "
+            f"token ids and {len(logprobs)} log-probabilities",
+            "make the pairs with the pair stage of this version",
+        )
+    return Response(token_ids, logprobs)
+
+
+def _has_rejected(pair: Pair) -> bool:
+    return len(pair.rejected.token_ids) > 0
+
+
+def _arrays(column: Any) -> Any:
+    """Rows of a column; those of a list column as numpy arrays that share its memory."""
+    if not hasattr(column.type, "value_type"):
+        return column.to_pylist()
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    offsets = column.offsets.to_numpy() - column.offsets[0].as_py()
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]

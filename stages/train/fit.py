@@ -1,0 +1,281 @@
+"""One process of a training, from pairs to checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments, set_seed
+
+from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.modeling.load import load_tokenizer
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.objectives import KappaController, KappaSchedule, ObjectiveSettings
+from stages.train import checkpoints, metrics_log, reference
+from stages.train.batches import MicroBatches, Plan, RefLogprobs
+from stages.train.callbacks import CheckpointSchedule, StepReporter
+from stages.train.data import load_pairs
+from stages.train.job import Job, Process
+from stages.train.numerics import Numerics, repeatable
+from stages.train.params import KappaParams, ObjectiveParams
+from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
+from stages.train.saving import policy_weights, save_average, save_policy
+from stages.train.trainer import STATE_FILE, PairTrainer
+from stages.train.zero import deepspeed_config
+
+METRICS = "metrics.jsonl"
+
+
+def fit(job: Job, process: Process) -> None:
+    """Trains the policy of a job; every process of the job calls this.
+
+    Raises:
+        UserError: Parameters, models or pairs are wrong.
+    """
+    with repeatable(on_gpu=job.on_gpu):
+        _Fit(job, process).run()
+
+
+class _Fit:
+    """The steps of one training, in the order of :meth:`run`."""
+
+    def __init__(self, job: Job, process: Process) -> None:
+        params = job.params
+        self._job = job
+        self._process = process
+        self._settings = objective_settings(params)
+        self._kappa = kappa_controller(params)
+        self._numerics = Numerics.of(params, on_gpu=job.on_gpu, local_rank=process.rank)
+        self._tokenizer = load_tokenizer(job.policy)
+        self._pairs, self._counts = load_pairs(job.pairs, params)
+        self._plan = Plan(
+            num_pairs=len(self._pairs),
+            epochs=params.epochs,
+            global_batch=params.global_batch_pairs,
+            micro_batch=params.micro_batch_pairs,
+            world_size=process.world_size,
+            seed=job.seed,
+        )
+        self._loaded: ResponseLogprobs | None = None
+
+    def run(self) -> None:
+        self._tell_counts()
+        set_seed(derive_seed(self._job.seed, "train") % 2**32)
+        ref_logprobs = self._reference_logprobs()
+        resumed = self._resume_point()
+        resumed_step = resumed[0] if resumed else 0
+        log = metrics_log.MetricsLog(self._metrics_path(), resumed_step=resumed_step)
+        trainer = self._trainer(ref_logprobs, log)
+        self._process.check_stop()
+        if resumed is not None:
+            state = json.loads((resumed[1] / STATE_FILE).read_text())
+            self._kappa.load_state_dict(state["kappa"])
+            self._process.events.info(f"going on after step {resumed_step}")
+        trainer.train(resume_from_checkpoint=str(resumed[1]) if resumed else None)
+        log.close()
+        if self._process.stop_requested():
+            return
+        self._save(trainer)
+        if self._process.is_first:
+            self._write_records(ref_logprobs, log)
+
+    def _reference_logprobs(self) -> RefLogprobs:
+        job = self._job
+        if job.params.reference_logprobs == "sampler":
+            return reference.sampler_logprobs(self._pairs)
+        folder = job.work / "reference"
+        reference.compute_reference(
+            self._pairs,
+            self._reference_model,
+            folder=folder,
+            numerics=self._numerics,
+            micro_batch=job.params.micro_batch_pairs,
+            process=self._process,
+        )
+        self._process.barrier()
+        return reference.read_reference(folder)
+
+    def _reference_model(self) -> ResponseLogprobs:
+        model = load_logprob_model(self._job.reference, self._numerics)
+        if self._job.same_model and self._job.params.deepspeed.zero_stage == "off":
+            # The same weights: training starts from this very model.
+            self._loaded = model
+        return model
+
+    def _policy(self) -> ResponseLogprobs:
+        model = self._loaded or load_logprob_model(self._job.policy, self._numerics)
+        self._loaded = None
+        if self._job.params.lora.rank:
+            model = ResponseLogprobs(add_adapters(model.policy, self._job.params.lora))
+        if self._job.params.gradient_checkpointing:
+            causal_lm(model.policy).gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def _trainer(self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog) -> PairTrainer:
+        params, process = self._job.params, self._process
+        # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
+        arguments = self._arguments()
+        callbacks: list[Any] = [StepReporter(process, log, self._plan)] if process.is_first else []
+        callbacks.append(
+            CheckpointSchedule(
+                process,
+                every_steps=params.checkpoint_every_steps,
+                every_seconds=params.checkpoint_every_seconds,
+            )
+        )
+        return PairTrainer(
+            model=self._policy(),
+            args=arguments,
+            batches=MicroBatches(self._pairs, ref_logprobs, self._plan, process.rank),
+            plan=self._plan,
+            settings=self._settings,
+            kappa=self._kappa,
+            iteration=params.iteration,
+            checkpoints=self._checkpoints(),
+            before_publish=log.sync,
+            callbacks=callbacks,
+        )
+
+    def _arguments(self) -> TrainingArguments:
+        params, plan = self._job.params, self._plan
+        written = self._job.work / "writing"
+        if self._process.is_first:
+            shutil.rmtree(written, ignore_errors=True)
+        return TrainingArguments(
+            output_dir=str(written),
+            per_device_train_batch_size=plan.micro_batch,
+            gradient_accumulation_steps=plan.accumulation,
+            max_steps=plan.num_steps,
+            learning_rate=params.learning_rate,
+            lr_scheduler_type=params.lr_schedule
+            if params.lr_schedule != "constant"
+            else "constant_with_warmup",
+            warmup_steps=round(params.warmup_ratio * plan.num_steps),
+            optim="adamw_torch",
+            weight_decay=params.weight_decay,
+            adam_beta1=params.adam_beta1,
+            adam_beta2=params.adam_beta2,
+            adam_epsilon=params.adam_epsilon,
+            max_grad_norm=params.max_grad_norm,
+            bf16=self._numerics.bfloat16,
+            use_cpu=not self._job.on_gpu,
+            seed=derive_seed(self._job.seed, "train") % 2**32,
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_strategy="no",
+            disable_tqdm=True,
+            report_to=list(params.report_to) or "none",
+            run_name=self._job.run or None,
+            ddp_find_unused_parameters=False,
+            deepspeed=deepspeed_config(
+                params.deepspeed, plan, self._numerics, max_grad_norm=params.max_grad_norm
+            ),
+        )
+
+    def _resume_point(self) -> tuple[int, Path] | None:
+        return checkpoints.last_checkpoint(self._checkpoints())
+
+    def _checkpoints(self) -> Path:
+        return self._job.work / "checkpoints"
+
+    def _metrics_path(self) -> Path:
+        name = METRICS if self._process.is_first else f"metrics-{self._process.rank}.jsonl"
+        return self._job.work / name
+
+    def _save(self, trainer: PairTrainer) -> None:
+        job = self._job
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if self._process.is_first:
+            dtype = job.params.save_dtype
+            chosen = checkpoint_dtype(job.policy) if dtype == "auto" else dtype
+            folder = job.out / "checkpoint"
+            weights = policy_weights(state, job.params.lora)
+            save_policy(trainer.model.policy, weights, self._tokenizer, chosen, folder)
+            if job.params.reference == "ema":
+                save_average(
+                    job.reference,
+                    folder,
+                    self._tokenizer,
+                    decay=job.params.ema_decay,
+                    dtype=chosen,
+                    folder=job.out / "ema",
+                )
+        self._process.barrier()
+
+    def _write_records(self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog) -> None:
+        out = self._job.out
+        reference.write_reference(out / "reference_logprobs.parquet", self._pairs, ref_logprobs)
+        shutil.copyfile(self._metrics_path(), out / METRICS)
+        gap = reference.difference_to_sampler(self._pairs, ref_logprobs)
+        self._process.events.info(
+            f"log π_ref differs from the sampler's by {gap.mean:.2g} per token, "
+            f"at most {gap.max:.2g}"
+        )
+        counts = self._counts
+        summary = {
+            "steps": self._plan.num_steps,
+            "epochs": self._plan.epochs,
+            "pairs": counts.used,
+            "pairs_dropped": counts.read - counts.used,
+            "pair_counts": asdict(counts),
+            "kappa": log.records[-1]["kappa"],
+            "reference_minus_sampler": asdict(gap),
+            "metrics": metrics_log.summarize(log.records, epoch=self._plan.epochs),
+        }
+        (out / "summary.json").write_text(dump_json(summary))
+
+    def _tell_counts(self) -> None:
+        counts, longest = self._counts, self._job.params.max_length_tokens
+        self._process.events.info(
+            f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
+            f"{self._plan.num_steps} steps of {self._plan.global_batch} pairs"
+        )
+        if counts.truncated or counts.dropped_over_length:
+            self._process.events.warning(
+                f"{counts.truncated} pairs were cut and {counts.dropped_over_length} dropped: "
+                f"longer than {longest} tokens"
+            )
+        if counts.dropped_empty:
+            self._process.events.warning(
+                f"{counts.dropped_empty} pairs dropped: an empty prompt or response"
+            )
+
+
+def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
+    """The objective, checked.
+
+    Raises:
+        UserError: The combination is not defined.
+    """
+    chosen = {field.name: getattr(params, field.name) for field in fields(ObjectiveSettings)}
+    try:
+        return ObjectiveSettings(**chosen)
+    except ValueError as error:
+        raise UserError(f"the objective: {error}", "choose another combination") from error
+
+
+def kappa_controller(params: KappaParams) -> KappaController:
+    """What gives κ of each step.
+
+    Raises:
+        UserError: The schedule is not defined.
+    """
+    try:
+        schedule = KappaSchedule(
+            kappa=params.kappa,
+            kind=params.kappa_schedule,
+            final_fraction=params.kappa_final_fraction,
+            values=params.kappa_values,
+        )
+        return KappaController(
+            schedule,
+            target_ratio=params.target_ratio,
+            calibration_batches=params.calibration_batches,
+        )
+    except ValueError as error:
+        raise UserError(f"kappa: {error}", "correct the value") from error

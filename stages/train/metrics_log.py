@@ -1,0 +1,69 @@
+"""Metrics per step: one JSON object a line, and their means over the last epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+TIMINGS = ("step_seconds", "tokens_per_second")
+"""Values that differ between computations of the same result; they stay out of the summary."""
+
+
+class MetricsLog:
+    """The records of a training, kept beside its checkpoints.
+
+    Args:
+        path: The file; records of an earlier attempt are kept up to ``resumed_step``.
+        resumed_step: Step of the checkpoint that training goes on from, 0 for none.
+    """
+
+    def __init__(self, path: Path, *, resumed_step: int) -> None:
+        self._path = path
+        self.records = [record for record in _whole_records(path) if record["step"] <= resumed_step]
+        temporary = path.with_suffix(".partial")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+        temporary.rename(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Adds the record of one step."""
+        self.records.append(record)
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Makes the records as lasting as a checkpoint written after them."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
+    """Means of an epoch's metrics over its pairs.
+
+    Args:
+        records: Of all steps; each has `epoch` and `num_pairs`.
+        epoch: Which epoch, from 1.
+    """
+    chosen = [record for record in records if record["epoch"] == epoch]
+    pairs = sum(record["num_pairs"] for record in chosen)
+    names = [
+        name
+        for name in chosen[0]
+        if name not in ("step", "epoch", "num_pairs", "num_tokens", *TIMINGS)
+    ]
+    return {
+        name: sum(record[name] * record["num_pairs"] for record in chosen) / pairs for name in names
+    }
+
+
+def _whole_records(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    # A killed attempt may have left half a line at the end.
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,172 @@
+"""Parameters of the train stage. Defaults are those of the paper's published code."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stages.contract.params import Settings, StageParams, speed_only
+
+
+class ObjectiveParams(Settings):
+    """What is minimised: L − κ · L_bonus + nll_weight · NLL, averaged over the pairs of a batch.
+
+    The preference term L of a tied pair is zero; its bonus and NLL count.
+    """
+
+    divergence: str | float = "reverse_kl"
+    """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence in [0, 1]."""
+    design: Literal[
+        "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
+    ] = "one_minus_pi"
+    """The exploratory bonus; `none` is plain f-DPO."""
+    probability: Literal["sequence", "token_mean", "token"] = "sequence"
+    """π in the bonus: of the sequence, its geometric mean per token, or of each token."""
+    numerics: Literal["exact", "paper"] = "exact"
+    """`paper` uses the published code's ε forms."""
+    beta: float = Field(0.1, gt=0)
+    """β of the preference loss."""
+    label_smoothing: float = Field(0.0, ge=0, le=0.5)
+    """Probability that a preference label is wrong."""
+    bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
+    """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
+    nll_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen response's negative log-likelihood per token."""
+
+
+class KappaParams(Settings):
+    """κ, the weight of the bonus."""
+
+    kappa: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """κ at the start of an iteration; with a target ratio, a factor on the calibrated κ."""
+    kappa_schedule: Literal["constant", "linear", "cosine", "per_iteration"] = "constant"
+    """`linear` and `cosine` let κ fall over an iteration; `per_iteration` takes `kappa_values`."""
+    kappa_final_fraction: float = Field(0.0, ge=0, le=1)
+    """What a falling schedule leaves of κ at the last step."""
+    kappa_values: tuple[float, ...] = ()
+    """κ of iterations 1, 2, … under `per_iteration`; the last one stays."""
+    target_ratio: float | None = Field(None, gt=0)
+    """Wanted |κ · bonus| / |L|: κ is set from the first batches. Unset leaves κ as it is."""
+    calibration_batches: int = Field(8, ge=1)
+    """Global batches that set κ where a target ratio is wanted."""
+
+    @model_validator(mode="after")
+    def _values_belong_to_per_iteration(self) -> Self:
+        if (self.kappa_schedule == "per_iteration") != bool(self.kappa_values):
+            raise ValueError(
+                f"kappa_values = {list(self.kappa_values)} with kappa_schedule = "
+                f"{self.kappa_schedule!r}: values belong to 'per_iteration', "
+                "which needs at least one"
+            )
+        return self
+
+
+class OptimizerParams(Settings):
+    """AdamW and its schedule; both start anew in every iteration."""
+
+    epochs: int = Field(2, ge=1)
+    """Passes over the pairs."""
+    learning_rate: float = Field(5e-7, gt=0)
+    """Highest learning rate, reached after the warm-up."""
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    """Share of all steps over which the learning rate rises linearly."""
+    global_batch_pairs: int = Field(256, ge=1)
+    """Pairs per optimizer step, over all processes. An epoch's last batch may be smaller."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of AdamW's first moment."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of AdamW's second moment."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """ε in AdamW's denominator."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 never scales."""
+
+
+class LengthParams(Settings):
+    """Which rows fit. What does not is counted in `summary.json`, and a warning says so."""
+
+    max_length_tokens: int = Field(2048, ge=2)
+    """Most tokens of a prompt with one response."""
+    max_prompt_tokens: int = Field(1000, ge=1)
+    """Tokens to which the prompt of an over-long pair is cut."""
+    over_length: Literal["truncate", "drop"] = "truncate"
+    """`truncate`: an over-long pair keeps its prompt's last and its responses' first tokens."""
+
+    @model_validator(mode="after")
+    def _lengths_leave_room_for_a_response(self) -> Self:
+        if self.max_prompt_tokens >= self.max_length_tokens:
+            raise ValueError(
+                f"max_prompt_tokens = {self.max_prompt_tokens} leaves no room for a response "
+                f"within max_length_tokens = {self.max_length_tokens}"
+            )
+        return self
+
+
+class LoraParams(Settings):
+    """Low-rank adapters (peft) in place of full fine-tuning; merged into the saved checkpoint."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters: their product is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the adapters' input."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the linear layers that get adapters; empty for all but the head."""
+
+
+class DeepSpeedParams(Settings):
+    """DeepSpeed. It changes where weights and optimizer state lie, not what is computed."""
+
+    zero_stage: Literal["off", 0, 1, 2, 3] = "off"
+    """ZeRO stage; `off` trains without DeepSpeed."""
+    offload_optimizer: bool = False
+    """Keep optimizer state in CPU memory (stages 1 to 3)."""
+    offload_parameters: bool = False
+    """Keep weights in CPU memory (stage 3)."""
+
+
+class TrainParams(ObjectiveParams, KappaParams, OptimizerParams, LengthParams, StageParams):
+    """Trains a policy on preference pairs by f-DPO with an exploratory bonus.
+
+    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables).
+    Outputs: `checkpoint/`, `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and
+    with `reference = "ema"` also `ema/`, the next iteration's reference.
+    """
+
+    stage: ClassVar[str] = "train"
+    version: ClassVar[str] = "1"
+
+    iteration: int = Field(1, ge=1)
+    """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""
+    lora: LoraParams = LoraParams()
+    """Low-rank adapters."""
+    reference: Literal["previous", "initial", "ema"] = "previous"
+    """Whose model the `reference` input is; `ema` also writes the moved average."""
+    ema_decay: float = Field(0.9, ge=0, le=1)
+    """Share of the old reference that stays in the average per iteration."""
+    reference_logprobs: Literal["model", "sampler"] = "model"
+    """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the forward pass; `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities and
+    optimizer state are float32 always."""
+    save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the saved weights; `auto` keeps the starting checkpoint's."""
+
+    micro_batch_pairs: int = speed_only(2, ge=1)
+    """Most pairs per process in one forward pass; the global batch is the same for every value."""
+    gradient_checkpointing: bool = speed_only(True)
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
+    """DeepSpeed's ZeRO."""
+    checkpoint_every_steps: int | None = speed_only(None, ge=1)
+    """Steps between checkpoints from which a retry goes on."""
+    checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
+    """Seconds between such checkpoints."""
+    report_to: tuple[str, ...] = speed_only(())
+    """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …)."""

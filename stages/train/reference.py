@@ -1,0 +1,169 @@
+"""log π_ref of every response token, known before the first step and kept with the artifact.
+
+Computed in parts that survive a failed attempt; each process computes its share of the parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from stages.contract.tables import TableWriter, read_batches
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.train.batches import RefLogprobs, collate
+from stages.train.data import Pair
+from stages.train.job import Process
+from stages.train.numerics import Numerics
+
+PART_PAIRS = 512
+"""Pairs in one part: what a killed attempt loses at most, per process."""
+FORWARD_FACTOR = 4
+"""A pass without gradients holds few activations: it takes so many micro-batches at once."""
+
+REFERENCE_LOGPROBS = pa.schema(
+    [
+        # Row of the pair among all rows of the stage's PAIRS tables, from 0.
+        pa.field("pair_index", pa.int64(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("chosen_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("rejected_logprobs", pa.list_(pa.float32()), nullable=False),
+    ],
+    metadata={"table": "reference_logprobs"},
+)
+
+
+@dataclass(frozen=True)
+class SamplerDifference:
+    """|log π_ref − the sampler's log-probability| per response token, in nats."""
+
+    mean: float
+    max: float
+
+
+def compute_reference(
+    pairs: Sequence[Pair],
+    load_model: Callable[[], ResponseLogprobs],
+    *,
+    folder: Path,
+    numerics: Numerics,
+    micro_batch: int,
+    process: Process,
+) -> None:
+    """Writes the parts of this process that ``folder`` lacks.
+
+    Args:
+        pairs: What is trained on.
+        load_model: Gives the reference model; called only where a part is missing.
+        folder: Where parts are kept between attempts.
+        numerics: Those of the policy.
+        micro_batch: Pairs in a forward pass of training.
+        process: This process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = range(0, len(pairs), PART_PAIRS)
+    missing = [
+        start
+        for start in parts[process.rank :: process.world_size]
+        if not _part(folder, start).exists()
+    ]
+    if not missing:
+        return
+    model = load_model().eval()
+    own = sum(len(pairs[start : start + PART_PAIRS]) for start in missing)
+    done = 0
+    for start in missing:
+        part = pairs[start : start + PART_PAIRS]
+        found: RefLogprobs = {}
+        for batch in _by_length(part, micro_batch * FORWARD_FACTOR):
+            with torch.no_grad(), numerics.forward_context():
+                found |= _logprobs(model, batch, numerics.device)
+            done += len(batch)
+            process.check_stop()
+            process.events.progress(done, own, "pairs", "reference log-probabilities")
+        temporary = _part(folder, start).with_suffix(".partial")
+        _write(temporary, part, found)
+        temporary.rename(_part(folder, start))
+
+
+def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
+    """The sampler's own log-probabilities, in place of the reference model's."""
+    return {pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in pairs}
+
+
+def read_reference(folder: Path) -> RefLogprobs:
+    """Reads all parts."""
+    found: RefLogprobs = {}
+    for batch in read_batches(_parts(folder), REFERENCE_LOGPROBS):
+        for row in batch.to_pylist():
+            found[row["pair_index"]] = (
+                np.array(row["chosen_logprobs"], dtype=np.float32),
+                np.array(row["rejected_logprobs"], dtype=np.float32),
+            )
+    return found
+
+
+def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
+    """Writes the artifact's table, in the order of the pairs."""
+    _write(path, pairs, reference)
+
+
+def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> SamplerDifference:
+    """Compares log π_ref with what the sampler saw; large values mean different numerics."""
+    total, largest, tokens = 0.0, 0.0, 0
+    for pair in pairs:
+        for response, logprobs in zip(
+            (pair.chosen, pair.rejected), reference[pair.index], strict=True
+        ):
+            gaps = np.abs(response.logprobs.astype(np.float64) - logprobs)
+            total += float(gaps.sum())
+            largest = max(largest, float(gaps.max()))
+            tokens += len(gaps)
+    return SamplerDifference(mean=total / tokens, max=largest)
+
+
+def _logprobs(model: ResponseLogprobs, batch: Sequence[Pair], device: torch.device) -> RefLogprobs:
+    rows = collate(batch)
+    flat = model(
+        *(rows[name].to(device) for name in ("input_ids", "source_index", "targets"))
+    ).cpu()
+    lengths = rows["response_mask"].sum(dim=1).tolist()
+    by_row = [row.numpy() for row in flat.split(lengths)]
+    return {
+        pair.index: (by_row[place], by_row[len(batch) + place]) for place, pair in enumerate(batch)
+    }
+
+
+def _by_length(pairs: Sequence[Pair], size: int) -> Iterator[list[Pair]]:
+    ordered = sorted(pairs, key=lambda pair: (-pair.num_tokens, pair.index))
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def _write(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
+    with TableWriter(path, REFERENCE_LOGPROBS) as writer:
+        for pair in pairs:
+            chosen, rejected = reference[pair.index]
+            writer.write(
+                {
+                    "pair_index": pair.index,
+                    "prompt_id": pair.prompt_id,
+                    "chosen_logprobs": chosen,
+                    "rejected_logprobs": rejected,
+                }
+            )
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _part(folder: Path, start: int) -> Path:
+    return folder / f"part-{start:09d}.parquet"
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"))

@@ -1,0 +1,223 @@
+"""The Hugging Face Trainer, told what a pair's loss is and when a checkpoint is whole.
+
+Shapes: `B` pairs of a micro-batch, `R = 2B` rows (chosen first), `S` response tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
+
+from stages.contract.errors import UserError
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.objectives import (
+    METRIC_SUMS,
+    KappaController,
+    ObjectiveSettings,
+    ResponseLogps,
+    geb_objective,
+    metric_sums,
+    step_metrics,
+)
+from stages.train.batches import Batch, MicroBatches, Plan, pad_responses
+from stages.train.checkpoints import publish_checkpoint
+
+STATE_FILE = "geb_state.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class PairTrainer(Trainer):
+    """Minimises the mean over a global batch's pairs of L − κ · L_bonus + weighted NLL.
+
+    One "epoch" of the Trainer spans all epochs of the plan, so that every step has the same number
+    of micro-batches and a checkpoint's step is its place in the data.
+
+    Args:
+        model: The policy.
+        args: Arguments whose output folder is where checkpoints are written before they are whole.
+        batches: All micro-batches of this process.
+        plan: Which pairs are in which step.
+        settings: The objective.
+        kappa: Gives κ of each step.
+        iteration: Iteration of the run, from 1.
+        checkpoints: Folder of whole checkpoints.
+        before_publish: Called on the first process before a checkpoint counts as whole.
+        callbacks: Those that report.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ResponseLogprobs,
+        args: TrainingArguments,
+        batches: MicroBatches,
+        plan: Plan,
+        settings: ObjectiveSettings,
+        kappa: KappaController,
+        iteration: int,
+        checkpoints: Path,
+        before_publish: Callable[[], None],
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        super().__init__(model=model, args=args, train_dataset=batches, callbacks=callbacks)
+        self.remove_callback(PrinterCallback)
+        # compute_loss divides by the pairs of the whole global batch itself.
+        self.loss_is_scaled_for_ga = True
+        self._plan = plan
+        self._settings = settings
+        self._kappa = kappa
+        self._iteration = iteration
+        self._checkpoints = checkpoints
+        self._before_publish = before_publish
+        self._step_kappa = 0.0
+        self._sums = self._no_sums()
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The micro-batches in their order; accelerate must neither shard nor shuffle them."""
+        return DataLoader(self.train_dataset, batch_size=1, collate_fn=_only)
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], None]:
+        """Fetches a step's micro-batches and settles its κ, before any gradient is computed."""
+        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._kappa.calibrating:
+            self._calibrate(samples)
+        self._step_kappa = self._kappa.kappa(
+            step=self.state.global_step, num_steps=self._plan.num_steps, iteration=self._iteration
+        )
+        return samples, None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """This micro-batch's part of the global batch's mean loss."""
+        chosen, rejected = self._responses(model, inputs)
+        output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
+        # Gradients are averaged over processes, the mean is over the pairs of all of them.
+        share = inputs["weight"] * self._plan.world_size
+        if inputs["weight"] > 0:
+            sums = metric_sums(chosen, rejected, self._settings, self._step_kappa, inputs["tie"])
+            self._sums[:-1] += sums
+            self._sums[-1] += inputs["num_tokens"]
+        return output.loss(self._step_kappa).sum() * share
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the objective's metrics to a step's record."""
+        if "loss" in logs:
+            sums = self._reduce(self._sums)
+            self._sums = self._no_sums()
+            logs = {**logs, **step_metrics(sums[:-1]), "kappa": self._step_kappa}
+            logs["num_pairs"] = sums[METRIC_SUMS.index("num_pairs")].item()
+            logs["num_tokens"] = sums[-1].item()
+            self._check_finite(logs)
+        super().log(logs, start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the weights being trained; DeepSpeed's own checkpoint has them already."""
+        if self.is_deepspeed_enabled or not self.args.should_save:
+            return
+        assert output_dir is not None
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        save_file(self._trained_weights(), Path(output_dir) / WEIGHTS_FILE)
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        saved = load_file(Path(resume_from_checkpoint) / WEIGHTS_FILE)
+        weights = self._trained_weights()
+        assert saved.keys() == weights.keys(), "the checkpoint is of another model"
+        for name, weight in weights.items():
+            weight.copy_(saved[name])
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.world_size > 1:
+            torch.distributed.barrier()
+        if self.args.should_save:
+            written = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            (written / STATE_FILE).write_text(json.dumps({"kappa": self._kappa.state_dict()}))
+            self._before_publish()
+            publish_checkpoint(written, self._checkpoints)
+
+    def _trained_weights(self) -> dict[str, Tensor]:
+        return {
+            name: parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def _calibrate(self, samples: list[Batch]) -> None:
+        """Shows κ's controller |L| and |bonus| of the coming step, from a pass of its own."""
+        absolute = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        with torch.no_grad():
+            for sample in samples:
+                inputs = self._prepare_inputs(sample)
+                # Also where no pair is left for this process: the forward pass is collective.
+                chosen, rejected = self._responses(self.model_wrapped, inputs)
+                output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
+                if inputs["weight"] > 0:
+                    terms = (output.preference_loss, output.bonus)
+                    absolute += torch.stack([term.abs().double().sum() for term in terms])
+        loss_sum, bonus_sum = self._reduce(absolute).tolist()
+        try:
+            self._kappa.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
+        except ValueError as error:
+            raise UserError(
+                f"train.target_ratio: {error}",
+                "set train.kappa and unset train.target_ratio",
+            ) from error
+
+    def _responses(self, model: nn.Module, inputs: Batch) -> tuple[ResponseLogps, ResponseLogps]:
+        mask = inputs["response_mask"]
+        flat = model(inputs["input_ids"], inputs["source_index"], inputs["targets"])
+        logp = pad_responses(flat, mask)
+        reference = inputs["ref_logprobs"]
+        pairs = mask.shape[0] // 2
+        chosen, rejected = (
+            ResponseLogps(
+                logp=logp[rows].sum(dim=1),
+                ref_logp=reference[rows].sum(dim=1),
+                num_tokens=mask[rows].sum(dim=1),
+                token_logp=logp[rows],
+                token_mask=mask[rows],
+                ref_token_logp=reference[rows],
+            )
+            for rows in (slice(0, pairs), slice(pairs, 2 * pairs))
+        )
+        return chosen, rejected
+
+    def _reduce(self, sums: Tensor) -> Tensor:
+        if self.args.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        return sums
+
+    def _no_sums(self) -> Tensor:
+        """Sums of the objective's metrics, and of tokens."""
+        return torch.zeros(len(METRIC_SUMS) + 1, dtype=torch.float64, device=self.args.device)
+
+    def _check_finite(self, logs: dict[str, float]) -> None:
+        if not math.isfinite(logs["loss"]):
+            raise UserError(
+                f"the loss is {logs['loss']} at step {self.state.global_step} "
+                f"(largest terms: bonus {logs['bonus']:g}, kappa {logs['kappa']:g})",
+                "lower train.learning_rate or train.kappa, or choose another train.design",
+            )
+
+
+def _only(items: list[Batch]) -> Batch:
+    return items[0]

@@ -1,0 +1,40 @@
+"""DeepSpeed's configuration, made from ours: one source for batch sizes, clipping and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stages.train.batches import Plan
+from stages.train.numerics import Numerics
+from stages.train.params import DeepSpeedParams
+
+
+def deepspeed_config(
+    params: DeepSpeedParams, plan: Plan, numerics: Numerics, *, max_grad_norm: float
+) -> dict[str, Any] | None:
+    """The configuration, or None where DeepSpeed is off.
+
+    The optimizer and the schedule are the Trainer's, so that they are the same with and without
+    DeepSpeed.
+    """
+    if params.zero_stage == "off":
+        return None
+    zero: dict[str, Any] = {"stage": params.zero_stage}
+    if params.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    if params.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    if params.zero_stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "gradient_clipping": max_grad_norm,
+        "zero_optimization": zero,
+        "bf16": {"enabled": numerics.bfloat16},
+        # With an offloaded optimizer DeepSpeed wants its own compiled AdamW; torch's is the one
+        # that gives the same result everywhere.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+    }

@@ -1,0 +1,128 @@
+"""Pairs, requests and runs of the train stage for its tests."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from stages.contract.events import Emitter
+from stages.contract.program import execute
+from stages.contract.request import FileInput, Request, Resources, make_request
+from stages.contract.store import Artifact, Store
+from stages.contract.tables import PAIRS, write_table
+from stages.train.params import TrainParams
+from stages.train.run import STAGE
+
+VOCABULARY = 19
+
+PARAMS: dict[str, Any] = {
+    "design": "one_minus_pi",
+    "beta": 1.0,
+    "nll_weight": 0.5,
+    "learning_rate": 3e-3,
+    "global_batch_pairs": 8,
+    "epochs": 2,
+    "gradient_checkpointing": False,
+    "micro_batch_pairs": 4,
+}
+
+
+def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0) -> Path:
+    """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
+    random = np.random.default_rng(seed)
+
+    def row(index: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": f"question {index}"}]
+        fields: dict[str, Any] = {
+            "prompt_id": prompt_id(messages),
+            "messages": messages,
+            "prompt_token_ids": random.integers(3, VOCABULARY, random.integers(1, 9)).tolist(),
+            "tie": index in ties,
+        }
+        for side, opening, score in (("chosen", 7, 1.0), ("rejected", 8, 0.0)):
+            length = int(random.integers(0, 6))
+            ids = [opening, *random.integers(3, VOCABULARY, length).tolist()]
+            fields |= {
+                f"{side}_sample_index": int(side == "rejected"),
+                f"{side}_token_ids": ids,
+                f"{side}_logprobs": [-3.0] * len(ids),
+                f"{side}_response": "",
+                f"{side}_finish_reason": "stop",
+                f"{side}_score": score if index not in ties else 0.5,
+            }
+        return fields
+
+    write_table(path, PAIRS, (row(index) for index in range(num_pairs)))
+    return path
+
+
+def file_input(path: Path) -> FileInput:
+    """A file or folder as a request's input."""
+    if path.is_file():
+        return FileInput(location=str(path), digest=sha256_file(path))
+    files = {str(each.relative_to(path)): sha256_file(each) for each in sorted(path.rglob("*"))}
+    return FileInput(location=str(path), digest=sha256_tree(files))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An artifact of the train stage and what was said while it was made."""
+
+    artifact: Artifact
+    events: list[dict[str, Any]]
+
+    @property
+    def weights(self) -> bytes:
+        return (self.artifact.path / "checkpoint" / "model.safetensors").read_bytes()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.artifact.path / "summary.json").read_text())
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        lines = (self.artifact.path / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.records]
+
+
+def request_for(
+    store: Path,
+    policy: Path,
+    pairs: Sequence[Path],
+    *,
+    reference: Path | None = None,
+    seed: int = 0,
+    processes: int = 1,
+    **changes: Any,
+) -> Request:
+    """A request with :data:`PARAMS` and ``changes`` in a store of its own."""
+    Store.open(str(store), create=True)
+    return make_request(
+        TrainParams.model_validate(PARAMS | changes),
+        inputs={
+            "policy": [file_input(policy)],
+            "reference": [file_input(reference or policy)],
+            "pairs": [file_input(path) for path in pairs],
+        },
+        seed=seed,
+        store=str(store),
+        resources=Resources(processes=processes),
+    )
+
+
+def train(store: Path, policy: Path, pairs: Sequence[Path], **options: Any) -> Trained:
+    """Runs the stage in this process."""
+    stream = io.StringIO()
+    artifact = execute(STAGE, request_for(store, policy, pairs, **options), Emitter(stream))
+    return Trained(artifact, [json.loads(line) for line in stream.getvalue().splitlines()])
