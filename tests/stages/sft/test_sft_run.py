@@ -16,9 +16,9 @@ from stages.contract.events import Log, Metric, Progress, parse_event
 from stages.contract.store import Store
 from stages.modeling.chat import render_prompt
 from stages.modeling.load import load_causal_lm, load_tokenizer
-from stages.sft.params import ArchitectureParams, SftOptimizerParams, SftParams
+from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
-from tests.stage_calls import call, request_for
+from tests.stage_calls import call_request, request_for
 from tests.tiny_models import make_tiny_llama
 
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -41,9 +41,8 @@ NUM_STEPS = 2 * 5
 def params(**changes):
     return SftParams(
         architecture=ArchitectureParams(**ARCHITECTURE),
-        optimizer=SftOptimizerParams(**{**OPTIMIZER, **changes.pop("optimizer", {})}),
         precision="float32",
-        **changes,
+        **{**OPTIMIZER, **changes},
     )
 
 
@@ -64,7 +63,7 @@ def sft(data, tmp_path):
     def run(*, seed=0, data=data, policy=None, store="store", **changes):
         inputs = {"data": data} | ({"policy": policy} if policy else {})
         request = request_for(params(**changes), inputs, tmp_path / store, seed=seed)
-        artifact, events = call(STAGE, request)
+        artifact, events = call_request(STAGE, request)
         return artifact.path, events
 
     return run
@@ -86,7 +85,7 @@ def losses(artifact):
 
 
 def test_a_policy_from_scratch_learns_to_answer(sft):
-    artifact, events = sft(optimizer={"epochs": 40})
+    artifact, events = sft(epochs=40)
     source = ModelSource(str(artifact / "checkpoint"))
     tokenizer, model = load_tokenizer(source), load_causal_lm(source, dtype="float32")
     prompt = render_prompt(tokenizer, ROWS[7]["messages"][:-1])
@@ -125,7 +124,7 @@ def test_micro_batches_change_nothing_but_rounding(sft):
 
 
 def test_learning_rate_rises_then_falls_to_nothing(sft):
-    artifact, _ = sft(optimizer={"epochs": 4, "warmup_ratio": 0.25})
+    artifact, _ = sft(epochs=4, warmup_ratio=0.25)
     lines = (artifact / "metrics.jsonl").read_text().splitlines()
     rates = [json.loads(line)["learning_rate"] for line in lines]
     assert rates[0] == 0
@@ -222,7 +221,7 @@ def test_files_that_are_no_data_are_refused(sft, tmp_path):
 
 def test_divergence_ends_with_advice(sft):
     with pytest.raises(UserError, match="diverged at step") as caught:
-        sft(optimizer={"learning_rate": 1e30, "max_grad_norm": 0})
+        sft(learning_rate=1e30, max_grad_norm=0)
     assert "learning_rate" in caught.value.remedy
 
 
@@ -245,13 +244,12 @@ def signal_in_training(request, path, number):
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_an_interrupted_training_goes_on_to_the_same_weights(sft, data, tmp_path, number, code):
-    many = {"epochs": 60}
-    whole, _ = sft(optimizer=many, store="whole")
-    changed = params(optimizer=many, checkpoint_every_steps=10)
+    whole, _ = sft(epochs=60, store="whole")
+    changed = params(epochs=60, checkpoint_every_steps=10)
     request = request_for(changed, {"data": data}, tmp_path / "store")
     assert signal_in_training(request, tmp_path / "request.json", number) == code
     assert not Store.open(request.store).artifact_path("sft", request.key).exists()
-    artifact, events = call(STAGE, request)
+    artifact, events = call_request(STAGE, request)
     steps = [event.done for event in events if isinstance(event, Progress)]
     assert steps[0] > 10, "the retry began from the start"
     assert_equal_weights(artifact.path, whole)
