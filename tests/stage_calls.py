@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.inputs import digest_of
-from stages.contract.digests import prompt_id
+from stages.contract.digests import prompt_id, sha256_file, sha256_tree
 from stages.contract.events import Emitter, Event, parse_event
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
@@ -18,8 +17,12 @@ from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
 
 
 def file_input(path: Path) -> FileInput:
-    """A file outside the store as an input."""
-    return FileInput(location=str(path), digest=digest_of(path))
+    """A file or folder outside the store as an input."""
+    if path.is_dir():
+        files = [each for each in path.rglob("*") if each.is_file()]
+        names = {each.relative_to(path).as_posix(): sha256_file(each) for each in files}
+        return FileInput(location=str(path), digest=sha256_tree(names))
+    return FileInput(location=str(path), digest=sha256_file(path))
 
 
 def user_turn(text: str) -> list[dict[str, str]]:
