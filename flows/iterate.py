@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prefect import flow
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import RunConfig
 from flows.plan import walk
@@ -18,7 +17,6 @@ from flows.watchers import Silent
 @flow(
     name="iterate",
     flow_run_name="{config.name}",
-    task_runner=ThreadPoolTaskRunner(max_workers=None),
     persist_result=False,
 )
 def iterate(config: RunConfig) -> None:

@@ -74,8 +74,7 @@ class PrefectExecutor:
 
     def _task(self, step: Step) -> Task[Any, Any]:
         execution = self._session.config.execution
-        return task(
-            self._run,
+        decorate = task(
             name=step.stage,
             task_run_name=step.name,
             retries=execution.retries,
@@ -83,8 +82,8 @@ class PrefectExecutor:
             retry_condition_fn=_can_be_retried,
             cache_policy=NO_CACHE,
             persist_result=False,
-            log_prints=False,
         )
+        return decorate(self._run)
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         listener = _Listener(name, self._session)
