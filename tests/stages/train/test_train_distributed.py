@@ -150,5 +150,5 @@ def test_a_worker_s_complaint_is_the_stage_s(tmp_path, policy, pairs):
 def test_a_crash_in_a_worker_is_named(tmp_path, policy, pairs, monkeypatch):
     # A rendezvous that no worker can reach.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent0")
-    with pytest.raises(StageFailedError, match="training process . of 2 failed"):
+    with pytest.raises(StageFailedError, match=r"training process . of 2 failed"):
         train(tmp_path / "store", policy, [pairs], processes=2)
