@@ -32,7 +32,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("iterashuns=1", ["iterashuns", "did you mean 'iterations'"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
         ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
-        ("generate.shard_index=1", ["generate.shard_index is set by the run"]),
+        ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
         ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
         ("inputs.warm_start=null", ["no policy to start from"]),
         ("train.kappa", ["is not NAME=VALUE"]),
