@@ -22,7 +22,8 @@ def file_input(path: Path) -> FileInput:
         files = [each for each in path.rglob("*") if each.is_file()]
         names = {each.relative_to(path).as_posix(): sha256_file(each) for each in files}
         return FileInput(location=str(path), digest=sha256_tree(names))
-    return FileInput(location=str(path), digest=sha256_file(path))
+    digest = sha256_file(path) if path.exists() else "of nothing"
+    return FileInput(location=str(path), digest=digest)
 
 
 def user_turn(text: str) -> list[dict[str, str]]:

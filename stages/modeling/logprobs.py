@@ -75,7 +75,7 @@ def head_is_plain(policy: nn.Module) -> bool:
     if any(hasattr(weight, "ds_id") for weight in model.parameters()):
         # Sharded by ZeRO-3 before an engine gathers it: cannot be run yet.
         return True
-    probe = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    probe = torch.ones((1, 2), dtype=torch.long, device=model.device)
     training = model.training
     model.eval()
     with torch.no_grad():
@@ -83,7 +83,7 @@ def head_is_plain(policy: nn.Module) -> bool:
         expected = model.get_output_embeddings()(hidden)
         logits = model(input_ids=probe, use_cache=False).logits
     model.train(training)
-    return torch.allclose(logits.float(), expected.float(), rtol=1e-3, atol=1e-3)
+    return torch.equal(logits.float(), expected.float())
 
 
 def token_logprobs(

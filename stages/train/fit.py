@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -25,7 +24,7 @@ from stages.train.numerics import Numerics, repeatable
 from stages.train.params import KappaParams, ObjectiveParams
 from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
 from stages.train.saving import policy_weights, save_average, save_policy
-from stages.train.trainer import STATE_FILE, PairTrainer
+from stages.train.trainer import PairTrainer
 from stages.train.zero import deepspeed_config
 
 METRICS = "metrics.jsonl"
@@ -68,20 +67,18 @@ class _Fit:
         set_seed(derive_seed(self._job.seed, "train") % 2**32)
         ref_logprobs = self._reference_logprobs()
         resumed = self._resume_point()
-        resumed_step = resumed[0] if resumed else 0
-        log = metrics_log.MetricsLog(self._metrics_path(), resumed_step=resumed_step)
+        log = None
+        if self._process.is_first:
+            step = resumed.step if resumed else 0
+            log = metrics_log.MetricsLog(self._job.work / METRICS, resumed_step=step)
         trainer = self._trainer(ref_logprobs, log)
         self._process.check_stop()
-        if resumed is not None:
-            state = json.loads((resumed[1] / STATE_FILE).read_text())
-            self._kappa.load_state_dict(state["kappa"])
-            self._process.events.info(f"going on after step {resumed_step}")
-        trainer.train(resume_from_checkpoint=str(resumed[1]) if resumed else None)
-        log.close()
-        if self._process.stop_requested():
-            return
+        trainer.train(resume_from_checkpoint=str(resumed.path) if resumed else None)
+        # The last checkpoint is there: nothing is lost if the weights are not written.
+        self._process.check_stop()
         self._save(trainer)
-        if self._process.is_first:
+        if log is not None:
+            log.close()
             self._write_records(ref_logprobs, log)
 
     def _reference_logprobs(self) -> RefLogprobs:
@@ -116,11 +113,34 @@ class _Fit:
             causal_lm(model.policy).gradient_checkpointing_enable({"use_reentrant": False})
         return model
 
-    def _trainer(self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog) -> PairTrainer:
+    def _resume_point(self) -> checkpoints.Checkpoint | None:
+        found = checkpoints.last_checkpoint(self._checkpoints())
+        if found is None:
+            return None
+        if found.state["layout"] != self._layout():
+            self._process.events.warning(
+                f"the checkpoint of step {found.step} is of another layout "
+                f"({found.state['layout']}, now {self._layout()}): training starts anew"
+            )
+            return None
+        self._kappa.load_state_dict(found.state["kappa"])
+        self._process.events.info(f"going on after step {found.step}")
+        return found
+
+    def _layout(self) -> dict[str, Any]:
+        """What a checkpoint's files depend on: DeepSpeed writes one set per process."""
+        stage = self._job.params.deepspeed.zero_stage
+        if stage == "off":
+            return {"zero_stage": stage}
+        return {"zero_stage": stage, "world_size": self._process.world_size}
+
+    def _trainer(
+        self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog | None
+    ) -> PairTrainer:
         params, process = self._job.params, self._process
         # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
         arguments = self._arguments()
-        callbacks: list[Any] = [StepReporter(process, log, self._plan)] if process.is_first else []
+        callbacks: list[Any] = [StepReporter(process, log, self._plan)] if log else []
         callbacks.append(
             CheckpointSchedule(
                 process,
@@ -136,8 +156,7 @@ class _Fit:
             settings=self._settings,
             kappa=self._kappa,
             iteration=params.iteration,
-            checkpoints=self._checkpoints(),
-            before_publish=log.sync,
+            publish=lambda written: self._publish(written, log),
             callbacks=callbacks,
         )
 
@@ -177,15 +196,15 @@ class _Fit:
             ),
         )
 
-    def _resume_point(self) -> tuple[int, Path] | None:
-        return checkpoints.last_checkpoint(self._checkpoints())
-
     def _checkpoints(self) -> Path:
         return self._job.work / "checkpoints"
 
-    def _metrics_path(self) -> Path:
-        name = METRICS if self._process.is_first else f"metrics-{self._process.rank}.jsonl"
-        return self._job.work / name
+    def _publish(self, written: Path, log: metrics_log.MetricsLog | None) -> None:
+        """Makes a written checkpoint count, after the records of the steps that led to it."""
+        if log is not None:
+            log.sync()
+        state = {"kappa": self._kappa.state_dict(), "layout": self._layout()}
+        checkpoints.publish_checkpoint(written, state, self._checkpoints())
 
     def _save(self, trainer: PairTrainer) -> None:
         job = self._job
@@ -210,7 +229,7 @@ class _Fit:
     def _write_records(self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog) -> None:
         out = self._job.out
         reference.write_reference(out / "reference_logprobs.parquet", self._pairs, ref_logprobs)
-        shutil.copyfile(self._metrics_path(), out / METRICS)
+        shutil.copyfile(self._job.work / METRICS, out / METRICS)
         gap = reference.difference_to_sampler(self._pairs, ref_logprobs)
         self._process.events.info(
             f"log π_ref differs from the sampler's by {gap.mean:.2g} per token, "

@@ -83,7 +83,8 @@ def _workers(job_file: Path, num_workers: int, port: int) -> Iterator[list[_Work
             }
             process = subprocess.Popen(
                 [sys.executable, "-m", "stages.train.worker", str(job_file)],
-                stdin=subprocess.DEVNULL,
+                # Held open by this process: its end tells a worker that this process is gone.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
             )
@@ -94,7 +95,9 @@ def _workers(job_file: Path, num_workers: int, port: int) -> Iterator[list[_Work
             if worker.process.poll() is None:
                 worker.process.kill()
             worker.process.wait()
-            worker.stdout.close()
+            for stream in (worker.process.stdin, worker.process.stdout):
+                assert stream is not None
+                stream.close()
 
 
 def _watch(workers: list[_Worker], ctx: StageContext[TrainParams]) -> None:

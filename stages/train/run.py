@@ -22,7 +22,6 @@ def run(ctx: StageContext[TrainParams]) -> None:
 
         with ctx.deferred_stop():
             fit(job, Process(0, 1, ctx.events, lambda: ctx.stop_requested))
-    ctx.check_stop()
 
 
 def make_job(ctx: StageContext[TrainParams]) -> Job:

@@ -65,7 +65,6 @@ def save_policy(
         folder: Where to.
     """
     model = causal_lm(policy)
-    model.config.dtype = DTYPES[dtype]
     cast = {
         name: weight.to(DTYPES[dtype]) if weight.is_floating_point() else weight
         for name, weight in weights.items()
@@ -75,6 +74,9 @@ def save_policy(
         if name in cast and source in cast:
             cast[name] = cast[source]
     model.save_pretrained(folder, state_dict=cast)
+    # save_pretrained records the dtype in memory, which is not that of the saved weights.
+    model.config.dtype = DTYPES[dtype]
+    model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

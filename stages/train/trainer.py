@@ -5,7 +5,6 @@ Shapes: `B` pairs of a micro-batch, `R = 2B` rows (chosen first), `S` response t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +29,7 @@ from stages.objectives import (
     step_metrics,
 )
 from stages.train.batches import Batch, MicroBatches, Plan, pad_responses
-from stages.train.checkpoints import publish_checkpoint
 
-STATE_FILE = "geb_state.json"
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -50,8 +47,7 @@ class PairTrainer(Trainer):
         settings: The objective.
         kappa: Gives κ of each step.
         iteration: Iteration of the run, from 1.
-        checkpoints: Folder of whole checkpoints.
-        before_publish: Called on the first process before a checkpoint counts as whole.
+        publish: Makes a written checkpoint count; called on the first process.
         callbacks: Those that report.
     """
 
@@ -65,8 +61,7 @@ class PairTrainer(Trainer):
         settings: ObjectiveSettings,
         kappa: KappaController,
         iteration: int,
-        checkpoints: Path,
-        before_publish: Callable[[], None],
+        publish: Callable[[Path], None],
         callbacks: list[TrainerCallback],
     ) -> None:
         super().__init__(model=model, args=args, train_dataset=batches, callbacks=callbacks)
@@ -77,8 +72,7 @@ class PairTrainer(Trainer):
         self._settings = settings
         self._kappa = kappa
         self._iteration = iteration
-        self._checkpoints = checkpoints
-        self._before_publish = before_publish
+        self._publish = publish
         self._step_kappa = 0.0
         self._sums = self._no_sums()
 
@@ -149,10 +143,7 @@ class PairTrainer(Trainer):
         if self.args.world_size > 1:
             torch.distributed.barrier()
         if self.args.should_save:
-            written = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            (written / STATE_FILE).write_text(json.dumps({"kappa": self._kappa.state_dict()}))
-            self._before_publish()
-            publish_checkpoint(written, self._checkpoints)
+            self._publish(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
     def _trained_weights(self) -> dict[str, Tensor]:
         return {

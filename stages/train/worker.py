@@ -29,6 +29,7 @@ def main() -> int:
     """Takes part in a training and returns the exit code."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     said = _claim_stdout()
     rank = int(os.environ["RANK"])
     # Only the first process reports how far it is; each says why it failed.
@@ -62,6 +63,13 @@ def _join(job: Job, rank: int) -> None:
     if job.on_gpu:
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl" if job.on_gpu else "gloo")
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the stage's process is gone: a retry must find no one at work."""
+    while os.read(0, 1):
+        pass
+    os._exit(EXIT_STOPPED)
 
 
 def _claim_stdout() -> TextIO:

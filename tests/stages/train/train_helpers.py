@@ -104,9 +104,11 @@ def request_for(
     reference: Path | None = None,
     seed: int = 0,
     processes: int = 1,
+    reference_kind: str = "previous",
     **changes: Any,
 ) -> Request:
     """A request with :data:`PARAMS` and ``changes`` in a store of its own."""
+    changes["reference"] = reference_kind
     Store.open(str(store), create=True)
     return make_request(
         TrainParams.model_validate(PARAMS | changes),

@@ -1,0 +1,143 @@
+"""Chunked log-probabilities of response tokens equal those of a plain forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from stages.modeling.logprobs import ResponseLogprobs, head_is_plain, token_logprobs
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "mistral-windowed": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+}
+# Prompt and response lengths: one-token prompts and responses, equal and very unequal rows.
+ROWS = ((1, 1), (5, 3), (2, 9), (7, 1), (1, 11))
+
+
+def rows_of(lengths: tuple[tuple[int, int], ...]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Unpadded rows, and the padded arguments of the module."""
+    torch.manual_seed(1)
+    rows = [torch.randint(1, 37, (prompt + response,)) for prompt, response in lengths]
+    width = max(map(len, rows))
+    padded = torch.zeros((len(rows), width), dtype=torch.long)
+    sources, targets = [], []
+    for place, ((prompt, _), row) in enumerate(zip(lengths, rows, strict=True)):
+        padded[place, : len(row)] = row
+        sources.append(place * width + torch.arange(prompt - 1, len(row) - 1))
+        targets.append(row[prompt:])
+    arguments = {
+        "input_ids": padded,
+        "source_index": torch.cat(sources),
+        "targets": torch.cat(targets),
+    }
+    return rows, arguments
+
+
+def naive_logprobs(model: Any, rows: list[torch.Tensor]) -> torch.Tensor:
+    """One unpadded forward pass per row, softmax over everything."""
+    found = []
+    for (prompt, _), row in zip(ROWS, rows, strict=True):
+        logp = model(input_ids=row[None]).logits[0].float().log_softmax(dim=-1)
+        found.append(logp[prompt - 1 : -1].gather(1, row[prompt:, None])[:, 0])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_equal_those_of_the_plain_forward_pass(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    rows, arguments = rows_of(ROWS)
+    weights = torch.randn(len(arguments["targets"]))
+
+    expected = naive_logprobs(model, rows)
+    (expected * weights).sum().backward()
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    found = ResponseLogprobs(model)(**arguments)
+    (found * weights).sum().backward()
+
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 7, 100])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_chunk_size_changes_nothing(chunk_rows, with_bias):
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=True)
+    bias = torch.randn(11, requires_grad=True) if with_bias else None
+    targets = torch.randint(0, 11, (7,))
+    inputs = [each for each in (hidden, weight, bias) if each is not None]
+
+    found = token_logprobs(hidden, weight, bias, targets, chunk_bytes=4 * 11 * chunk_rows)
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    expected = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+
+    torch.testing.assert_close(found, expected)
+    outer = torch.randn(7)
+    for ours, theirs in zip(
+        torch.autograd.grad((found * outer).sum(), inputs),
+        torch.autograd.grad((expected * outer).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden = torch.randn(3, 5, requires_grad=True)
+    weight = torch.randn(11, 5)
+    token_logprobs(hidden, weight, None, torch.tensor([1, 2, 3])).sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_log_probabilities_are_float32_under_bfloat16_autocast():
+    torch.manual_seed(0)
+    model = FAMILIES["llama"]().eval()
+    rows, arguments = rows_of(ROWS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ResponseLogprobs(model)(**arguments)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, naive_logprobs(model, rows), rtol=0.05, atol=0.1)
+
+
+def test_a_capped_head_is_noticed():
+    sizes = {**SIZES, "head_dim": 4}
+    capped = Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=1.0))
+    assert not head_is_plain(capped)
+    assert head_is_plain(FAMILIES["llama"]())
+
+
+def test_a_model_without_a_linear_head_is_refused():
+    model = FAMILIES["llama"]()
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    with pytest.raises(ValueError, match="plain linear head"):
+        ResponseLogprobs(model)

@@ -1,0 +1,101 @@
+"""Reading pairs: what is used, cut, dropped and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.tables import PAIRS, read_rows, write_table
+from stages.train.data import load_pairs
+from stages.train.params import TrainParams
+from tests.stages.train.train_helpers import make_pairs
+
+
+def params(**changes: Any) -> TrainParams:
+    return TrainParams.model_validate({"max_length_tokens": 10, "max_prompt_tokens": 4} | changes)
+
+
+def write_changed(tmp_path, **changes: Any):
+    """A table of one ordinary pair and one with other values."""
+    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 2), PAIRS))
+    rows[0] |= {"prompt_token_ids": [3, 4], "chosen_token_ids": [7], "chosen_logprobs": [-1.0]}
+    rows[0] |= {"rejected_token_ids": [8, 9], "rejected_logprobs": [-1.0, -2.0]}
+    rows[1] = rows[0] | changes
+    path = tmp_path / "pairs.parquet"
+    write_table(path, PAIRS, rows)
+    return path
+
+
+def test_token_ids_and_logprobs_are_those_of_the_table(tmp_path):
+    first, second = (
+        make_pairs(tmp_path / "a.parquet", 5),
+        make_pairs(tmp_path / "b.parquet", 3, seed=1),
+    )
+    pairs, counts = load_pairs([first, second], params(max_length_tokens=99))
+    rows = [*read_rows([first, second], PAIRS)]
+    assert counts.read == counts.used == len(rows) == 8
+    for index, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
+        assert (pair.index, pair.prompt_id) == (index, row["prompt_id"])
+        assert pair.prompt.tolist() == row["prompt_token_ids"]
+        assert pair.rejected.token_ids.tolist() == row["rejected_token_ids"]
+        assert pair.chosen.logprobs.tolist() == row["chosen_logprobs"]
+
+
+def test_an_over_long_pair_keeps_the_end_of_its_prompt_and_the_start_of_its_responses(tmp_path):
+    path = write_changed(
+        tmp_path,
+        prompt_token_ids=list(range(20)),
+        chosen_token_ids=list(range(30, 45)),
+        chosen_logprobs=[-float(index) for index in range(15)],
+    )
+    pairs, counts = load_pairs([path], params())
+    assert (counts.used, counts.truncated) == (2, 1)
+    assert pairs[1].prompt.tolist() == [16, 17, 18, 19]
+    assert pairs[1].chosen.token_ids.tolist() == [30, 31, 32, 33, 34, 35]
+    assert pairs[1].chosen.logprobs.tolist() == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
+    assert pairs[1].rejected.token_ids.tolist() == [8, 9]
+
+
+def test_a_pair_at_the_limit_is_left_alone(tmp_path):
+    path = write_changed(tmp_path, prompt_token_ids=list(range(8)))
+    pairs, counts = load_pairs([path], params())
+    assert counts.truncated == 0
+    assert len(pairs[1].prompt) == 8
+
+
+def test_over_long_and_empty_pairs_are_dropped_and_counted(tmp_path):
+    path = write_changed(tmp_path, prompt_token_ids=list(range(20)))
+    _, counts = load_pairs([path], params(over_length="drop"))
+    assert (counts.used, counts.dropped_over_length) == (1, 1)
+    path = write_changed(tmp_path, rejected_token_ids=[], rejected_logprobs=[])
+    _, counts = load_pairs([path], params())
+    assert (counts.used, counts.dropped_empty) == (1, 1)
+
+
+def test_empty_tables_are_refused(tmp_path):
+    write_table(tmp_path / "empty.parquet", PAIRS, [])
+    with pytest.raises(UserError, match="tables are empty") as caught:
+        load_pairs([tmp_path / "empty.parquet"], params())
+    assert "keep ties" in caught.value.remedy
+
+
+def test_tables_of_which_nothing_fits_are_refused(tmp_path):
+    path = make_pairs(tmp_path / "pairs.parquet", 4)
+    with pytest.raises(UserError, match="none of 4 pairs"):
+        load_pairs([path], params(max_length_tokens=2, max_prompt_tokens=1, over_length="drop"))
+
+
+def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
+    path = make_pairs(tmp_path / "pairs.parquet", 4, ties=range(4))
+    with pytest.raises(UserError, match="all 4 pairs are ties"):
+        load_pairs([path], params(design="none"))
+    assert load_pairs([path], params(design="one_minus_pi"))[1].ties == 4
+    assert load_pairs([path], params(design="none", nll_weight=1.0))[1].ties == 4
+
+
+def test_log_probabilities_that_do_not_fit_their_tokens_are_refused(tmp_path):
+    path = write_changed(tmp_path, chosen_logprobs=[-1.0, -2.0])
+    with pytest.raises(UserError, match="chosen response has 1 token ids and 2 log"):
+        load_pairs([path], params())

@@ -1,0 +1,143 @@
+"""A training that was killed or stopped goes on, and ends with the uninterrupted one's bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.contract.events import Metric, Progress, parse_event
+from stages.contract.request import Request
+from stages.contract.store import Store
+from tests.stages.train.train_helpers import make_pairs, request_for, train
+from tests.tiny_models import make_tiny_llama
+
+LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5, "calibration_batches": 2}
+EVERY = {"checkpoint_every_steps": 5}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, policy, pairs):
+    return train(tmp_path_factory.mktemp("store"), policy, [pairs], **LONG)
+
+
+def end_when(request: Request, folder: Path, number: int, due: Callable[[Any], bool]) -> int:
+    """Runs the stage as a program and signals it at the first event that is ``due``."""
+    path = folder / "request.json"
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.train", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if due(parse_event(line)):
+                process.send_signal(number)
+                break
+        process.stdout.read()
+        return process.wait()
+
+
+def at_step(step: int) -> Callable[[Any], bool]:
+    return lambda event: isinstance(event, Metric) and event.step >= step
+
+
+def work_of(request: Request) -> Path:
+    return Store.open(request.store).work_path(request.stage, request.key)
+
+
+@pytest.mark.parametrize("step", [1, 23])
+def test_after_sigkill_a_retry_ends_with_the_same_bytes(
+    tmp_path, policy, pairs, uninterrupted, step
+):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    assert end_when(request, tmp_path, signal.SIGKILL, at_step(step)) == -signal.SIGKILL
+    assert Store.open(request.store).load(request.stage, request.key) is None
+
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+
+    steps = [event["step"] for event in resumed.events if event["type"] == "metric"]
+    assert steps[-1] == resumed.summary["steps"]
+    if step > EVERY["checkpoint_every_steps"]:
+        assert steps[0] > step - 2 * EVERY["checkpoint_every_steps"]
+    assert resumed.weights == uninterrupted.weights
+    assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
+    assert [record["step"] for record in resumed.records] == list(range(1, len(resumed.losses) + 1))
+
+
+def test_sigterm_saves_before_the_stage_ends(tmp_path, policy, pairs, uninterrupted):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG)
+    assert end_when(request, tmp_path, signal.SIGTERM, at_step(4)) == 143
+    [checkpoint] = (work_of(request) / "checkpoints").iterdir()
+    saved = int(checkpoint.name.removeprefix("checkpoint-"))
+
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG)
+
+    first = next(event for event in resumed.events if event["type"] == "metric")
+    assert first["step"] == saved + 1
+    assert resumed.weights == uninterrupted.weights
+
+
+def test_a_retry_computes_no_reference_logprobs_again(tmp_path, policy, pairs):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG)
+    end_when(request, tmp_path, signal.SIGKILL, at_step(1))
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG)
+    units = {event["unit"] for event in resumed.events if event["type"] == "progress"}
+    assert units == {"steps"}
+
+
+def test_a_stage_killed_while_it_computes_the_reference_starts_over(
+    tmp_path, policy, pairs, uninterrupted
+):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG)
+    reference = lambda event: isinstance(event, Progress) and event.unit == "pairs"  # noqa: E731
+    assert end_when(request, tmp_path, signal.SIGKILL, reference) == -signal.SIGKILL
+    assert train(tmp_path / "store", policy, [pairs], **LONG).weights == uninterrupted.weights
+
+
+def test_half_written_files_are_ignored(tmp_path, policy, pairs, uninterrupted):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    end_when(request, tmp_path, signal.SIGKILL, at_step(12))
+    work = work_of(request)
+    half = work / "writing" / "checkpoint-999"
+    half.mkdir(parents=True)
+    (half / "optimizer.pt").write_bytes(b"half")
+    (work / "reference" / "part-000000512.partial").write_bytes(b"half")
+    with (work / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "lo')
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    assert resumed.weights == uninterrupted.weights
+    assert resumed.losses == uninterrupted.losses
+
+
+def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs, uninterrupted):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    end_when(request, tmp_path, signal.SIGKILL, at_step(12))
+    [checkpoint] = (work_of(request) / "checkpoints").iterdir()
+    state = json.loads((checkpoint / "geb_state.json").read_text())
+    state["layout"] = {"zero_stage": 3, "world_size": 4}
+    (checkpoint / "geb_state.json").write_text(json.dumps(state))
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    warnings = [event["message"] for event in resumed.events if event.get("level") == "warning"]
+    assert any("another layout" in message for message in warnings)
+    assert resumed.weights == uninterrupted.weights

@@ -1,0 +1,335 @@
+"""The train stage in one process: what it learns, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages.contract.errors import UserError
+from stages.contract.tables import PAIRS, read_rows
+from stages.train.reference import REFERENCE_LOGPROBS
+from tests.stages.train.train_helpers import PARAMS, make_pairs, request_for, train
+from tests.tiny_models import make_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, policy, pairs):
+    return train(tmp_path_factory.mktemp("store"), policy, [pairs])
+
+
+def weights_of(trained):
+    return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
+
+
+def assert_same_training(left, right, tolerance=1e-4):
+    assert left.losses == pytest.approx(right.losses, rel=tolerance, abs=tolerance)
+    expected = weights_of(right)
+    for name, weight in weights_of(left).items():
+        torch.testing.assert_close(weight, expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def first_logprob(checkpoint, pairs, token):
+    """Mean log π(token | prompt) over the pairs' prompts."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    total, prompts = 0.0, [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        total += float(logits.log_softmax(dim=-1)[token])
+    return total / len(prompts)
+
+
+def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
+    checkpoint = trained.artifact.path / "checkpoint"
+    assert first_logprob(checkpoint, pairs, 7) > first_logprob(policy, pairs, 7) + 0.5
+    assert first_logprob(checkpoint, pairs, 8) < first_logprob(policy, pairs, 8) - 0.5
+    assert trained.summary["metrics"]["accuracy"] > 0.9
+    assert trained.records[-1]["preference_loss"] < trained.records[0]["preference_loss"]
+
+
+def test_the_checkpoint_is_an_ordinary_one(trained, policy):
+    checkpoint = trained.artifact.path / "checkpoint"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(policy).chat_template
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert model.config.use_cache
+    assert model.config.dtype == torch.float32
+    assert (checkpoint / "generation_config.json").exists()
+    assert str(policy) not in (checkpoint / "config.json").read_text()
+    assert weights_of(trained).keys() == load_file(policy / "model.safetensors").keys()
+
+
+def test_the_policy_starts_at_its_reference(trained):
+    first = trained.records[0]
+    assert first["chosen_logratio"] == pytest.approx(0.0, abs=1e-5)
+    # Two of the 32 pairs are ties: without a preference loss, log 2 each otherwise.
+    tied = sum(record["preference_loss"] for record in trained.records[:1])
+    assert tied <= math.log(2) + 1e-6
+
+
+def test_records_and_summary_say_what_was_done(trained):
+    summary = trained.summary
+    assert (summary["steps"], summary["pairs"], summary["pairs_dropped"]) == (8, 32, 0)
+    assert summary["pair_counts"]["ties"] == 2
+    assert summary["kappa"] == 1.0
+    assert [record["step"] for record in trained.records] == list(range(1, 9))
+    assert [record["epoch"] for record in trained.records] == [1] * 4 + [2] * 4
+    for name in ("loss", "bonus", "bonus_ratio", "bonus_gradient_share", "accuracy", "grad_norm"):
+        assert name in trained.records[0]
+        assert name in summary["metrics"]
+    last_epoch = [record["loss"] for record in trained.records[4:]]
+    assert summary["metrics"]["loss"] == pytest.approx(sum(last_epoch) / 4)
+    assert not {"step_seconds", "tokens_per_second"} & summary["metrics"].keys()
+    assert trained.artifact.manifest.files["metrics.jsonl"].telemetry
+    kinds = [event["type"] for event in trained.events]
+    assert kinds.count("metric") == 8
+    assert "progress" in kinds
+
+
+def test_learning_rate_warms_up_and_falls_to_zero(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], warmup_ratio=0.25)
+    rates = [record["learning_rate"] for record in found.records]
+    assert rates[0] < rates[1] < PARAMS["learning_rate"] * (1 + 1e-9)
+    assert max(rates) == pytest.approx(PARAMS["learning_rate"])
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, pairs):
+    found = train(tmp_path / "store", policy, [pairs], reference=other)
+    model = AutoModelForCausalLM.from_pretrained(other)
+    stored = list(read_rows(found.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS))
+    rows = list(read_rows(pairs, PAIRS))
+    assert [row["pair_index"] for row in stored] == list(range(len(rows)))
+    for row, ours in zip(rows, stored, strict=True):
+        for side in ("chosen", "rejected"):
+            prompt, response = row["prompt_token_ids"], row[f"{side}_token_ids"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+            logp = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
+            expected = logp.gather(1, torch.tensor(response)[:, None])[:, 0]
+            torch.testing.assert_close(
+                torch.tensor(ours[f"{side}_logprobs"]), expected, rtol=1e-4, atol=1e-5
+            )
+    assert abs(found.records[0]["chosen_logratio"]) > 0.1
+
+
+def test_the_sampler_s_logprobs_can_stand_in(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], reference_logprobs="sampler")
+    stored = list(read_rows(found.artifact.path / "reference_logprobs.parquet", REFERENCE_LOGPROBS))
+    assert all(value == -3.0 for row in stored for value in row["chosen_logprobs"])
+    assert found.summary["reference_minus_sampler"] == {"mean": 0.0, "max": 0.0}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
+    tmp_path, trained, policy, pairs
+):
+    again = train(tmp_path / "again", policy, [pairs])
+    assert again.weights == trained.weights
+    assert again.artifact.manifest.digest("") == trained.artifact.manifest.digest("")
+    assert train(tmp_path / "other", policy, [pairs], seed=1).weights != trained.weights
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_the_micro_batch_does_not_change_the_result(tmp_path, trained, policy, pairs, micro_batch):
+    found = train(tmp_path / "store", policy, [pairs], micro_batch_pairs=micro_batch)
+    assert found.artifact.manifest.key == trained.artifact.manifest.key
+    assert_same_training(found, trained)
+
+
+def test_a_last_batch_that_is_smaller_counts_its_own_pairs_only(tmp_path, policy):
+    pairs = make_pairs(tmp_path / "pairs.parquet", 11)
+    whole = train(tmp_path / "whole", policy, [pairs], micro_batch_pairs=8)
+    parts = train(tmp_path / "parts", policy, [pairs], micro_batch_pairs=2)
+    assert [record["num_pairs"] for record in whole.records] == [8, 3, 8, 3]
+    assert_same_training(parts, whole)
+
+
+def test_gradient_checkpointing_does_not_change_the_result(tmp_path, trained, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], gradient_checkpointing=True)
+    assert_same_training(found, trained)
+
+
+def test_kappa_zero_is_training_without_a_bonus(tmp_path, policy, pairs):
+    zero = train(tmp_path / "zero", policy, [pairs], kappa=0.0, design="arctanh")
+    none = train(tmp_path / "none", policy, [pairs], design="none")
+    bonus = train(tmp_path / "bonus", policy, [pairs], design="arctanh")
+    assert zero.weights == none.weights
+    assert bonus.weights != none.weights
+    assert zero.records[0]["bonus"] != 0.0
+
+
+def test_ties_learn_from_the_bonus_but_not_from_the_preference(tmp_path, policy):
+    tied = make_pairs(tmp_path / "tied.parquet", 8, ties=range(8))
+    xpo = train(tmp_path / "bonus", policy, [tied], design="xpo", nll_weight=0.0)
+    assert all(record["preference_loss"] == 0.0 for record in xpo.records)
+    assert xpo.records[-1]["rejected_logratio"] < -0.1
+    assert xpo.summary["metrics"]["accuracy"] == 0.0
+
+
+def test_a_target_ratio_sets_kappa(tmp_path, policy, pairs):
+    found = train(
+        tmp_path / "store",
+        policy,
+        [pairs],
+        target_ratio=0.25,
+        calibration_batches=1,
+        nll_weight=0.0,
+    )
+    assert found.records[0]["bonus_ratio"] == pytest.approx(0.25, rel=1e-3)
+    assert {record["kappa"] for record in found.records} == {found.summary["kappa"]}
+
+
+def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
+    falling = train(tmp_path / "falling", policy, [pairs], kappa_schedule="linear", kappa=2.0)
+    assert falling.records[0]["kappa"] == 2.0
+    assert falling.records[-1]["kappa"] == 0.0
+    listed = train(
+        tmp_path / "listed",
+        policy,
+        [pairs],
+        kappa_schedule="per_iteration",
+        kappa_values=[1.0, 0.25],
+        iteration=2,
+    )
+    assert listed.summary["kappa"] == 0.25
+
+
+def test_an_average_reference_is_written(tmp_path, policy, other, pairs):
+    found = train(
+        tmp_path / "store", policy, [pairs], reference=other, reference_kind="ema", ema_decay=0.75
+    )
+    old, new = load_file(other / "model.safetensors"), weights_of(found)
+    average = load_file(found.artifact.path / "ema" / "model.safetensors")
+    for name, weight in average.items():
+        torch.testing.assert_close(weight, 0.75 * old[name] + 0.25 * new[name])
+    AutoTokenizer.from_pretrained(found.artifact.path / "ema")
+
+
+def test_lora_saves_merged_weights(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], lora={"rank": 4, "alpha": 8.0})
+    start, end = load_file(policy / "model.safetensors"), weights_of(found)
+    assert start.keys() == end.keys()
+    changed = {name for name in end if not torch.equal(start[name], end[name])}
+    assert changed == {name for name in end if "_proj" in name}
+    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
+    # The merged checkpoint is what was trained: its log-ratios go on where training ended.
+    again = train(
+        tmp_path / "again",
+        found.artifact.path / "checkpoint",
+        [pairs],
+        reference=policy,
+        epochs=1,
+        learning_rate=1e-9,
+    )
+    assert again.records[0]["margin"] > 1.0
+
+
+def test_lora_keeps_its_result_when_the_merge_is_reloaded(tmp_path, policy, pairs):
+    params = {"lora": {"rank": 4, "alpha": 8.0}, "global_batch_pairs": 32, "epochs": 3}
+    params |= {"lr_schedule": "constant", "warmup_ratio": 0.0}
+    found = train(tmp_path / "store", policy, [pairs], **params)
+    longer = train(tmp_path / "longer", policy, [pairs], **params | {"epochs": 4})
+    merged = train(
+        tmp_path / "merged",
+        found.artifact.path / "checkpoint",
+        [pairs],
+        reference=policy,
+        global_batch_pairs=32,
+        epochs=1,
+    )
+    assert merged.losses[0] == pytest.approx(longer.losses[3], rel=1e-4)
+
+
+def test_a_lora_layer_that_is_not_there_is_refused(tmp_path, policy, pairs):
+    with pytest.raises(UserError, match="target_modules"):
+        train(tmp_path / "store", policy, [pairs], lora={"rank": 2, "target_modules": ["nope"]})
+
+
+def test_weights_are_saved_in_the_dtype_asked_for(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], save_dtype="bfloat16", epochs=1)
+    assert {weight.dtype for weight in weights_of(found).values()} == {torch.bfloat16}
+    config = json.loads((found.artifact.path / "checkpoint" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+
+
+def test_bfloat16_training_keeps_float32_weights(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], precision="bfloat16")
+    assert {weight.dtype for weight in weights_of(found).values()} == {torch.float32}
+    assert found.records[0]["chosen_logratio"] == pytest.approx(0.0, abs=1e-3)
+    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
+
+
+def test_tied_embeddings_stay_tied(tmp_path, pairs):
+    tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
+    found = train(tmp_path / "store", tied, [pairs])
+    assert weights_of(found).keys() == load_file(tied / "model.safetensors").keys()
+    checkpoint = found.artifact.path / "checkpoint"
+    assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"design": "selm", "divergence": "forward_kl"}, "not defined under forward_kl"),
+        ({"divergence": "forward"}, "divergence"),
+        ({"target_ratio": 0.5, "design": "none"}, "target_ratio"),
+        ({"learning_rate": 1e30}, "loss is"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        train(tmp_path / "store", policy, [pairs], **changes)
+    assert caught.value.remedy
+
+
+def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
+    with pytest.raises(UserError, match="tokenizer"):
+        train(tmp_path / "store", bare, [pairs])
+
+
+def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
+    found = train(
+        tmp_path / "store", policy, [pairs], max_length_tokens=8, max_prompt_tokens=4, epochs=1
+    )
+    assert found.summary["pair_counts"]["truncated"] > 0
+    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
+    assert any("longer than 8 tokens" in message for message in warnings)
+
+
+def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
+    plain = request_for(tmp_path / "store", policy, [pairs])
+    fast = request_for(
+        tmp_path / "store",
+        policy,
+        [pairs],
+        processes=2,
+        micro_batch_pairs=1,
+        gradient_checkpointing=True,
+        deepspeed={"zero_stage": 3},
+        checkpoint_every_steps=1,
+        report_to=["tensorboard"],
+    )
+    assert fast.key == plain.key
+    assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
