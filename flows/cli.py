@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 from rich.console import Console
+from typer.exceptions import TyperException
 
 from flows.commands import inspect, models, run, store
 from stages.contract.errors import EXIT_FAILED, EXIT_USER, GebError, StoppedError, UserError
@@ -39,15 +39,14 @@ def _run() -> int:
         if error.remedy:
             errors.print(f"[bold]remedy[/] {_plain(error.remedy)}")
         return EXIT_USER
-    except click.UsageError as error:
+    except TyperException as error:
         errors.print(f"[bold red]error[/] {_plain(error.format_message())}")
-        where = error.ctx.command_path if error.ctx else "geb"
-        errors.print(f"[bold]remedy[/] {where} --help lists what it takes")
+        errors.print("[bold]remedy[/] add --help to the command to see what it takes")
         return EXIT_USER
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED
-    except (KeyboardInterrupt, click.Abort, StoppedError):
+    except (KeyboardInterrupt, typer.Abort, StoppedError):
         errors.print("stopped; `geb resume` goes on from what is finished")
         return 130
     except BrokenPipeError:

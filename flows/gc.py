@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.views import RunView, runs
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import Registry
+from stages.contract.registry import ModelRegistry
 from stages.contract.store import Store
 
 
@@ -66,7 +66,9 @@ def _needed(store: Store) -> set[tuple[str, str]]:
     waiting = [
         (step.stage, step.key) for run in runs(store) for step in RunView(store, run).steps()
     ]
-    waiting += Registry(store).checkpoints()
+    waiting += [
+        (each.checkpoint.stage, each.checkpoint.key) for each in ModelRegistry(store).all_versions()
+    ]
     needed: set[tuple[str, str]] = set()
     while waiting:
         stage, key = waiting.pop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prefect import flow
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import RunConfig
 from flows.plan import walk
@@ -18,14 +17,13 @@ from flows.watchers import Silent
 @flow(
     name="iterate",
     flow_run_name="{config.name}",
-    task_runner=ThreadPoolTaskRunner(max_workers=None),
     persist_result=False,
 )
 def iterate(config: RunConfig) -> None:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
-    Finished stages are found in the store and shown as Cached; a failed one runs again when the flow
-    is retried, resumed, or started anew with the same configuration.
+    Finished stages are found in the store and shown as Cached; a failed one runs again when the
+    flow is retried, resumed, or started anew with the same configuration.
     """
     execute(config, Silent())
 
@@ -41,4 +39,4 @@ def execute(
         walk(config, executor.do)
         executor.wait()
     finally:
-        session.runner.stop_all()
+        session.stop()

@@ -14,7 +14,7 @@ from flows.runners.base import Runner
 from flows.runners.process import ProcessRunner
 from flows.steps import Output, Source, Step
 from flows.views import RunView, State, StepRecord
-from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.errors import DamagedArtifactError, StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.lease import POLL_SECONDS
 from stages.contract.request import ArtifactInput, Request, key_fields, make_request
@@ -115,7 +115,18 @@ class Session:
         self._watcher = watcher
         self._forced = forced
         self._begun = time.time()
+        self._stopping = threading.Event()
         self._slots = threading.Semaphore(config.execution.parallel)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ends all running stages and every wait; returns when the stages are gone."""
+        self._stopping.set()
+        self.runner.stop_all()
 
     def obtain(self, step: Step, made: MadeBy, on_event: Callable[[Event], None]) -> Outcome:
         """Finds the artifact of a step in the store, or has its stage compute it.
@@ -175,7 +186,8 @@ class Session:
             return None
         hear(Log(message=f"computed by pid {holder['pid']} on {holder['host']}; waiting for it"))
         while lease.holder() is not None:
-            time.sleep(POLL_SECONDS)
+            if self._stopping.wait(POLL_SECONDS):
+                raise StoppedError(f"{request.step}: stopped while waiting for another run")
         return self._find(request, hear)
 
     def _set_aside_if_forced(

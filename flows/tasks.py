@@ -1,13 +1,12 @@
 """One Prefect task per stage call: request → key → store hit, or runner → artifact.
 
-The store is the only truth about what is done, so tasks neither cache nor persist results in Prefect;
-a hit is shown there as the state Cached.
+The store is the only truth about what is done, so tasks neither cache nor persist results in
+Prefect; a hit is shown there as the state Cached.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from prefect import Task, task
@@ -21,7 +20,7 @@ from prefect.states import Completed
 from flows.session import Session
 from flows.steps import Output, Step
 from flows.throttle import Throttle
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Event, Failure, Log, Metric, Progress
 from stages.contract.store import Artifact
 
@@ -75,8 +74,7 @@ class PrefectExecutor:
 
     def _task(self, step: Step) -> Task[Any, Any]:
         execution = self._session.config.execution
-        return task(
-            self._run,
+        decorate = task(
             name=step.stage,
             task_run_name=step.name,
             retries=execution.retries,
@@ -84,11 +82,11 @@ class PrefectExecutor:
             retry_condition_fn=_can_be_retried,
             cache_policy=NO_CACHE,
             persist_result=False,
-            log_prints=False,
         )
+        return decorate(self._run)
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
-        listener = _Listener(name)
+        listener = _Listener(name, self._session)
         outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
         if outcome.reused:
             return Completed(name="Cached", data=outcome.artifact, message="found in the store")
@@ -103,8 +101,9 @@ def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bo
 class _Listener:
     """Passes a stage's events on to Prefect: its log, and a progress artifact."""
 
-    def __init__(self, step: str) -> None:
+    def __init__(self, step: str, session: Session) -> None:
         self._step = step
+        self._session = session
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
         self._throttle = Throttle(_PROGRESS_SECONDS)
         self._progress: Any = None
@@ -119,7 +118,9 @@ class _Listener:
                 shown = " ".join(f"{name}={value:.4g}" for name, value in values.items())
                 self._logger.debug("step %d %s", step, shown)
             case Progress(done=done, total=total, unit=unit):
-                if self._throttle.ready() or done >= total:
+                # A run that ends may have lost its server already: nothing may wait for it.
+                wanted = self._throttle.ready() or done >= total
+                if wanted and not self._session.stopping:
                     self._show_progress(100.0 * done / max(total, 1), f"{done}/{total} {unit}")
 
     def _show_progress(self, percent: float, text: str) -> None:

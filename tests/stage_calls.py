@@ -1,4 +1,4 @@
-"""Requests for stages under test: small tables, files as inputs, a store in a temporary folder."""
+"""Calling stages in tests as the flow does: a request in, an artifact or an error out."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from stages.contract.digests import prompt_id, sha256_file, sha256_tree
 from stages.contract.events import Emitter, Event, parse_event
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
-from stages.contract.request import FileInput, Request, make_request
+from stages.contract.request import FileInput, Input, Request, make_request
 from stages.contract.store import Artifact, Store
-from stages.contract.tables import PROMPTS, write_table
+from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
 
 
 def file_input(path: Path) -> FileInput:
-    """A file or folder as input, addressed by its content."""
+    """A file or folder outside the store as an input."""
     if path.is_dir():
-        files = {
-            each.relative_to(path).as_posix(): sha256_file(each)
-            for each in path.rglob("*")
-            if each.is_file()
-        }
-        return FileInput(location=str(path), digest=sha256_tree(files))
-    return FileInput(location=str(path), digest=sha256_file(path))
+        files = [each for each in path.rglob("*") if each.is_file()]
+        names = {each.relative_to(path).as_posix(): sha256_file(each) for each in files}
+        return FileInput(location=str(path), digest=sha256_tree(names))
+    digest = sha256_file(path) if path.exists() else "of nothing"
+    return FileInput(location=str(path), digest=digest)
 
 
 def user_turn(text: str) -> list[dict[str, str]]:
@@ -63,9 +61,83 @@ def request_for(
     )
 
 
-def call(stage: Stage[Any], request: Request) -> tuple[Artifact, list[Event]]:
+def call_request(stage: Stage[Any], request: Request) -> tuple[Artifact, list[Event]]:
     """Executes a request in this process and returns the artifact and the stage's events."""
-    stream = io.StringIO()
-    artifact = execute(stage, request, Emitter(stream))
-    events = [parse_event(line) for line in stream.getvalue().splitlines()]
-    return artifact, [event for event in events if event is not None]
+    log = EventLog()
+    return execute(stage, request, log), log.events
+
+
+def call(
+    stage: Stage[Any],
+    params: StageParams,
+    inputs: Mapping[str, Sequence[Input | Path]],
+    store: Store,
+    *,
+    seed: int = 0,
+    events: Emitter | None = None,
+    **labels: str,
+) -> Artifact:
+    """Runs a stage in this process and returns its artifact."""
+    given = {
+        name: [file_input(each) if isinstance(each, Path) else each for each in group]
+        for name, group in inputs.items()
+    }
+    request = make_request(params, inputs=given, seed=seed, store=str(store.root), **labels)
+    return execute(stage, request, events or Emitter(io.StringIO()))
+
+
+class EventLog(Emitter):
+    """An emitter that remembers."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        super().__init__(self.stream)
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything emitted so far."""
+        parsed = [parse_event(line) for line in self.stream.getvalue().splitlines()]
+        return [event for event in parsed if event is not None]
+
+
+def response(question: str, sample: int, text: str, **changes: Any) -> dict[str, Any]:
+    """One row of a responses table; token ids stand for the words of ``text``."""
+    messages = [{"role": "user", "content": question}]
+    words = text.split()
+    row = {
+        "prompt_id": prompt_id(messages),
+        "sample_index": sample,
+        "messages": messages,
+        "reference_answer": None,
+        "prompt_token_ids": [1, 5],
+        "response_token_ids": [7 + len(word) % 10 for word in words],
+        "response_logprobs": [-0.5] * len(words),
+        "response": text,
+        "finish_reason": "stop",
+        "seed": 0,
+    }
+    return row | changes
+
+
+def write_scored(
+    folder: Path, rows: Sequence[tuple[dict[str, Any], float | None]], name: str = ""
+) -> tuple[Path, Path]:
+    """Writes responses with their scores as the two tables; returns their paths."""
+    responses, scores = folder / f"{name}responses.parquet", folder / f"{name}scores.parquet"
+    write_table(responses, RESPONSES, [row for row, _ in rows])
+    write_table(
+        scores,
+        SCORES,
+        [
+            {
+                "prompt_id": row["prompt_id"],
+                "sample_index": row["sample_index"],
+                "score": score,
+                "error": None if score is not None else "not scored",
+                "components": None,
+                "oracle": "test",
+            }
+            for row, score in rows
+        ],
+    )
+    return responses, scores

@@ -98,7 +98,9 @@ def make_tiny_reward_model(
     """Writes a sequence classifier with one output and its tokenizer to ``path``."""
     tokenizer = make_tiny_tokenizer(words, chat_template)
     torch.manual_seed(seed)
-    model = LlamaForSequenceClassification(tiny_config(len(tokenizer), num_labels=1, **config))
+    model = LlamaForSequenceClassification(
+        tiny_config(len(tokenizer), **{"num_labels": 1, **config})
+    )
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from flows.steps import Step
 from flows.views import RunView
 from stages.contract.errors import UserError
 from stages.contract.store import Store
+
+_WIDE_COLUMNS = 200
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 Overrides = Annotated[
@@ -33,7 +36,10 @@ FromIteration = Annotated[
     int, typer.Option("--iteration", metavar="N", help="The iteration that --from means.")
 ]
 
-console = Console(highlight=False, soft_wrap=True)
+# Into a file or a pipe, tables keep their lines whole.
+console = Console(
+    highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE_COLUMNS
+)
 
 
 def configured(path: Path, overrides: list[str] | None) -> RunConfig:

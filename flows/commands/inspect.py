@@ -73,12 +73,16 @@ def diff(
     from flows.report import summary
 
     opened = Store.open(store)
-    configs = [json.loads(configured_run(store, each).to_json()) for each in (first, second)]
-    found = [summary.summarise(RunView.existing(opened, each)) for each in (first, second)]
-    metrics = [{str(row["iteration"]): row for row in each.to_json()["rows"]} for each in found]
+
+    def facts(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = json.loads(configured_run(store, run).to_json())
+        rows = summary.summarise(RunView.existing(opened, run)).rows
+        return config, {f"iteration {row['iteration']}": row for row in rows}
+
+    (config_before, metrics_before), (config_now, metrics_now) = facts(first), facts(second)
     changes = {
-        "configuration": list(differences(*configs)),
-        "metrics": list(differences(*metrics)),
+        "configuration": list(differences(config_before, config_now)),
+        "metrics": list(differences(metrics_before, metrics_now)),
     }
     if as_json:
         print_json(changes)

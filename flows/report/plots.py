@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _STYLE = {
 
 
 def line_plot(
-    title: str, series: dict[str, tuple[Sequence[float], Sequence[float]]], xlabel: str
+    title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str
 ) -> str:
     """One line per entry of ``series``, each its x and y values."""
     figure, axes = _new(title, xlabel)
@@ -35,7 +35,7 @@ def line_plot(
     return _svg(figure)
 
 
-def histogram(title: str, samples: dict[str, Sequence[float]], xlabel: str) -> str:
+def histogram(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> str:
     """Distributions of several samples over common bins, as densities."""
     figure, axes = _new(title, xlabel)
     colours = {"policy": POLICY, "base": BASE}

@@ -12,7 +12,7 @@ from rich.table import Table
 from flows.config import RunConfig
 from flows.views import RunView
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import Registry
+from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact
 
 
@@ -121,7 +121,7 @@ def summarise(view: RunView) -> Summary:
 
 
 def _registered(view: RunView, model: str) -> list[str]:
-    registry = Registry(view.store)
+    registry = ModelRegistry(view.store)
     if model not in registry.names():
         return []
     steps = {each.version: each.step for each in registry.versions(model)}

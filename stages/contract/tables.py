@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from stages.contract.errors import UserError
 
 ROWS_PER_GROUP = 4096
+_BUFFER_BYTES = 1 << 20
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _TOKENS = pa.list_(pa.int32())
@@ -174,7 +175,8 @@ def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
         UserError: The file is missing, is no Parquet file, or has other columns.
     """
     try:
-        file = pq.ParquetFile(path)
+        # Reading ahead keeps every row group that was read until the file is closed.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except FileNotFoundError as error:
         raise UserError(f"no such table: {path}", "check the path") from error
     except pa.ArrowInvalid as error:

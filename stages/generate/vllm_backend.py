@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stages.contract.errors import UserError
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import Policy
@@ -75,6 +78,12 @@ def _start_engine(policy: Policy, params: GenerateParams) -> Any:
     # hold its memory. Both are read when vLLM is imported.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"backend 'vllm' needs vLLM, which {sys.executable} does not have",
+            "run `make setup-vllm` and let the stage run by .venv-vllm/bin/python "
+            "(execution.interpreters), or set backend to 'transformers'",
+        )
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 

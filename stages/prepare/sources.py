@@ -124,7 +124,8 @@ def _open_parquet(path: Path, columns: tuple[str, ...]) -> Source:
     wanted = [name for name in names if name in columns] or None
 
     def read() -> Iterator[Row]:
-        with pq.ParquetFile(path) as file:
+        # Reading ahead keeps every row group that was read until the file is closed.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as file:
             batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
             yield from _number_rows(str(path), batches)
 
@@ -134,7 +135,6 @@ def _open_parquet(path: Path, columns: tuple[str, ...]) -> Source:
 def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
     # Takes seconds to import: only where a hub data set is asked for.
     import datasets
-    from huggingface_hub.errors import HfHubHTTPError
 
     name = f"data set {source.repo}, split {split}"
     try:
@@ -144,8 +144,6 @@ def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, sp
             f"{name} (revision {source.revision}): {error}",
             "check the name, the revision, `split` and `subset`, and that you may read it",
         ) from error
-    except HfHubHTTPError as error:
-        raise OSError(f"{name}: the hub does not answer: {error}") from error
     wanted = [each for each in data.column_names if each in columns]
     chosen = (data.select_columns(wanted) if wanted else data).with_format("arrow")
 

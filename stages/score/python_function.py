@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,12 +77,13 @@ class PythonOracle:
         return Verdict(checked.pop("score"), components=checked)
 
     def _number(self, row: Mapping[str, Any], name: str, value: Any) -> float:
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        number = _to_float(value)
+        if not math.isfinite(number):
             raise UserError(
                 f"{self.name} returned {name} {value!r} for {_place(row)}",
                 "return a finite number, or None for a response that cannot be scored",
             )
-        return float(value)
+        return number
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -91,6 +91,16 @@ def _place(row: Mapping[str, Any]) -> str:
         f"prompt {row['prompt_id']}, sample {row['sample_index']} "
         f"(response: {row['response'][:80]!r})"
     )
+
+
+def _to_float(value: Any) -> float:
+    """The number that ``value`` is, of whatever library; NaN if it is none."""
+    if isinstance(value, str):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:

@@ -18,21 +18,22 @@ from torch import Tensor, nn
 
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.sft.examples import IGNORED, Example, global_batches, micro_batches
-from stages.sft.params import SftOptimizerParams, SftParams
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.sft.examples import Example, global_batches, micro_batches
+from stages.sft.params import SftParams
 
 Record = dict[str, float]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def learning_rate_factor(step: int, num_steps: int, optimizer: SftOptimizerParams) -> float:
+def learning_rate_factor(step: int, num_steps: int, params: SftParams) -> float:
     """Share of the highest learning rate that step ``step`` (from 0) of ``num_steps`` uses."""
-    num_warmup = math.ceil(optimizer.warmup_ratio * num_steps)
+    num_warmup = math.ceil(params.warmup_ratio * num_steps)
     if step < num_warmup:
         return step / num_warmup
     progress = (step - num_warmup) / max(1, num_steps - num_warmup)
-    match optimizer.schedule:
+    match params.lr_schedule:
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         case "linear":
@@ -67,16 +68,17 @@ class Loop:
     records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._logprobs = ResponseLogprobs(self.model)
         self._parameters = dict(self.model.named_parameters())
-        self._optimizer = _make_optimizer(self._parameters, self.params.optimizer)
+        self._optimizer = _make_optimizer(self._parameters, self.params)
         self._state_path = self.work / "state.safetensors"
         self._saved_at = time.monotonic()
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps of all epochs."""
-        optimizer = self.params.optimizer
-        return optimizer.epochs * math.ceil(len(self.examples) / optimizer.global_batch_rows)
+        params = self.params
+        return params.epochs * math.ceil(len(self.examples) / params.global_batch_rows)
 
     def run(self) -> bool:
         """Trains until the end, or until asked to stop.
@@ -86,10 +88,9 @@ class Loop:
         """
         self._load()
         self.model.train()
-        optimizer = self.params.optimizer
         step = 0
-        for epoch in range(optimizer.epochs):
-            order = (len(self.examples), optimizer.global_batch_rows, self.seed, epoch)
+        for epoch in range(self.params.epochs):
+            order = (len(self.examples), self.params.global_batch_rows, self.seed, epoch)
             for indices in global_batches(*order):
                 step += 1
                 if step <= len(self.records):
@@ -105,36 +106,38 @@ class Loop:
     def _step(self, step: int, batch: Sequence[Example]) -> None:
         # One seed for each step makes dropout independent of where training was interrupted.
         torch.manual_seed(derive_seed(self.seed, "step", step))
-        optimizer = self.params.optimizer
-        factor = learning_rate_factor(step - 1, self.num_steps, optimizer)
+        factor = learning_rate_factor(step - 1, self.num_steps, self.params)
+        learning_rate = self.params.learning_rate * factor
         for group in self._optimizer.param_groups:
-            group["lr"] = optimizer.learning_rate * factor
+            group["lr"] = learning_rate
         num_tokens = sum(example.num_response_tokens for example in batch)
         device = self.model.device
         loss = 0.0
-        for input_ids, labels in micro_batches(batch, self.params.micro_batch_rows):
+        for rows in micro_batches(batch, self.params.micro_batch_rows):
             with torch.autocast(
                 device.type, dtype=self.autocast, enabled=self.autocast is not None
             ):
-                logits = self.model(input_ids=input_ids.to(device), use_cache=False).logits
-            part = _negative_loglikelihood(logits, labels.to(device)) / num_tokens
+                logprobs = self._logprobs(
+                    rows.input_ids.to(device), rows.source_index.to(device), rows.targets.to(device)
+                )
+            part = -logprobs.sum() / num_tokens
             part.backward()
             loss += part.item()
         norm = nn.utils.clip_grad_norm_(
-            self._parameters.values(), optimizer.max_grad_norm or math.inf
+            self._parameters.values(), self.params.max_grad_norm or math.inf
         )
         if not math.isfinite(loss) or not torch.isfinite(norm):
             # Not a crash: every retry would come to the same step with the same numbers.
             raise UserError(
                 f"training diverged at step {step}: loss {loss}, gradient norm {norm.item()}",
-                f"lower sft.optimizer.learning_rate ({optimizer.learning_rate})",
+                f"lower sft.learning_rate ({self.params.learning_rate})",
             )
         self._optimizer.step()
         self._optimizer.zero_grad()
         record = {
             "step": step,
             "loss": loss,
-            "learning_rate": optimizer.learning_rate * factor,
+            "learning_rate": learning_rate,
             "grad_norm": norm.item(),
             "response_tokens": num_tokens,
         }
@@ -176,19 +179,7 @@ class Loop:
                 }
 
 
-def _negative_loglikelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """−Σ log π of the labels that count, in float32; ``logits`` [R, T, V], ``labels`` [R, T]."""
-    return nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(),
-        labels[:, 1:].flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-    )
-
-
-def _make_optimizer(
-    parameters: dict[str, nn.Parameter], params: SftOptimizerParams
-) -> torch.optim.AdamW:
+def _make_optimizer(parameters: dict[str, nn.Parameter], params: SftParams) -> torch.optim.AdamW:
     """AdamW whose decay spares vectors (norms and biases)."""
     matrices = [each for each in parameters.values() if each.ndim >= 2]
     vectors = [each for each in parameters.values() if each.ndim < 2]

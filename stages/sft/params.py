@@ -39,25 +39,6 @@ class ArchitectureParams(Settings):
         return self
 
 
-class SftOptimizerParams(Settings):
-    """AdamW and its schedule."""
-
-    epochs: int = Field(3, ge=1)
-    """Passes over the data."""
-    learning_rate: float = Field(2e-5, gt=0)
-    """Highest learning rate, reached after the warm-up."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls to zero after the warm-up."""
-    warmup_ratio: float = Field(0.03, ge=0, le=1)
-    """Share of all steps over which the learning rate rises linearly."""
-    global_batch_rows: int = Field(32, ge=1)
-    """Conversations per optimizer step. An epoch's last batch may be smaller."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, ge=0)
-    """Gradients are scaled down to this norm; 0 never scales."""
-
-
 class SftParams(StageParams):
     """Trains a policy to give the last assistant turn of conversations.
 
@@ -71,8 +52,20 @@ class SftParams(StageParams):
 
     architecture: ArchitectureParams = ArchitectureParams()
     """Model to make where no checkpoint is given."""
-    optimizer: SftOptimizerParams = SftOptimizerParams()
-    """Optimizer, schedule and batch size."""
+    epochs: int = Field(3, ge=1)
+    """Passes over the data."""
+    learning_rate: float = Field(2e-5, gt=0)
+    """Highest learning rate, reached after the warm-up."""
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls to zero after the warm-up."""
+    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    """Share of all steps over which the learning rate rises linearly."""
+    global_batch_rows: int = Field(32, ge=1)
+    """Conversations per optimizer step. An epoch's last batch may be smaller."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 never scales."""
     messages_column: str = "messages"
     """Column of conversations whose last turn is the assistant's."""
     prompt_column: str = "prompt"

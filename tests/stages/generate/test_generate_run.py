@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
@@ -17,8 +18,16 @@ from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
-from tests.stage_calls import call, request_for, user_turn, write_prompts
-from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL, WORDS, make_tiny_llama
+from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.tiny_models import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    SPECIAL,
+    WORDS,
+    make_tiny_llama,
+    make_tiny_tokenizer,
+)
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
 PARAMS = {"num_samples": 3, "max_new_tokens": 12, "dtype": "float32", "batch_size": 16}
@@ -41,7 +50,7 @@ def generate(policy, tmp_path):
         request = request_for(
             GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
         )
-        artifact, events = call(STAGE, request)
+        artifact, events = call_request(STAGE, request)
         rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
         return rows, json.loads((artifact.path / "metrics.json").read_text()), events
 
@@ -80,9 +89,8 @@ def test_a_row_says_what_was_sampled(generate):
     assert metrics["response_tokens"] == sum(len(row["response_token_ids"]) for row in rows)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.7}])
-def test_logprobs_are_the_raw_policys(generate, policy, sampling):
-    rows, _, _ = generate(**sampling)
+def assert_raw_logprobs(rows, policy):
+    """Checks log-probabilities against a forward pass of each row alone, without padding."""
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
     for row in rows:
         prompt, response = row["prompt_token_ids"], row["response_token_ids"]
@@ -90,6 +98,43 @@ def test_logprobs_are_the_raw_policys(generate, policy, sampling):
             logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
         assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "top_p": 0.7}])
+def test_logprobs_are_the_raw_policys(generate, policy, sampling):
+    rows, _, _ = generate(**sampling)
+    assert_raw_logprobs(rows, policy)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # Absolute positions: an error that rotary ones cancel shows.
+        GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.4),
+        # A window shorter than prompt and response.
+        MistralConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            sliding_window=6,
+            initializer_range=0.4,
+        ),
+    ],
+    ids=["gpt2", "mistral"],
+)
+def test_other_architectures(generate, tmp_path, config):
+    tokenizer = make_tiny_tokenizer()
+    config.vocab_size = len(tokenizer)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = BOS_ID, EOS_ID, 0
+    model = tmp_path / "model"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    rows, _, _ = generate(model=model)
+    assert_raw_logprobs(rows, model)
 
 
 def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
@@ -112,7 +157,7 @@ def test_responses_do_not_depend_on_batches(generate, policy, tmp_path, layout):
         {"policy": policy, "prompts": prompts},
         tmp_path / "other",
     )
-    artifact, _ = call(STAGE, request)
+    artifact, _ = call_request(STAGE, request)
     assert_same_responses(list(read_rows(artifact.path / "responses.parquet", RESPONSES)), rows)
 
 
@@ -195,6 +240,21 @@ def test_a_policy_without_tokenizer_is_refused(generate, tmp_path):
         generate(model=model)
 
 
+def test_a_tokenizer_of_another_model_is_refused(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "small", words=WORDS[:4])
+    make_tiny_tokenizer().save_pretrained(model)
+    with pytest.raises(UserError, match="not in the policy's vocabulary of 11"):
+        generate(["red", "cat dog"], model=model)
+
+
+def test_the_system_prompt_comes_first(generate):
+    rows, _, _ = generate(["red"], system_prompt="blue")
+    assert rows[0]["messages"] == user_turn("red")
+    system, user = SPECIAL.index("<system>"), SPECIAL.index("<user>")
+    blue, red = (len(SPECIAL) + WORDS.index(word) for word in ("blue", "red"))
+    assert rows[0]["prompt_token_ids"][:5] == [BOS_ID, system, blue, user, red]
+
+
 def test_a_doubled_bos_is_refused(generate, tmp_path):
     model = make_tiny_llama(tmp_path / "double", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
     with pytest.raises(UserError, match="doubled BOS"):
@@ -236,11 +296,11 @@ def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
                 stage.send_signal(death)
     assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
 
-    artifact, _ = call(STAGE, request)
+    artifact, _ = call_request(STAGE, request)
     timings = json.loads((artifact.path / "timings.json").read_text())
     assert timings["chunks_reused"] >= 1
     assert timings["chunks_sampled"] >= 1
-    whole, _ = call(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
     for name in ("responses.parquet", "metrics.json"):
         assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert artifact.manifest.digest() == whole.manifest.digest()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stages.generate.sampling import draw, filtered_probabilities, uniforms
@@ -40,6 +40,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     assert draws(1000, top_p=0.8).unique().tolist() == [0, 1]
 
 
+@example([0.0, 20.0], 0.0)  # Exactly on the boundary of a filtered token.
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True))
 def test_a_filtered_token_is_never_drawn(logits, uniform):
     row = torch.tensor([logits])

@@ -1,0 +1,56 @@
+"""Bandit: parameters in; metrics, a table and three figures out."""
+
+from __future__ import annotations
+
+from stages.bandit.figures import draw
+from stages.bandit.landscape import make_landscape
+from stages.bandit.params import BanditParams
+from stages.bandit.simulate import cells, simulate
+from stages.bandit.summary import summarise, table
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.program import Stage
+
+
+def run(ctx: StageContext[BanditParams]) -> None:
+    """Runs every method, divergence, κ and seed, and writes what came of it.
+
+    Raises:
+        UserError: No method is defined under any of the divergences.
+    """
+    params = ctx.params
+    every = cells(params)
+    if not every:
+        raise UserError(
+            f"none of the methods {list(params.methods)} is defined under "
+            f"{list(params.divergences)}",
+            "add `reverse_kl` to the divergences, or a method that extends to the others",
+        )
+    landscape = make_landscape(params.landscape)
+    ctx.events.info(f"{len(every)} cells, {params.num_seeds} seeds each")
+    outcome = simulate(
+        params,
+        landscape,
+        ctx.seed,
+        lambda done: ctx.events.progress(done, params.num_iterations, "iterations"),
+    )
+    records = summarise(every, outcome, landscape)
+    (ctx.out / "metrics.json").write_text(
+        dump_json(
+            {
+                "reference_reward": float(landscape.reference @ landscape.rewards),
+                "reference_best_region_mass": float(
+                    landscape.reference[landscape.best_region].sum()
+                ),
+                "num_seeds": params.num_seeds,
+                "cells": records,
+            }
+        )
+    )
+    (ctx.out / "table.md").write_text(table(records))
+    draw(ctx.out, every, outcome, landscape)
+    ctx.notes["cells"] = len(every)
+
+
+STAGE = Stage(BanditParams, run)

@@ -1,0 +1,206 @@
+"""The bandit's learning loop."""
+
+import pytest
+import torch
+
+from stages.bandit.landscape import make_landscape
+from stages.bandit.params import BanditParams, LandscapeParams
+from stages.bandit.simulate import Cell, cells, logits_gradient, sample, simulate
+
+SMALL = LandscapeParams(
+    num_arms=100,
+    reference_arm=25,
+    reference_width=6.0,
+    best_arm=75,
+    reward_width=8.0,
+    reference_floor=1e-5,
+)
+
+
+def small(**changes):
+    defaults = {
+        "landscape": SMALL,
+        "methods": ("none", "inverse_pi"),
+        "divergences": ("reverse_kl", "forward_kl"),
+        "kappas": (1.0,),
+        "num_seeds": 2,
+        "num_iterations": 30,
+        "record_every": 10,
+    }
+    return BanditParams(**(defaults | changes))
+
+
+def run(params, seed=0):
+    return simulate(params, make_landscape(params.landscape), seed)
+
+
+def policies(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
+
+
+def test_landscape_hides_the_best_arm_from_the_reference():
+    landscape = make_landscape(LandscapeParams())
+    assert landscape.reference.sum().item() == pytest.approx(1.0)
+    assert landscape.reference.argmax() == 300
+    assert landscape.rewards.argmax() == landscape.best_arm == 750
+    assert landscape.rewards.max() == 1.0
+    assert landscape.rewards[300] == pytest.approx(0.6)
+    assert landscape.best_region[[690, 750, 810]].all()
+    assert not landscape.best_region[:680].any()
+    assert landscape.reference[landscape.best_region].sum() < 2e-4
+
+
+def test_cells_leave_out_what_is_not_defined_and_give_f_dpo_no_kappa():
+    params = small(methods=("none", "xpo", "arctanh"), kappas=(0.1, 1.0))
+    assert cells(params) == [
+        Cell("none", "reverse_kl", 0.0),
+        Cell("xpo", "reverse_kl", 0.1),
+        Cell("xpo", "reverse_kl", 1.0),
+        Cell("arctanh", "reverse_kl", 0.1),
+        Cell("arctanh", "reverse_kl", 1.0),
+        Cell("none", "forward_kl", 0.0),
+        Cell("arctanh", "forward_kl", 0.1),
+        Cell("arctanh", "forward_kl", 1.0),
+    ]
+
+
+def test_samples_follow_the_policy():
+    policy = policies()
+    uniform = (torch.arange(20000, dtype=torch.float64) / 20000).expand(3, -1)
+    arms = sample(policy, uniform)
+    counts = torch.nn.functional.one_hot(arms, 7).double().mean(dim=-2)
+    torch.testing.assert_close(counts, policy, atol=2e-4, rtol=0)
+
+
+def test_the_last_random_number_is_still_an_arm():
+    arms = sample(policies(), torch.full((3, 1), 1.0 - 2**-53, dtype=torch.float64))
+    assert arms.max() <= 6
+
+
+def test_logits_gradient_is_that_of_autodiff():
+    logits = policies().log().requires_grad_()
+    arms = torch.randint(7, (2, 3, 8), generator=torch.Generator().manual_seed(1))
+    pull = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    (pull * logits.log_softmax(dim=-1).gather(-1, arms)).sum().backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits_gradient(pull, arms, policies(), max_norm=0.0), logits.grad)
+
+
+def test_clipping_is_per_policy_and_survives_the_largest_floats():
+    policy = torch.full((4, 1, 2), 0.5, dtype=torch.float64)
+    arms = torch.zeros(4, 1, 1, dtype=torch.long)
+    pull = torch.tensor([0.2, 8.0, 1e300, 0.0], dtype=torch.float64)[:, None, None]
+    half = 0.5**0.5
+    lengths = torch.tensor([[0.1], [half], [half], [0.0]], dtype=torch.float64)
+    expected = torch.stack([lengths, -lengths], dim=-1)
+    torch.testing.assert_close(logits_gradient(pull, arms, policy, max_norm=1.0), expected)
+    unclipped = logits_gradient(pull, arms, policy, max_norm=0.0)
+    torch.testing.assert_close(unclipped[:, 0, 0], pull.flatten() / 2)
+
+
+def test_a_result_depends_on_neither_the_other_cells_nor_the_number_of_seeds():
+    whole = run(small())
+    wanted = cells(small()).index(Cell("inverse_pi", "forward_kl", 1.0))
+    alone = run(small(methods=("inverse_pi",), divergences=("forward_kl",), num_seeds=1))
+    torch.testing.assert_close(alone.policy[0, 0], whole.policy[wanted, 0], rtol=0, atol=0)
+    assert not torch.equal(whole.policy[wanted, 0], whole.policy[wanted, 1])
+
+
+def test_seeds_change_the_outcome_and_repeat_it():
+    torch.testing.assert_close(
+        run(small(), seed=1).policy, run(small(), seed=1).policy, rtol=0, atol=0
+    )
+    assert not torch.equal(run(small(), seed=1).policy, run(small(), seed=2).policy)
+
+
+def test_one_sgd_step_by_hand():
+    """One pair, f-DPO, β = 0.1: the chosen arm's logit rises by lr·β/2, the other's falls by it."""
+    params = small(
+        methods=("none",),
+        divergences=("reverse_kl",),
+        num_seeds=1,
+        num_rollouts=2,
+        num_iterations=1,
+        optimizer="sgd",
+        learning_rate=1.0,
+        max_grad_norm=0.0,
+    )
+    landscape = make_landscape(params.landscape)
+    change = simulate(params, landscape, 3).policy[0, 0].log() - landscape.reference.log()
+    moved = (change - change.median()).abs() > 1e-9
+    arms = moved.nonzero().flatten().tolist()
+    assert len(arms) == 2
+    better, worse = sorted(arms, key=lambda arm: -landscape.rewards[arm].item())
+    assert (change[better] - change.median()).item() == pytest.approx(0.05)
+    assert (change[worse] - change.median()).item() == pytest.approx(-0.05)
+
+
+def test_dropped_ties_have_no_bonus_and_kept_ones_do():
+    def change(ties):
+        # Two arms, of which the reference plays one: the only pair of the only iteration ties.
+        params = small(
+            landscape=LandscapeParams(num_arms=2, reference_arm=0, reference_width=0.3, best_arm=1),
+            methods=("inverse_pi",),
+            divergences=("forward_kl",),
+            optimizer="sgd",
+            learning_rate=1.0,
+            num_seeds=1,
+            num_rollouts=2,
+            num_iterations=1,
+            ties=ties,
+        )
+        landscape = make_landscape(params.landscape)
+        return simulate(params, landscape, 0).policy[0, 0, 0] - landscape.reference[0]
+
+    assert abs(change("drop")) < 1e-12
+    assert change("keep") < -1e-6
+
+
+def test_curves_are_recorded_at_the_asked_steps_and_at_the_end():
+    outcome = run(small(num_iterations=25))
+    assert outcome.steps == [10, 20, 25]
+    assert outcome.reward.shape == (4, 2, 3)
+    final = outcome.policy @ make_landscape(SMALL).rewards
+    torch.testing.assert_close(outcome.reward[..., -1], final)
+
+
+def test_geb_leaves_the_local_optimum_where_f_dpo_stays():
+    outcome = run(
+        small(methods=("none", "one_minus_pi"), divergences=("reverse_kl",), num_iterations=1000)
+    )
+    f_dpo, geb = outcome.best_mass[:, :, -1]
+    assert (f_dpo < 0.01).all()
+    assert (geb > 0.5).all()
+
+
+@pytest.mark.parametrize("reference", ["previous", "initial"])
+@pytest.mark.parametrize("numerics", ["exact", "paper"])
+@pytest.mark.parametrize("bonus_on", ["rejected", "all", "chosen"])
+def test_every_method_stays_a_distribution(reference, numerics, bonus_on):
+    params = small(
+        methods=BanditParams().methods,
+        divergences=BanditParams().divergences,
+        kappas=(10.0,),
+        reference=reference,
+        numerics=numerics,
+        bonus_on=bonus_on,
+    )
+    policy = run(params).policy
+    assert policy.isfinite().all()
+    torch.testing.assert_close(policy.sum(dim=-1), torch.ones_like(policy[..., 0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LandscapeParams(best_arm=1000), "must be among the 1000 arms"),
+        (lambda: LandscapeParams(local_reward=2.0), "must exceed local_reward"),
+        (lambda: BanditParams(kappas=()), "without repetitions"),
+        (lambda: BanditParams(methods=("none", "none")), "without repetitions"),
+        (lambda: BanditParams(num_rollouts=7), "multiple of 2"),
+    ],
+)
+def test_refused_parameters(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stages.contract import registry as registry_module
+from stages.contract.errors import DamagedArtifactError, StoreError, UserError
+from stages.contract.program import Stage
+from stages.contract.registry import ModelRegistry
+from stages.contract.request import ArtifactInput
+from stages.contract.store import Artifact, Store
+from stages.promote.params import PromoteParams
+from tests.stage_calls import call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def registry(store: Store) -> ModelRegistry:
+    return ModelRegistry(store)
+
+
+def checkpoint(name: str) -> ArtifactInput:
+    return ArtifactInput(stage="train", key=f"key-{name}", path="checkpoint", digest=f"d-{name}")
+
+
+def add(registry: ModelRegistry, *names: str, model: str = "tiny") -> list[int]:
+    return [registry.register(model, checkpoint(each), metrics={}).version for each in names]
+
+
+def test_versions_count_up_within_a_name(registry):
+    assert add(registry, "a", "b", "c") == [1, 2, 3]
+    assert add(registry, "a", model="other") == [1]
+    assert registry.names() == ["other", "tiny"]
+    assert [each.checkpoint.key for each in registry.versions("tiny")] == [
+        "key-a",
+        "key-b",
+        "key-c",
+    ]
+    assert len(registry.all_versions()) == 4
+
+
+def test_versions_sort_as_numbers(registry):
+    add(registry, *(str(number) for number in range(11)))
+    assert [each.version for each in registry.versions("tiny")] == list(range(1, 12))
+    assert registry.find("tiny").version == 11
+
+
+def test_registering_a_checkpoint_again_changes_nothing(registry):
+    first = registry.register("tiny", checkpoint("a"), metrics={"win_rate": 0.5}, run="r", step="s")
+    again = registry.register("tiny", checkpoint("a"), metrics={"win_rate": 0.9}, run="other")
+    assert again == first
+    assert (first.metrics, first.run, first.step) == ({"win_rate": 0.5}, "r", "s")
+
+
+def test_names_mean_versions(registry):
+    add(registry, "a", "b", "c")
+    registry.set_alias("tiny", "production", 2)
+    meant = {
+        spec: registry.find(spec).version
+        for spec in ("tiny", "tiny@latest", "tiny@production", "tiny:1", "tiny:3")
+    }
+    assert meant == {"tiny": 3, "tiny@latest": 3, "tiny@production": 2, "tiny:1": 1, "tiny:3": 3}
+
+
+def test_rollback_goes_back_step_by_step(registry):
+    add(registry, "a", "b", "c")
+    for version in (1, 2, 3):
+        registry.set_alias("tiny", "production", version, reason="passed")
+    assert registry.rollback("tiny", "production", reason="worse in use").version == 2
+    assert registry.rollback("tiny", "production").version == 1
+    with pytest.raises(UserError, match="has meant version 1 only"):
+        registry.rollback("tiny", "production")
+    history = registry.alias("tiny", "production").history
+    assert [(move.action, move.version) for move in history] == [
+        ("set", 1),
+        ("set", 2),
+        ("set", 3),
+        ("rollback", 2),
+        ("rollback", 1),
+    ]
+    assert history[3].reason == "worse in use"
+
+
+def test_after_a_rollback_the_version_left_is_not_gone_back_to(registry):
+    add(registry, "a", "b", "c")
+    registry.set_alias("tiny", "production", 1)
+    registry.set_alias("tiny", "production", 2)
+    registry.rollback("tiny", "production")
+    registry.set_alias("tiny", "production", 3)
+    assert registry.rollback("tiny", "production").version == 1
+
+
+def test_setting_an_alias_to_what_it_means_changes_nothing(registry):
+    add(registry, "a", "b")
+    registry.set_alias("tiny", "production", 1)
+    before = registry.set_alias("tiny", "production", 2)
+    assert registry.set_alias("tiny", "production", 2) == before
+    assert registry.aliases("tiny") == [before]
+
+
+def test_mistakes_name_what_there_is(registry):
+    add(registry, "a", "b")
+    registry.set_alias("tiny", "production", 1)
+    cases = [
+        (lambda: registry.find("none"), "there is no model 'none'", "tiny"),
+        (lambda: registry.find("tiny:7"), "no version 7", "1, 2"),
+        (lambda: registry.find("tiny:x"), "names no model", "name:version"),
+        (lambda: registry.find("tiny:1@latest"), "names no model", "name:version"),
+        (lambda: registry.find("tiny@staging"), "no alias 'staging'", "latest, production"),
+        (lambda: registry.find("../x"), "is not a model name", "letters"),
+        (lambda: registry.set_alias("tiny", "staging", 9), "no version 9", "1, 2"),
+        (lambda: registry.set_alias("tiny", "latest", 1), "cannot be moved", "another alias"),
+        (lambda: registry.set_alias("tiny", "../up", 1), "is not an alias", "letters"),
+        (lambda: registry.rollback("tiny", "staging"), "no alias 'staging'", "production"),
+        (lambda: add(registry, "c", model=".hidden"), "is not a model name", "letters"),
+    ]
+    for attempt, message, remedy in cases:
+        with pytest.raises(UserError) as caught:
+            attempt()
+        assert message in caught.value.message
+        assert remedy in caught.value.remedy
+    assert len(registry.all_versions()) == 2
+
+
+def test_a_move_that_fails_half_way_leaves_the_alias_where_it_was(registry, store, monkeypatch):
+    add(registry, "a", "b")
+    registry.set_alias("tiny", "production", 1)
+
+    def no_rename(self: Path, target: Path) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(registry_module.Path, "replace", no_rename)
+    with pytest.raises(OSError, match="input/output error"):
+        registry.set_alias("tiny", "production", 2)
+    monkeypatch.undo()
+    assert registry.find("tiny@production").version == 1
+    assert sorted(path.name for path in (store.root / "models/tiny/aliases").iterdir()) == [
+        "production.json"
+    ]
+
+
+def test_a_damaged_record_is_said_to_be_damaged(registry, store):
+    add(registry, "a")
+    (store.root / "models/tiny/versions/1.json").write_text("{")
+    with pytest.raises(StoreError, match=r"1\.json is damaged"):
+        registry.find("tiny")
+
+
+def _register_many(root: str, worker: int, start: multiprocessing.Event) -> None:
+    registry = ModelRegistry(Store.open(root))
+    start.wait()
+    for number in range(15):
+        name = f"{worker}-{number}" if number % 3 else f"shared-{number}"
+        version = registry.register("tiny", checkpoint(name), metrics={}).version
+        registry.set_alias("tiny", "production", version)
+
+
+def test_processes_that_register_at_once_lose_nothing(store, registry):
+    context = multiprocessing.get_context("spawn")
+    start = context.Event()
+    workers = [
+        context.Process(target=_register_many, args=(str(store.root), worker, start))
+        for worker in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    start.set()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    versions = registry.versions("tiny")
+    # 10 of each worker's own and 5 that both registered.
+    assert [each.version for each in versions] == list(range(1, 26))
+    assert len({each.checkpoint.digest for each in versions}) == 25
+    alias = registry.alias("tiny", "production")
+    moves = [move.version for move in alias.history]
+    assert [*alias.previous, alias.version] == moves
+    assert set(moves) == set(range(1, 26))
+
+
+@pytest.fixture
+def trained(store: Store) -> Artifact:
+    """An artifact with a checkpoint folder, by way of a stage made for the test."""
+
+    def run(ctx):
+        (ctx.out / "checkpoint").mkdir()
+        (ctx.out / "checkpoint/model.safetensors").write_text("weights")
+
+    return call(Stage(PromoteParams, run), PromoteParams(), {}, store)
+
+
+def test_a_model_resolves_to_its_checkpoint(store, registry, trained):
+    registry.register("tiny", trained.ref("checkpoint"), metrics={})
+    version, path = registry.resolve("tiny@latest")
+    assert version.version == 1
+    assert (path / "model.safetensors").read_text() == "weights"
+
+
+def test_a_checkpoint_that_is_gone_or_damaged_does_not_resolve(store, registry, trained):
+    registry.register("tiny", trained.ref("checkpoint"), metrics={}, run="nightly")
+    (trained.path / "checkpoint/model.safetensors").write_text("altered")
+    with pytest.raises(DamagedArtifactError, match="has changed"):
+        registry.resolve("tiny")
+    shutil.rmtree(trained.path)
+    with pytest.raises(UserError, match="tiny:1 is no longer in the store") as caught:
+        registry.resolve("tiny")
+    assert "resume the run 'nightly'" in caught.value.remedy
+
+
+def test_records_are_plain_json(store, registry):
+    add(registry, "a")
+    registry.set_alias("tiny", "production", 1)
+    found = json.loads((store.root / "models/tiny/aliases/production.json").read_text())
+    assert (found["version"], found["previous"]) == (1, [])

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.evaluate import distinct
+from stages.evaluate.distinct import DistinctCounter
+
+texts = st.lists(st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join), max_size=20)
+
+
+def by_definition(corpus: list[str], n: int) -> float | None:
+    grams = [
+        tuple(words[start : start + n])
+        for words in (text.split() for text in corpus)
+        for start in range(len(words) - n + 1)
+    ]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+def test_hand_computed():
+    counter = DistinctCounter(4)
+    counter.add(["the cat saw the cat", "the dog"])
+    # Words: the cat saw dog of 7; pairs: the-cat twice among 5; triples and quadruples all differ.
+    assert counter.ratios() == [4 / 7, 4 / 5, 1.0, 1.0]
+
+
+def test_no_ngram_has_no_ratio():
+    counter = DistinctCounter(3)
+    counter.add(["one two", "", "  "])
+    assert counter.ratios() == [1.0, 1.0, None]
+
+
+@given(corpus=texts, cut=st.integers(0, 20))
+def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
+    counter = DistinctCounter(5)
+    counter.add(corpus[:cut])
+    counter.add(corpus[cut:])
+    assert counter.ratios() == [by_definition(corpus, n) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("merge_at", [1, 50])
+def test_merging_early_changes_nothing(monkeypatch, merge_at):
+    monkeypatch.setattr(distinct, "_MERGE_AT", merge_at)
+    corpus = [" ".join(str(n * k % 17) for k in range(9)) for n in range(60)]
+    counter = DistinctCounter(3)
+    for text in corpus:
+        counter.add([text])
+    assert counter.ratios() == [by_definition(corpus, n) for n in (1, 2, 3)]

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from stages.contract.errors import UserError
+from stages.contract.store import Artifact, Store
+from stages.contract.tables import DISTRIBUTIONS, SCORES, read_rows, write_table
+from stages.evaluate.params import EvaluateParams
+from stages.evaluate.reference import batches_by_length
+from stages.evaluate.run import STAGE
+from tests.stage_calls import EventLog, call, response, write_scored
+from tests.tiny_models import make_tiny_llama, make_tiny_tokenizer
+
+Tables = tuple[Path, Path]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def answers(question: str, *scored: tuple[str, float | None], **changes: object):
+    return [
+        (response(question, sample, text, **changes), score)
+        for sample, (text, score) in enumerate(scored)
+    ]
+
+
+POLICY = [
+    *answers("a", ("red one", 1.0), ("red one", 0.0)),
+    *answers("b", ("blue", 0.5), ("", 0.5), finish_reason="length"),
+    *answers("c", ("two cat", 0.25), ("dog runs fast", 0.5)),
+]
+BASE = [
+    *answers("a", ("red", 0.25), ("blue", 0.5)),
+    *answers("b", ("red", 0.75), ("red", 0.25)),
+    *answers("c", ("red", 1.0), ("red", 1.0)),
+]
+
+
+def evaluate(
+    store: Store, policy: list[Tables], base: list[Tables], *, events=None, **params: object
+) -> Artifact:
+    settings = EvaluateParams.model_validate({"log_pi_ref": "off"} | params)
+    inputs = {
+        "responses": [each[0] for each in policy],
+        "scores": [each[1] for each in policy],
+        "base_responses": [each[0] for each in base],
+        "base_scores": [each[1] for each in base],
+    }
+    return call(STAGE, settings, inputs, store, events=events)
+
+
+def metrics(artifact: Artifact) -> dict[str, object]:
+    return json.loads((artifact.path / "metrics.json").read_text())
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Tables, Tables]:
+    return write_scored(tmp_path, POLICY, "policy-"), write_scored(tmp_path, BASE, "base-")
+
+
+def test_metrics_by_hand(store, tables):
+    found = metrics(evaluate(store, [tables[0]], [tables[1]]))
+    # Sums of rewards: a 1.0 to 0.75 (won), b 1.0 to 1.0 (tied), c 0.75 to 2.0 (lost).
+    assert found["win_rate"] == pytest.approx(1 / 3)
+    assert found["win_rate_ties_split"] == pytest.approx(0.5)
+    assert (found["num_prompts"], found["num_samples"]) == (3, 6)
+    assert found["mean_reward"] == pytest.approx(2.75 / 6)
+    assert found["base_mean_reward"] == pytest.approx(3.75 / 6)
+    # Means of the prompts: 0.5, 0.5, 0.375.
+    assert found["mean_reward_se"] == pytest.approx(math.sqrt(0.125**2 * 2 / 9 * 3 / 2 / 3))
+    assert found["distinct_1"] == pytest.approx(8 / 10)
+    assert found["distinct_2"] == pytest.approx(4 / 5)
+    assert found["distinct_4"] is None
+    assert found["base_distinct_1"] == pytest.approx(2 / 6)
+    assert found["mean_response_tokens"] == pytest.approx(10 / 6)
+    assert found["truncated_share"] == pytest.approx(2 / 6)
+    assert found["empty_share"] == pytest.approx(1 / 6)
+    assert found["most_common_response_share"] == pytest.approx(2 / 6)
+    assert found["base_most_common_response_share"] == pytest.approx(5 / 6)
+    assert found["entropy_per_token"] == pytest.approx(0.5)
+    assert found["mean_log_pi"] == pytest.approx(-5 / 6)
+    assert found["reward_quantiles"]["0.5"] == pytest.approx(0.5)
+    assert found["mean_log_pi_ref"] is None
+    assert found["null_scores"] == 0
+
+
+def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
+    draw = random.Random(0)
+
+    def model(name: str) -> tuple[list[Tables], list[Tables]]:
+        rows = [
+            row
+            for n in range(900)
+            for row in answers(
+                f"q{n}", *[(f"{draw.choice('xyz')} {n}", draw.random()) for _ in range(3)]
+            )
+        ]
+        whole = write_scored(tmp_path, rows, f"{name}-")
+        halves = [
+            write_scored(tmp_path, rows[:300], f"{name}-1-"),
+            write_scored(tmp_path, rows[300:], f"{name}-2-"),
+        ]
+        for path in halves[1]:
+            pq.write_table(pq.read_table(path), path, row_group_size=97)
+        return [whole], halves
+
+    (policy, policy_halves), (base, base_halves) = model("policy"), model("base")
+    one = evaluate(store, policy, base)
+    other = evaluate(store, policy_halves, base_halves)
+    assert metrics(one) == metrics(other)
+    for name in ("samples.jsonl", "distributions.parquet"):
+        read = [each.path / name for each in (one, other)]
+        if name.endswith(".jsonl"):
+            assert read[0].read_text() == read[1].read_text()
+        else:
+            assert pq.read_table(read[0]).equals(pq.read_table(read[1]))
+
+
+def test_unscored_responses_leave_their_prompt_out_of_rewards(store, tmp_path, tables):
+    rows = [*POLICY[:2], *answers("b", ("blue", None), ("red", 9.0)), *POLICY[4:]]
+    events = EventLog()
+    policy = write_scored(tmp_path, rows, "nulls-")
+    found = metrics(evaluate(store, [policy], [tables[1]], events=events))
+    assert (found["null_scores"], found["prompts_with_null_score"]) == (1, 1)
+    assert (found["compared_prompts"], found["uncompared_prompts"]) == (2, 1)
+    assert found["mean_reward"] == pytest.approx((1.0 + 0.0 + 0.25 + 0.5) / 4)
+    assert any("1 prompts are not in the win rate" in str(event) for event in events.events)
+
+
+def test_components_of_the_scores_are_averaged(store, tmp_path, tables):
+    responses, scores = tables[0]
+    parts = [[("style", 1.0)], None, [("style", 0.0), ("slots", 3.0)], [("style", 0.5)], [], None]
+    rows = pq.read_table(scores).to_pylist()
+    write_table(
+        scores, SCORES, [row | {"components": part} for row, part in zip(rows, parts, strict=True)]
+    )
+    found = metrics(evaluate(store, [(responses, scores)], [tables[1]]))
+    assert found["reward_components"] == {"slots": 3.0, "style": 0.5}
+    assert found["base_reward_components"] == {}
+
+
+def test_samples_show_the_same_prompts_of_both_models(store, tables):
+    artifact = evaluate(store, [tables[0]], [tables[1]], sample_prompts=2, samples_per_prompt=1)
+    rows = [json.loads(line) for line in (artifact.path / "samples.jsonl").read_text().splitlines()]
+    ids = sorted({row["prompt_id"] for row, _ in POLICY})
+    assert [row["prompt_id"] for row in rows] == ids[:2]
+    for row in rows:
+        for side, source in (("policy", POLICY), ("base", BASE)):
+            first, score = next(each for each in source if each[0]["prompt_id"] == row["prompt_id"])
+            assert row["messages"] == first["messages"]
+            assert row[side] == [
+                {
+                    "sample_index": 0,
+                    "response": first["response"],
+                    "finish_reason": first["finish_reason"],
+                    "score": score,
+                    "log_pi_ref": None,
+                }
+            ]
+
+
+def test_distributions_hold_every_response(store, tables):
+    artifact = evaluate(store, [tables[0]], [tables[1]])
+    rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
+    for name, source in (("policy", POLICY), ("base", BASE)):
+        mine = [row for row in rows if row["model"] == name]
+        assert [row["reward"] for row in mine] == [score for _, score in source]
+        assert [row["num_tokens"] for row in mine] == [
+            len(row["response_token_ids"]) for row, _ in source
+        ]
+        assert [row["log_pi"] for row in mine] == [-0.5 * row["num_tokens"] for row in mine]
+
+
+def test_bad_inputs_are_refused(store, tmp_path, tables):
+    policy, base = tables
+    empty = write_scored(tmp_path, [], "empty-")
+    more = write_scored(tmp_path, answers("a", ("x", 1.0), ("x", 1.0), ("x", 1.0)), "more-")
+    other = write_scored(tmp_path, answers("z", ("x", 1.0), ("x", 1.0)), "other-")
+    cases = [
+        ([empty], [base], "there are no responses of the policy"),
+        ([policy], [empty], "there are no responses of the base"),
+        ([policy], [more], "2 samples of the policy and 3 of the base model"),
+        ([policy], [other], "no scored prompt in common"),
+        ([(other[0], more[1])], [base], "does not hold the scores of"),
+    ]
+    for mine, others, message in cases:
+        with pytest.raises(UserError) as caught:
+            evaluate(store, mine, others)
+        assert message in caught.value.message
+        assert caught.value.remedy
+
+
+def test_log_pi_ref_wants_a_reference(store, tables):
+    with pytest.raises(UserError, match="input 'reference' wants one model"):
+        evaluate(store, [tables[0]], [tables[1]], log_pi_ref="policy")
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Path:
+    return make_tiny_llama(tmp_path / "reference")
+
+
+def with_reference(
+    store: Store, tables: tuple[Tables, Tables], reference: Path, **params: object
+) -> Artifact:
+    inputs = {
+        "responses": [tables[0][0]],
+        "scores": [tables[0][1]],
+        "base_responses": [tables[1][0]],
+        "base_scores": [tables[1][1]],
+        "reference": [reference],
+    }
+    return call(STAGE, EvaluateParams.model_validate(params), inputs, store)
+
+
+def by_definition(reference: Path, row: dict[str, object]) -> float:
+    """log π_ref of one response, token after token, from the model's full logits."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(reference)
+    prompt, tokens = row["prompt_token_ids"], row["response_token_ids"]
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].double()
+    logprobs = logits.log_softmax(-1)
+    return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(tokens))
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 9, 10_000])
+def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batch_tokens):
+    artifact = with_reference(store, tables, reference, batch_tokens=batch_tokens)
+    rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
+    expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
+    assert [row["log_pi_ref"] for row in rows] == pytest.approx(expected, abs=1e-5)
+    found = metrics(artifact)
+    assert found["mean_log_pi_ref"] == pytest.approx(sum(expected[:6]) / 6, abs=1e-5)
+    assert found["base_mean_log_pi_ref"] == pytest.approx(sum(expected[6:]) / 6, abs=1e-5)
+    assert set(found["log_pi_ref_quantiles"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
+
+
+def test_the_base_can_be_spared_the_forward_pass(store, tables, reference):
+    found = metrics(with_reference(store, tables, reference, log_pi_ref="policy"))
+    assert found["mean_log_pi_ref"] < 0
+    assert found["base_mean_log_pi_ref"] is None
+
+
+def test_a_reference_with_a_smaller_vocabulary_is_refused(store, tmp_path, tables, reference):
+    row, score = POLICY[0]
+    strange = write_scored(
+        tmp_path,
+        [(row | {"response_token_ids": [10_000], "response_logprobs": [-1.0]}, score)],
+        "s-",
+    )
+    with pytest.raises(UserError, match="hold token 10000, the reference has"):
+        with_reference(store, (strange, tables[1]), reference)
+
+
+def test_batches_by_length_fit_the_budget_and_lose_nothing():
+    draw = random.Random(0)
+    lengths = [draw.randint(1, 40) for _ in range(200)]
+    batches = list(batches_by_length(lengths, 64))
+    assert sorted(index for batch in batches for index in batch) == list(range(200))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= 64
+    assert list(batches_by_length([100, 3], 10)) == [[0], [1]]
+
+
+def test_the_tokenizer_of_these_tests_covers_their_tokens():
+    highest = max(max(row["response_token_ids"], default=0) for row, _ in [*POLICY, *BASE])
+    assert highest < len(make_tiny_tokenizer())

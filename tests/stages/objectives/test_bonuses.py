@@ -1,0 +1,285 @@
+"""Properties that every row of the registry has, whatever its formula."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objective_cases import BETA, DEFINED, REFUSED, bonus_and_gradient, bonus_of
+
+from stages.objectives import DESIGNS, bonus_saturation, exploratory_bonus
+
+GEB = ("one_minus_pi", "inverse_pi", "arctanh")
+EVERY_CASE = pytest.mark.parametrize(("design", "divergence"), DEFINED)
+LOGPS = st.lists(st.floats(-5000.0, 0.0, width=32), min_size=1, max_size=8)
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@given(logps=LOGPS)
+@settings(max_examples=25, deadline=None)
+def test_finite_value_and_gradient_everywhere(design, divergence, dtype, logps):
+    logp = torch.tensor(logps, dtype=dtype)
+    bonus, gradient = bonus_and_gradient(logp, design, divergence)
+    assert bonus.isfinite().all(), f"{bonus} at {logp}"
+    # An fp16 leaf rounds its own gradient to fp16, where anything above 65504 is infinite.
+    assert gradient.isfinite().all() or dtype == torch.float16, f"{gradient} at {logp}"
+    assert bonus.shape == logp.shape
+    assert bonus.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("logp", [0.0, -5000.0])
+def test_finite_at_the_ends_of_the_range(design, divergence, logp):
+    bonus, gradient = bonus_and_gradient(torch.tensor([logp]), design, divergence)
+    assert bonus.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@EVERY_CASE
+def test_gradcheck(design, divergence):
+    logp = torch.tensor([-0.01, -0.3, -1.1, -4.0, -9.0], dtype=torch.float64, requires_grad=True)
+    ref_logp = torch.tensor([-0.02, -2.3, -1.0, -9.0, -4.0], dtype=torch.float64)
+
+    def bonus(leaf):
+        return bonus_of(leaf, design, divergence, ref_logp)
+
+    assert torch.autograd.gradcheck(bonus, logp)
+    assert torch.autograd.gradgradcheck(bonus, logp)
+
+
+@pytest.mark.parametrize("design", GEB)
+@pytest.mark.parametrize("divergence", ["reverse_kl", "hellinger", "forward_kl", 0.25, 0.9])
+@pytest.mark.parametrize("probability", ["sequence", "token_mean"])
+def test_geb_bonus_falls_as_the_response_gets_likelier(design, divergence, probability):
+    logp = torch.linspace(-60.0, -1e-3, 400, dtype=torch.float64)
+    lengths = torch.full_like(logp, 7.0)
+    _, gradient = bonus_and_gradient(
+        logp, design, divergence, probability=probability, num_tokens=lengths
+    )
+    assert (gradient < 0).all()
+
+
+@pytest.mark.parametrize("design", [*GEB, "feb"])
+@pytest.mark.parametrize(("limit", "name"), [(0.0, "forward_kl"), (1.0, "reverse_kl")])
+def test_alpha_limits_are_continuous(design, limit, name):
+    logp = torch.linspace(-30.0, -0.5, 100, dtype=torch.float64)
+    ref_logp = logp - 1.0
+    at_limit = bonus_and_gradient(logp, design, name, ref_logp=ref_logp)
+    for distance in (1e-6, 1e-9, 1e-12, 1e-300):
+        alpha = abs(limit - distance)
+        near = bonus_and_gradient(logp, design, alpha, ref_logp=ref_logp)
+        for have, want in zip(near, at_limit, strict=True):
+            torch.testing.assert_close(
+                have, want, rtol=100 * max(distance, 1e-13), atol=100 * distance
+            )
+
+
+def test_alpha_as_a_number_is_the_named_divergence():
+    logp = torch.tensor([-0.5, -3.0, -40.0])
+    for name, alpha in (("reverse_kl", 1), ("hellinger", 0.5), ("forward_kl", 0)):
+        for design in GEB:
+            torch.testing.assert_close(
+                bonus_of(logp, design, alpha), bonus_of(logp, design, name), rtol=0, atol=0
+            )
+
+
+@EVERY_CASE
+def test_token_bonus_of_one_token_is_the_sequence_bonus(design, divergence):
+    logp = torch.tensor([-0.2, -2.5, -17.0])
+    ref_logp = torch.tensor([-0.7, -1.5, -19.0])
+    mask = torch.tensor([[True, False]] * 3)
+    padded = torch.stack([logp, torch.full_like(logp, float("-inf"))], dim=1)
+    padded_ref = torch.stack([ref_logp, torch.full_like(logp, float("nan"))], dim=1)
+    token = bonus_and_gradient(
+        padded, design, divergence, ref_logp=padded_ref, mask=mask, probability="token"
+    )
+    sequence = bonus_and_gradient(logp, design, divergence, ref_logp=ref_logp)
+    torch.testing.assert_close(token[0], sequence[0], rtol=0, atol=0)
+    torch.testing.assert_close(token[1][:, 0], sequence[1], rtol=0, atol=0)
+    assert (token[1][:, 1] == 0).all(), (
+        "padding must neither move the bonus nor poison the gradient"
+    )
+
+
+def test_token_bonus_averages_over_the_response():
+    logp = torch.tensor([[-1.0, -2.0, -9.0], [-3.0, -9.0, -9.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    bonus = bonus_of(logp, "inverse_pi", "forward_kl", mask=mask, probability="token")
+    torch.testing.assert_close(bonus, torch.tensor([1.5, 3.0]))
+
+
+def test_response_without_tokens_has_no_bonus():
+    mask = torch.tensor([[False, False], [True, True]])
+    bonus = bonus_of(
+        torch.full((2, 2), -1.0), "inverse_pi", "forward_kl", mask=mask, probability="token"
+    )
+    torch.testing.assert_close(bonus, torch.tensor([0.0, 1.0]))
+
+
+def test_token_mean_divides_by_length():
+    logp = torch.tensor([-6.0, -6.0])
+    bonus = bonus_of(
+        logp,
+        "inverse_pi",
+        "forward_kl",
+        num_tokens=torch.tensor([2, 3]),
+        probability="token_mean",
+    )
+    torch.testing.assert_close(bonus, torch.tensor([3.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("design", "divergence", "expected"),
+    [
+        ("none", "reverse_kl", 0.0),
+        ("one_minus_pi", "reverse_kl", 0.75),
+        ("one_minus_pi", "hellinger", 2 * 1.25**0.5 - 2),
+        ("one_minus_pi", "forward_kl", -0.2876820724517809),
+        ("inverse_pi", "reverse_kl", 3.0),
+        ("inverse_pi", "hellinger", 2.0),
+        ("inverse_pi", "forward_kl", 1.3862943611198906),
+        ("inverse_pi", "js", 0.9162907318741551),
+        ("arctanh", "reverse_kl", 0.9729550745276566),
+        ("feb", "reverse_kl", -0.5),
+        ("feb", "forward_kl", -0.6931471805599453),
+        ("selm", "reverse_kl", BETA * 0.6931471805599453),
+        ("xpo", "reverse_kl", 1.3862943611198906),
+        ("vpo", "reverse_kl", 0.6931471805599453),
+        ("se_popo", "reverse_kl", (0.5 - 1 / (1 + 2**BETA)) / BETA),
+    ],
+)
+def test_worked_example(design, divergence, expected):
+    """π = ¼, π_ref = ½, β = ⅛: what the loss subtracts, by hand."""
+    logp, ref_logp = torch.tensor([0.25]).double().log(), torch.tensor([0.5]).double().log()
+    bonus = bonus_of(logp, design, divergence, ref_logp)
+    torch.testing.assert_close(bonus, torch.tensor([expected], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("design", ["selm", "xpo", "vpo", "se_popo"])
+def test_baselines_push_the_response_down(design):
+    """Their authors add them to the loss; what the loss subtracts must fall as log π grows."""
+    _, gradient = bonus_and_gradient(torch.tensor([-1.0, -8.0]), design, "reverse_kl")
+    assert (gradient < 0).all()
+
+
+class TestSaturation:
+    def test_inverse_pi_is_clamped_where_float32_ends(self):
+        logp = torch.tensor([-88.0, -89.0, -400.0])
+        saturation = bonus_saturation(logp, design="inverse_pi", divergence="reverse_kl")
+        assert saturation.clamped.tolist() == [False, True, True]
+        assert saturation.underflowed.tolist() == [False, False, False]
+        bonus, gradient = bonus_and_gradient(logp, "inverse_pi", "reverse_kl")
+        assert bonus[1] == bonus[2] > bonus[0]
+        assert gradient.tolist()[1:] == [0.0, 0.0]
+
+    def test_one_minus_pi_underflows_on_long_responses(self):
+        logp = torch.tensor([-50.0, -104.0])
+        saturation = bonus_saturation(logp, design="one_minus_pi", divergence="reverse_kl")
+        assert saturation.underflowed.tolist() == [False, True]
+        assert not saturation.clamped.any()
+
+    @pytest.mark.parametrize("design", ["one_minus_pi", "arctanh"])
+    def test_log_of_zero_is_clamped(self, design):
+        saturation = bonus_saturation(
+            torch.tensor([0.0, -1e-6]), design=design, divergence="forward_kl"
+        )
+        assert saturation.clamped.tolist() == [True, False]
+
+    def test_per_token_counts_responses(self):
+        logp = torch.tensor([[-1.0, -104.0], [-104.0, -105.0], [-104.0, -1.0]])
+        mask = torch.tensor([[True, True], [True, True], [True, False]])
+        arguments = {"mask": mask, "probability": "token", "divergence": "reverse_kl"}
+        assert bonus_saturation(logp, design="one_minus_pi", **arguments).underflowed.tolist() == [
+            False,
+            True,
+            True,
+        ]
+        assert bonus_saturation(logp, design="inverse_pi", **arguments).clamped.tolist() == [
+            True,
+            True,
+            True,
+        ]
+
+    @EVERY_CASE
+    def test_saturated_exactly_where_the_gradient_is_lost(self, design, divergence):
+        logp = torch.tensor([0.0, -1e-3, -1.0, -30.0, -90.0, -200.0, -5000.0])
+        _, gradient = bonus_and_gradient(logp, design, divergence)
+        saturation = bonus_saturation(
+            logp, design=design, divergence=divergence, ref_logp=0.75 * logp - 0.375, beta=BETA
+        )
+        assert not (saturation.clamped & saturation.underflowed).any()
+        if design == "none":
+            assert not (saturation.clamped | saturation.underflowed).any()
+        else:
+            lost = saturation.clamped | saturation.underflowed
+            assert lost.tolist() == (gradient == 0).tolist()
+
+    def test_leaves_the_graph_alone(self):
+        logp = torch.tensor([-3.0], requires_grad=True)
+        with torch.no_grad():
+            saturation = bonus_saturation(logp, design="arctanh", divergence="hellinger")
+        assert not saturation.underflowed.any()
+        assert logp.grad is None
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("design", "divergence"), REFUSED)
+    def test_what_the_theory_does_not_define(self, design, divergence):
+        with pytest.raises(ValueError, match="is not defined under"):
+            bonus_of(torch.tensor([-1.0]), design, divergence)
+
+    def test_the_registry_refuses_as_the_paper_does(self):
+        only_reverse_kl = {d for d, divergence in REFUSED if divergence == "hellinger"}
+        assert only_reverse_kl == {"selm", "xpo", "vpo", "se_popo"}
+        assert {d for d, divergence in REFUSED if divergence == "js"} - only_reverse_kl == {
+            "one_minus_pi",
+            "arctanh",
+        }
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"design": "nope"}, "design 'nope' is unknown"),
+            ({"divergence": "nope"}, "divergence 'nope' is unknown"),
+            ({"divergence": 1.5}, r"α = 1.5 is outside \[0, 1\]"),
+            ({"divergence": float("nan")}, "outside"),
+            ({"probability": "nope"}, "probability 'nope' is unknown"),
+            ({"numerics": "nope"}, "numerics 'nope' is unknown"),
+            ({"numerics": "paper", "divergence": 0.25}, "numerics='paper' has no form"),
+            ({"numerics": "paper", "divergence": "js"}, "numerics='paper' has no form"),
+            ({"probability": "token_mean"}, "needs num_tokens"),
+            (
+                {"probability": "token_mean", "num_tokens": torch.tensor([0])},
+                "num_tokens must be at least 1, got 0",
+            ),
+            ({"probability": "token"}, "needs mask"),
+            ({"probability": "token", "mask": torch.tensor([True])}, r"needs logp \[B, T\]"),
+            ({"logp": torch.tensor([-1])}, "floating-point"),
+            ({"logp": torch.tensor([[-1.0]])}, r"summed log-probs \[B\]"),
+            ({"design": "feb"}, "needs ref_logp"),
+            (
+                {"design": "se_popo", "divergence": 1.0, "ref_logp": torch.tensor([-1.0])},
+                "needs beta",
+            ),
+            ({"ref_logp": torch.tensor([-1.0, -2.0])}, "ref_logp must have the shape"),
+            ({"ref_logp": torch.tensor([-1.0]).double()}, "ref_logp is torch.float64"),
+        ],
+    )
+    def test_inputs_that_do_not_fit(self, change, message):
+        arguments = {
+            "logp": torch.tensor([-1.0]),
+            "design": "inverse_pi",
+            "divergence": "hellinger",
+        }
+        with pytest.raises(ValueError, match=message):
+            exploratory_bonus(**(arguments | change))
+
+    def test_token_mask_must_be_boolean(self):
+        with pytest.raises(ValueError, match="boolean mask"):
+            bonus_of(torch.zeros(1, 2), "arctanh", 0.5, mask=torch.ones(1, 2), probability="token")
+
+
+def test_every_design_says_what_it_is():
+    for name, row in DESIGNS.items():
+        assert row.name == name
+        assert row.equation

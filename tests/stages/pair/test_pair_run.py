@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.store import Artifact, Store
+from stages.contract.tables import PAIRS, SCORES, read_rows, write_table
+from stages.pair.params import PairParams
+from stages.pair.run import STAGE
+from stages.pair.select import STRATEGIES
+from tests.stage_calls import EventLog, call, response, write_scored
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def scored(question: str, *scores: float | None, **changes: object):
+    return [
+        (response(question, sample, "word " * (sample + 1), **changes), score)
+        for sample, score in enumerate(scores)
+    ]
+
+
+def pair(store: Store, tables: list[tuple[Path, Path]], **params: object) -> Artifact:
+    inputs = {"responses": [each[0] for each in tables], "scores": [each[1] for each in tables]}
+    return call(STAGE, PairParams.model_validate(params), inputs, store)
+
+
+def pairs(artifact: Artifact) -> list[dict[str, object]]:
+    return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
+
+
+def metrics(artifact: Artifact) -> dict[str, object]:
+    return json.loads((artifact.path / "metrics.json").read_text())
+
+
+def test_a_pair_carries_both_responses_as_sampled(store, tmp_path):
+    rows = scored("q", 0.25, 0.75, -1.0)
+    made = pairs(pair(store, [write_scored(tmp_path, rows)]))
+    best, worst = rows[1][0], rows[2][0]
+    expected = {
+        "prompt_id": best["prompt_id"],
+        "messages": best["messages"],
+        "prompt_token_ids": best["prompt_token_ids"],
+        "tie": False,
+        "chosen_score": 0.75,
+        "rejected_score": -1.0,
+    }
+    for side, row in (("chosen", best), ("rejected", worst)):
+        expected |= {
+            f"{side}_sample_index": row["sample_index"],
+            f"{side}_token_ids": row["response_token_ids"],
+            f"{side}_logprobs": row["response_logprobs"],
+            f"{side}_response": row["response"],
+            f"{side}_finish_reason": row["finish_reason"],
+        }
+    assert made == [expected]
+
+
+def test_metrics_by_hand(store, tmp_path):
+    rows = [
+        *scored("a", 1.0, 0.0),
+        *scored("b", 0.5, 0.5, finish_reason="length"),
+        *scored("c", None, 9.0),
+        *scored("d", -1.0, 2.0),
+    ]
+    found = metrics(pair(store, [write_scored(tmp_path, rows)]))
+    rewards = [1.0, 0.0, 0.5, 0.5, 9.0, -1.0, 2.0]
+    assert found == {
+        "prompts": 4,
+        "responses": 8,
+        "pairs": 2,
+        "ties": 1,
+        "null_scores": 1,
+        "prompts_with_null_score": 1,
+        "mean_reward": pytest.approx(statistics.mean(rewards)),
+        "std_reward": pytest.approx(statistics.pstdev(rewards)),
+        "mean_best_reward": pytest.approx((1.0 + 0.5 + 2.0) / 3),
+        "mean_margin": pytest.approx(2.0),
+        "mean_response_tokens": 1.5,
+        "truncated_share": 0.25,
+    }
+
+
+def test_ties_are_dropped_or_kept_and_marked(store, tmp_path):
+    tables = [write_scored(tmp_path, [*scored("a", 1.0, 1.0), *scored("b", 0.0, 1.0)])]
+    dropped = pair(store, tables)
+    kept = pair(store, tables, ties="keep")
+    assert [row["tie"] for row in pairs(dropped)] == [False]
+    assert [row["tie"] for row in pairs(kept)] == [True, False]
+    assert metrics(dropped)["ties"] == metrics(kept)["ties"] == 1
+
+
+def test_scores_within_the_margin_tie(store, tmp_path):
+    tables = [write_scored(tmp_path, [*scored("a", 1.0, 1.25), *scored("b", 0.0, 1.0)])]
+    assert metrics(pair(store, tables, tie_margin=0.25))["ties"] == 1
+    assert metrics(pair(store, tables, tie_margin=0.2))["ties"] == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_neither_shards_nor_row_groups_change_the_pairs(store, tmp_path, strategy):
+    # More prompts than a batch holds rows, so that prompts lie across batch borders.
+    rows = [row for n in range(1500) for row in scored(f"q{n}", n % 3, n % 5, n % 7)]
+    whole = [write_scored(tmp_path, rows, "whole-")]
+    shards = [
+        write_scored(tmp_path, rows[:999], "first-"),
+        write_scored(tmp_path, rows[999:], "second-"),
+    ]
+    for number, path in enumerate(shards[1]):
+        pq.write_table(pq.read_table(path), path, row_group_size=(61, 100)[number])
+    one = pairs(pair(store, whole, strategy=strategy, ties="keep"))
+    assert one == pairs(pair(store, shards, strategy=strategy, ties="keep"))
+    assert len({row["prompt_id"] for row in one}) == len(one) == 1500
+
+
+def test_prompts_without_a_score_are_warned_of(store, tmp_path):
+    responses, scores = write_scored(tmp_path, [*scored("a", None, 1.0), *scored("b", 0.0, 1.0)])
+    events = EventLog()
+    call(STAGE, PairParams(), {"responses": [responses], "scores": [scores]}, store, events=events)
+    warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
+    assert warnings == ["1 of 4 responses have no score; their 1 prompts make no pair"]
+
+
+def test_all_pairs_tied_is_a_users_mistake_with_a_remedy(store, tmp_path):
+    tables = [write_scored(tmp_path, [*scored("a", 1.0, 1.0), *scored("b", 0.0, 0.0)])]
+    with pytest.raises(UserError, match="all 2 pairs are ties") as caught:
+        pair(store, tables)
+    assert "ties: keep" in caught.value.remedy
+    assert list(store.artifacts()) == []
+
+
+def test_bad_tables_are_refused(store, tmp_path):
+    good = write_scored(tmp_path, [*scored("a", 1.0, 0.0), *scored("b", 1.0, 0.0)], "good-")
+    other = write_scored(tmp_path, [*scored("b", 1.0, 0.0), *scored("a", 1.0, 0.0)], "other-")
+    short = write_scored(tmp_path, scored("a", 1.0, 0.0), "short-")
+    one = write_scored(tmp_path, scored("a", 1.0), "one-")
+    unscored = write_scored(tmp_path, scored("a", None, 1.0), "unscored-")
+    nothing = write_scored(tmp_path, [], "nothing-")
+    not_finite = write_scored(tmp_path, scored("a", 1.0, float("nan")), "nan-")
+    cases = [
+        ([(good[0], other[1])], "does not hold the scores of"),
+        ([(good[0], short[1])], "one of them has more rows"),
+        ([(short[0], good[1])], "one of them has more rows"),
+        ([one], "has one response; a pair wants two"),
+        ([unscored], "no prompt has a score for every response (1 of 2"),
+        ([nothing], "there are no responses to pair"),
+        ([not_finite], "is nan"),
+        ([(good[1], good[1])], "does not have the columns of the 'responses' table"),
+    ]
+    for tables, message in cases:
+        with pytest.raises(UserError) as caught:
+            pair(store, tables)
+        assert message in caught.value.message
+        assert caught.value.remedy
+
+
+def test_a_shard_without_scores_is_refused(store, tmp_path):
+    responses, scores = write_scored(tmp_path, scored("a", 1.0, 0.0))
+    with pytest.raises(UserError, match="2 tables of responses but 1 of scores"):
+        call(STAGE, PairParams(), {"responses": [responses] * 2, "scores": [scores]}, store)
+
+
+def test_scores_of_another_sample_are_refused(store, tmp_path):
+    rows = scored("a", 1.0, 0.0)
+    responses, scores = write_scored(tmp_path, rows)
+    table = pq.read_table(scores).to_pylist()
+    write_table(scores, SCORES, [row | {"sample_index": 1 - row["sample_index"]} for row in table])
+    with pytest.raises(UserError, match=r"sample 0 meets prompt \w+, sample 1"):
+        pair(store, [(responses, scores)])

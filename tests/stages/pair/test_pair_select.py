@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.pair.params import Strategy
+from stages.pair.select import STRATEGIES
+
+several_scores = st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=9)
+seeds = st.integers(0, 2**63 - 1)
+
+
+def test_the_table_holds_every_strategy_that_params_name():
+    assert set(STRATEGIES) == set(get_args(Strategy))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(scores=several_scores, seed=seeds)
+def test_two_different_responses_the_better_one_chosen(name, scores, seed):
+    chosen, rejected = STRATEGIES[name](scores, seed)
+    assert chosen != rejected
+    assert {chosen, rejected} <= set(range(len(scores)))
+    assert scores[chosen] >= scores[rejected]
+    assert STRATEGIES[name](scores, seed) == (chosen, rejected)
+
+
+@given(scores=several_scores, seed=seeds)
+def test_best_worst_has_the_widest_margin(scores, seed):
+    chosen, rejected = STRATEGIES["best_worst"](scores, seed)
+    assert (scores[chosen], scores[rejected]) == (max(scores), min(scores))
+
+
+@given(scores=several_scores, seed=seeds)
+def test_first_two_looks_at_nothing_else(scores, seed):
+    assert set(STRATEGIES["first_two"](scores, seed)) == {0, 1}
+
+
+@given(scores=several_scores, seed=seeds)
+def test_best_random_chooses_a_best(scores, seed):
+    assert scores[STRATEGIES["best_random"](scores, seed)[0]] == max(scores)
+
+
+def test_hand_computed():
+    scores = [0.5, 2.0, -1.0, 2.0]
+    assert STRATEGIES["best_worst"](scores, 0) == (1, 2)
+    assert STRATEGIES["first_two"](scores, 0) == (1, 0)
+    assert [STRATEGIES["best_random"](scores, seed) for seed in range(3)] == [
+        (1, 0),
+        (1, 2),
+        (1, 3),
+    ]
+
+
+def test_random_reaches_every_pair_alike():
+    drawn = Counter(frozenset(STRATEGIES["random"]([0.0] * 4, seed)) for seed in range(12 * 50))
+    assert len(drawn) == 6
+    assert set(drawn.values()) == {100}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_at_a_tie_of_two_the_first_sample_stands_in_the_chosen_place(name):
+    assert STRATEGIES[name]([1.0, 1.0], 12345) == (0, 1)

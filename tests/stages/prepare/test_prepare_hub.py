@@ -1,0 +1,99 @@
+"""Hub data sets, through the real client against a stand-in hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.contract.errors import EXIT_FAILED, EXIT_USER
+from stages.contract.events import Failure, parse_event
+from stages.contract.request import HubInput, make_request
+from stages.contract.store import Store
+from stages.contract.tables import PROMPTS, read_rows
+from stages.prepare.params import PrepareParams
+from tests.local_hub import COMMIT, serve_dataset
+
+REPO = "RLHFlow/ultrafeedback_iter1"
+ROWS = [
+    {"context_messages": [{"role": "user", "content": f"question {n}"}], "context": "unused"}
+    for n in range(30)
+]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    with serve_dataset(REPO, {"data/train.jsonl": content, "README.md": b"# Prompts\n"}) as url:
+        yield url
+
+
+def prepare(tmp_path: Path, endpoint: str, repo: str, **params: object):
+    """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
+    settings = {"messages_column": "context_messages", "test_prompts": 3} | params
+    request = make_request(
+        PrepareParams.model_validate(settings),
+        inputs={"train": [source]},
+        seed=0,
+        store=str(store.root),
+    )
+    request.write(tmp_path / "request.json")
+    # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.
+    hidden = ("proxy", "offline")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(word in name.lower() for word in hidden)
+    } | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "stages.prepare", str(tmp_path / "request.json")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    events = [parse_event(line) for line in ended.stdout.splitlines()]
+    return ended.returncode, store.artifact_path("prepare", request.key), events[-1]
+
+
+def test_the_papers_data_sets_load_by_name(tmp_path, hub):
+    code, path, last = prepare(tmp_path, hub, REPO)
+    assert code == 0, last
+    names = ["iteration-1", "iteration-2", "iteration-3", "test"]
+    texts = [
+        row["messages"][0]["content"]
+        for name in names
+        for row in read_rows(path / f"{name}.parquet", PROMPTS)
+    ]
+    assert sorted(texts) == sorted(f"question {n}" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("repo", "params", "message"),
+    [
+        ("RLHFlow/no_such_data", {}, "RLHFlow/no_such_data, split train"),
+        (REPO, {"split": "validation"}, 'Unknown split "validation"'),
+        (REPO, {"messages_column": "messages"}, "row 1: no prompt in column"),
+    ],
+)
+def test_a_wrong_name_is_a_users_mistake(tmp_path, hub, repo, params, message):
+    code, path, last = prepare(tmp_path, hub, repo, **params)
+    assert code == EXIT_USER, last
+    assert isinstance(last, Failure)
+    assert message in last.message
+    assert last.remedy
+    assert not path.exists()
+
+
+def test_a_hub_that_does_not_answer_may_be_tried_again(tmp_path):
+    code, path, last = prepare(tmp_path, "http://127.0.0.1:9", REPO)
+    assert code == EXIT_FAILED
+    assert REPO in last.message
+    assert not path.exists()

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.contract.digests import prompt_id
+from stages.contract.errors import UserError
+from stages.contract.request import FileInput
+from stages.contract.store import Artifact, Store
+from stages.contract.tables import PROMPTS, read_rows
+from stages.prepare.params import PrepareParams
+from stages.prepare.run import STAGE
+from tests.stage_calls import EventLog, call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def jsonl(path: Path, rows: list[object]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def chat(question: str, **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": question}], **more}
+
+
+def questions(count: int) -> list[dict[str, object]]:
+    return [chat(f"question {number}", reference_answer=str(number)) for number in range(count)]
+
+
+def prepare(
+    store: Store, *sources: Path | FileInput, test: Path | None = None, **params: object
+) -> Artifact:
+    settings = PrepareParams.model_validate({"test_prompts": 3} | params)
+    inputs = {"train": sources} | ({"test": [test]} if test else {})
+    return call(STAGE, settings, inputs, store)
+
+
+def table(artifact: Artifact, name: str) -> list[dict[str, object]]:
+    return list(read_rows(artifact.path / f"{name}.parquet", PROMPTS))
+
+
+def metrics(artifact: Artifact) -> dict[str, object]:
+    return json.loads((artifact.path / "metrics.json").read_text())
+
+
+def text(row: dict[str, object]) -> str:
+    return row["messages"][-1]["content"]
+
+
+def test_every_prompt_arrives_once_with_its_reference_answer(store, tmp_path):
+    artifact = prepare(store, jsonl(tmp_path / "p.jsonl", questions(20)))
+    names = ["iteration-1", "iteration-2", "iteration-3", "test"]
+    rows = [row for name in names for row in table(artifact, name)]
+    assert sorted(text(row) for row in rows) == sorted(f"question {n}" for n in range(20))
+    assert all(text(row) == f"question {row['reference_answer']}" for row in rows)
+    assert all(row["prompt_id"] == prompt_id(row["messages"]) for row in rows)
+    assert len(table(artifact, "test")) == 3
+    assert artifact.manifest.files["iteration-1.parquet"].rows == len(rows) // 4 + 1
+
+
+def test_metrics_count_what_was_left_out(store, tmp_path):
+    answered = [{"role": "user", "content": "cut me"}, {"role": "assistant", "content": "gone"}]
+    train = jsonl(
+        tmp_path / "train.jsonl",
+        [*questions(10), *questions(4), {"messages": answered}, {"messages": []}],
+    )
+    test = jsonl(tmp_path / "test.jsonl", questions(2))
+    artifact = prepare(
+        store, train, test=test, iterations=2, invalid_rows="drop", prompts_per_iteration=3
+    )
+    assert metrics(artifact) == {
+        "rows": 18,
+        "invalid_rows": 1,
+        "assistant_turns_cut": 1,
+        "duplicates": 4,
+        "overlap_with_test": 2,
+        "unused": 3,
+        "test_prompts": 2,
+        "iteration_prompts": [3, 3],
+    }
+    assert artifact.manifest.notes == metrics(artifact)
+
+
+def test_trailing_assistant_turns_are_cut_off(store, tmp_path):
+    turns = [("user", "first"), ("assistant", "reply"), ("user", "second"), ("assistant", "end")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    source = jsonl(tmp_path / "p.jsonl", [{"messages": messages}, *questions(3)])
+    artifact = prepare(store, source, iterations=1, test_prompts=1)
+    rows = table(artifact, "iteration-1") + table(artifact, "test")
+    longest = max(rows, key=lambda row: len(row["messages"]))
+    assert longest["messages"] == messages[:3]
+
+
+def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):
+    own = [{"role": "system", "content": "own"}, {"role": "user", "content": "chat"}]
+    source = jsonl(tmp_path / "p.jsonl", [{"prompt": "plain"}, {"messages": own}])
+    artifact = prepare(store, source, iterations=1, test_prompts=1, system_prompt="be brief")
+    rows = table(artifact, "iteration-1") + table(artifact, "test")
+    plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "plain"}]
+    assert sorted((row["messages"] for row in rows), key=str) == [plain, own]
+
+
+def test_jsonl_and_parquet_of_the_same_rows_give_the_same_prompts(store, tmp_path):
+    rows = [
+        {"context_messages": chat(f"q{n}")["messages"], "answer": n, "other": [n]}
+        for n in range(3000)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet", row_group_size=700)
+    settings = {"messages_column": "context_messages", "reference_column": "answer"}
+    one = prepare(store, jsonl(tmp_path / "p.jsonl", rows), **settings)
+    other = prepare(store, tmp_path / "p.parquet", **settings)
+    assert one.manifest.key != other.manifest.key
+    for name in ("iteration-1", "iteration-2", "iteration-3", "test"):
+        assert table(one, name) == table(other, name)
+
+
+def test_a_folder_of_files_is_one_source(store, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    jsonl(folder / "a.jsonl", questions(12)[:5])
+    jsonl(folder / "b.jsonl", questions(12)[5:])
+    (folder / "README.md").write_text("not prompts")
+    artifact = prepare(store, folder)
+    assert metrics(artifact)["rows"] == 12
+
+
+def test_the_seed_decides_the_division(store, tmp_path):
+    source = jsonl(tmp_path / "p.jsonl", questions(30))
+    params = PrepareParams(test_prompts=3)
+    one, same, other = (
+        call(
+            STAGE,
+            params,
+            {"train": [source]},
+            Store.open(str(tmp_path / name), create=True),
+            seed=s,
+        )
+        for name, s in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert one.manifest.digest() == same.manifest.digest()
+    assert table(one, "iteration-1") != table(other, "iteration-1")
+
+
+def test_progress_ends_at_its_total(store, tmp_path):
+    events = EventLog()
+    source = jsonl(tmp_path / "p.jsonl", questions(10))
+    call(STAGE, PrepareParams(test_prompts=3), {"train": [source]}, store, events=events)
+    progress = [event for event in events.events if event.type == "progress"]
+    assert progress[-1].done == progress[-1].total == 20
+
+
+BAD_ROWS = {
+    "no user turn": (
+        {"messages": [{"role": "system", "content": "s"}]},
+        "line 2: the prompt has no user turn",
+        "give every prompt a user message",
+    ),
+    "only an assistant turn": (
+        {"messages": [{"role": "assistant", "content": "s"}]},
+        "line 2: the prompt has no user turn",
+        "give every prompt a user message",
+    ),
+    "system turn last": (
+        {"messages": [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]},
+        "line 2: the prompt ends with a system turn",
+        "end every prompt with a user message",
+    ),
+    "blank": (chat(" \n"), "line 2: the prompt's last user turn is empty", "fill it"),
+    "no column": (
+        {"question": "?"},
+        "line 2: no prompt in column 'messages' or 'prompt' (columns: question)",
+        "set `messages_column` or `prompt_column`",
+    ),
+    "wrong type": ({"prompt": 3}, "line 2: column 'prompt' holds int", "point `messages_column`"),
+    "unknown role": (
+        {"messages": [{"role": "human", "content": "u"}]},
+        "system | user | assistant",
+        "convert the messages",
+    ),
+    "content of parts": (
+        {"messages": [{"role": "user", "content": [{"text": "u"}]}]},
+        "line 2: column 'messages' holds a message that is not",
+        "convert the messages",
+    ),
+    "reference answer": (
+        chat("u", reference_answer=["a"]),
+        "line 2: the reference answer is list",
+        "point `reference_column`",
+    ),
+    "lone surrogate": (
+        {"prompt": "\ud800"},
+        "line 2: the text holds a lone surrogate",
+        "repair the encoding",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_is_refused_with_its_place(store, tmp_path, case):
+    row, message, remedy = BAD_ROWS[case]
+    source = tmp_path / "p.jsonl"
+    source.write_text("".join(json.dumps(each) + "\n" for each in [*questions(1), row]))
+    with pytest.raises(UserError) as caught:
+        prepare(store, source, iterations=1, test_prompts=1)
+    assert message in caught.value.message
+    assert str(source) in caught.value.message
+    assert remedy in caught.value.remedy
+    assert list(store.artifacts()) == []
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_can_be_dropped(store, tmp_path, case):
+    source = tmp_path / "p.jsonl"
+    rows = [*questions(2), BAD_ROWS[case][0], *questions(4)]
+    source.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    artifact = prepare(store, source, iterations=1, test_prompts=1, invalid_rows="drop")
+    counts = metrics(artifact)
+    assert (counts["invalid_rows"], counts["duplicates"]) == (1, 2)
+    assert len(table(artifact, "iteration-1")) == 3
+
+
+def bad_file(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_bad_files_are_refused(store, tmp_path):
+    good = jsonl(tmp_path / "good.jsonl", questions(9))
+    empty_folder = tmp_path / "empty"
+    empty_folder.mkdir()
+    broken = b'{"prompt": "a"}\n{"prompt": \n'
+    cases = [
+        ([bad_file(tmp_path / "a.jsonl", broken)], "line 2: not a line of JSON"),
+        ([bad_file(tmp_path / "b.jsonl", b"[1, 2]\n")], "line 1: a list, not an object"),
+        ([bad_file(tmp_path / "c.jsonl", b'{"prompt": "\xff"}\n')], "line 1: not a line of JSON"),
+        ([bad_file(tmp_path / "d.jsonl", b"\n\n")], "d.jsonl holds no prompts"),
+        ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
+        ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
+        ([empty_folder], "holds no prompt files"),
+        ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
+        ([good, good], "2 training sources for 3 iterations"),
+        ([], "0 training sources for 3 iterations"),
+    ]
+    for sources, message in cases:
+        with pytest.raises(UserError) as caught:
+            prepare(store, *sources)
+        assert message in caught.value.message
+        assert caught.value.remedy
+
+
+def test_two_test_sources_are_refused(store, tmp_path):
+    source = jsonl(tmp_path / "p.jsonl", questions(9))
+    with pytest.raises(UserError, match="2 test sources"):
+        call(STAGE, PrepareParams(), {"train": [source], "test": [source, source]}, store)
+
+
+def test_rows_without_the_column_are_told_which_columns_there_are(store, tmp_path):
+    pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match=r"row 1: no prompt in column .* \(columns: question\)"):
+        prepare(store, tmp_path / "p.parquet")

@@ -1,0 +1,121 @@
+"""Properties of the division, over arbitrary multisets of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.contract.errors import UserError
+from stages.prepare.split import DROPPED, TEST, Split, as_ids, split
+
+
+def identity(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()[:16]
+
+
+def divide(
+    train: list[list[int]], test: list[int] | None = None, *, seed: int = 0, **changes: int | None
+) -> tuple[Split, list[int]]:
+    numbers = [each for source in train for each in source] + (test or [])
+    labels = [label for label, source in enumerate(train, 1) for _ in source]
+    labels += [0] * len(test or [])
+    settings = {"iterations": 3, "test_prompts": 2, "prompts_per_iteration": None} | changes
+    found = split(
+        as_ids(b"".join(identity(each) for each in numbers)),
+        np.array(labels, dtype=np.int32),
+        seed=seed,
+        **settings,
+    )
+    return found, numbers
+
+
+def members(found: Split, numbers: list[int], part: int) -> set[int]:
+    return {number for number, where in zip(numbers, found.part, strict=True) if where == part}
+
+
+rows = st.lists(st.integers(0, 60), min_size=1, max_size=120)
+
+
+@given(rows=rows, seed=st.integers(0, 5), iterations=st.integers(1, 5))
+def test_one_source_is_divided_evenly_and_no_prompt_is_lost(rows, seed, iterations):
+    distinct = set(rows)
+    if len(distinct) < iterations + 2:
+        return
+    found, numbers = divide([rows], seed=seed, iterations=iterations)
+    parts = [members(found, numbers, part) for part in range(iterations + 1)]
+    assert set.union(*parts) == distinct
+    assert sum(len(part) for part in parts) == len(distinct)
+    assert len(parts[TEST]) == 2
+    sizes = [len(part) for part in parts[1:]]
+    assert max(sizes) - min(sizes) <= 1
+    assert found.duplicates == len(rows) - len(distinct)
+    assert np.count_nonzero(found.part == DROPPED) == found.duplicates
+
+
+@given(rows=rows, seed=st.integers(0, 5), order=st.randoms())
+def test_the_order_of_rows_does_not_matter(rows, seed, order):
+    if len(set(rows)) < 5:
+        return
+    shuffled = rows.copy()
+    order.shuffle(shuffled)
+    one, numbers = divide([rows], seed=seed)
+    other, shuffled_numbers = divide([shuffled], seed=seed)
+    for part in range(4):
+        assert members(one, numbers, part) == members(other, shuffled_numbers, part)
+
+
+@given(train=rows, test=rows, seed=st.integers(0, 5))
+def test_no_test_prompt_is_a_training_prompt(train, test, seed):
+    left = set(train) - set(test)
+    if len(left) < 3:
+        return
+    found, numbers = divide([train], test, seed=seed)
+    assert members(found, numbers, TEST) == set(test)
+    trained = set.union(*(members(found, numbers, part) for part in (1, 2, 3)))
+    assert trained == left
+    assert found.overlap == len(set(train) & set(test))
+
+
+def test_as_many_sources_as_iterations_keep_their_own():
+    found, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6])
+    assert [members(found, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5}]
+    assert (found.duplicates, found.overlap) == (2, 1)
+
+
+def test_a_repeated_row_counts_where_it_came_first():
+    found, _ = divide([[9, 1, 2, 9]], [7], iterations=1)
+    assert found.part.tolist() == [1, 1, 1, DROPPED, TEST]
+
+
+@given(seed=st.integers(0, 20))
+def test_a_cap_chooses_by_seed_and_counts_the_rest(seed):
+    whole, numbers = divide([list(range(30))], seed=seed)
+    capped, _ = divide([list(range(30))], seed=seed, prompts_per_iteration=4)
+    for part in (1, 2, 3):
+        kept = members(capped, numbers, part)
+        assert len(kept) == 4
+        assert kept < members(whole, numbers, part)
+    assert members(capped, numbers, TEST) == members(whole, numbers, TEST)
+    assert capped.unused == 28 - 12
+
+
+def test_seeds_divide_differently():
+    parts = {tuple(divide([list(range(40))], seed=seed)[0].part) for seed in range(5)}
+    assert len(parts) == 5
+
+
+def test_holding_out_everything_is_refused():
+    with pytest.raises(UserError, match="test_prompts is 4, but there are only 4") as caught:
+        divide([[1, 2, 3, 4, 4]], test_prompts=4)
+    assert "lower `test_prompts`" in caught.value.remedy
+
+
+def test_an_empty_part_is_refused():
+    with pytest.raises(UserError, match="no prompts are left for iteration 2 of 3"):
+        divide([[1, 2], [2, 1], [3]], [9])
+    with pytest.raises(UserError, match="no prompts are left for iteration"):
+        divide([[1, 2, 3]], test_prompts=1)

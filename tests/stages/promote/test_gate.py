@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from stages.contract.errors import UserError
+from stages.promote.gate import decide
+from stages.promote.params import PromoteParams
+
+GOOD = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
+
+
+def test_without_gates_everything_passes():
+    decision = decide(PromoteParams(), GOOD, None)
+    assert decision.promoted
+    assert decision.gates == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "passes"),
+    [
+        ({"min_win_rate": 0.6}, True),
+        ({"min_win_rate": 0.61}, False),
+        ({"min_mean_reward": 1.5}, True),
+        ({"min_mean_reward": 1.6}, False),
+        ({"max_truncated_share": 0.1}, True),
+        ({"max_truncated_share": 0.05}, False),
+        ({"min_win_rate": 0.5, "max_truncated_share": 0.05}, False),
+    ],
+)
+def test_limits_are_inclusive_and_all_must_hold(limits, passes):
+    decision = decide(PromoteParams(**limits), GOOD, None)
+    assert decision.promoted is passes
+    assert len(decision.gates) == len(limits)
+    assert bool(decision.reasons) is not passes
+
+
+def test_a_failed_gate_says_why():
+    decision = decide(PromoteParams(min_win_rate=0.75), GOOD, None)
+    assert decision.reasons == ["min_win_rate: win_rate is 0.6; the gate wants at least 0.75"]
+
+
+@pytest.mark.parametrize(
+    ("before", "tolerance", "passes"),
+    [(1.5, 0.0, True), (1.6, 0.0, False), (1.6, 0.2, True), (None, 0.0, True)],
+)
+def test_no_regression_compares_with_the_previous_evaluation(before, tolerance, passes):
+    params = PromoteParams(regression_tolerance=tolerance)
+    assert decide(params, GOOD, GOOD | {"mean_reward": before}).promoted is passes
+
+
+def test_regression_may_be_allowed():
+    assert decide(PromoteParams(no_regression=False), GOOD, {"mean_reward": 9.0}).promoted
+
+
+def test_a_metric_without_a_value_does_not_pass():
+    decision = decide(PromoteParams(min_mean_reward=-1.0), GOOD | {"mean_reward": None}, None)
+    assert decision.reasons == [
+        "min_mean_reward: mean_reward has no value; the gate wants at least -1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"loss": 1.0}, "looks at 'win_rate', which the metrics lack .they have: loss"),
+        ({}, "they have: nothing"),
+        ({"win_rate": "0.6"}, "the metric 'win_rate' is '0.6', not a number"),
+    ],
+)
+def test_what_is_no_evaluation_is_refused(metrics, message):
+    with pytest.raises(UserError, match=message):
+        decide(PromoteParams(min_win_rate=0.5), metrics, None)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"aliases": ["latest"]},
+        {"aliases": ["../x"]},
+        {"model_name": "a/b"},
+        {"min_win_rate": 1.5},
+        {"max_truncated_share": -0.1},
+        {"regression_tolerance": -1},
+        {"min_winrate": 0.5},
+    ],
+)
+def test_wrong_parameters_are_refused(params):
+    with pytest.raises(ValidationError):
+        PromoteParams.model_validate(params)

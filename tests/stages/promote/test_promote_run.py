@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.program import Stage
+from stages.contract.registry import ModelRegistry
+from stages.contract.store import Artifact, Store
+from stages.promote.params import PromoteParams
+from stages.promote.run import STAGE
+from tests.stage_calls import EventLog, call
+
+METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+class _Trained(PromoteParams):
+    stage = "train"
+
+
+def train(store: Store, weights: str) -> Artifact:
+    """An artifact such as training leaves."""
+
+    def run(ctx):
+        (ctx.out / "checkpoint").mkdir()
+        (ctx.out / "checkpoint/model.safetensors").write_text(weights)
+
+    return call(Stage(_Trained, run), _Trained(model_name=weights), {}, store)
+
+
+def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> Path:
+    path = tmp_path / name
+    path.write_text(json.dumps(METRICS | changes))
+    return path
+
+
+def promote(store: Store, trained: Artifact, metrics: Path, *, events=None, **params: object):
+    return call(
+        STAGE,
+        PromoteParams.model_validate({"model_name": "tiny"} | params),
+        {"checkpoint": [trained.ref("checkpoint")], "metrics": [metrics]},
+        store,
+        events=events,
+        run="nightly",
+        step="iteration-1/promote",
+    )
+
+
+def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
+    trained = train(store, "one")
+    artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5)
+    registry = ModelRegistry(store)
+    version, path = registry.resolve("tiny@production")
+    assert path == trained.path / "checkpoint"
+    assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
+    assert version.metrics == METRICS
+    decision = json.loads((artifact.path / "decision.json").read_text())
+    assert decision == {
+        "model": "tiny",
+        "aliases": ["production"],
+        "checkpoint_digest": trained.manifest.digest("checkpoint"),
+        "promoted": True,
+        "gates": [
+            {
+                "gate": "min_win_rate",
+                "metric": "win_rate",
+                "value": 0.6,
+                "limit": 0.5,
+                "passed": True,
+                "reason": "min_win_rate: win_rate is 0.6; the gate wants at least 0.5",
+            }
+        ],
+    }
+
+
+def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_path):
+    promote(store, train(store, "one"), evaluated(tmp_path))
+    events = EventLog()
+    worse = evaluated(tmp_path, "worse.json", win_rate=0.2)
+    artifact = promote(store, train(store, "two"), worse, events=events, min_win_rate=0.5)
+    registry = ModelRegistry(store)
+    assert registry.find("tiny@production").version == 1
+    assert registry.find("tiny@latest").version == 2
+    assert json.loads((artifact.path / "decision.json").read_text())["promoted"] is False
+    warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
+    assert warnings == [
+        "tiny:2 is not promoted: min_win_rate: win_rate is 0.2; the gate wants at least 0.5"
+    ]
+    outcome = json.loads((artifact.path / "registry.json").read_text())
+    assert outcome == {"version": 2, "aliases": {"production": 1}}
+
+
+def test_a_fall_behind_the_previous_evaluation_keeps_the_alias(store, tmp_path):
+    inputs = {
+        "checkpoint": [train(store, "one").ref("checkpoint")],
+        "metrics": [evaluated(tmp_path)],
+        "previous_metrics": [evaluated(tmp_path, "before.json", mean_reward=2.0)],
+    }
+    artifact = call(STAGE, PromoteParams(model_name="tiny"), inputs, store)
+    gates = json.loads((artifact.path / "decision.json").read_text())["gates"]
+    assert [(gate["gate"], gate["limit"], gate["passed"]) for gate in gates] == [
+        ("no_regression", 2.0, False)
+    ]
+    assert ModelRegistry(store).aliases("tiny") == []
+
+
+def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
+    trained, metrics = train(store, "one"), evaluated(tmp_path)
+    first = promote(store, trained, metrics)
+    before = ModelRegistry(store).alias("tiny", "production")
+    # The registry was written, the artifact was not published.
+    shutil.rmtree(first.path)
+    again = promote(store, trained, metrics)
+    registry = ModelRegistry(store)
+    assert registry.alias("tiny", "production") == before
+    assert [each.version for each in registry.versions("tiny")] == [1]
+    assert again.manifest.digest() == first.manifest.digest()
+
+
+def test_the_decision_does_not_depend_on_the_registry_as_it_was_found(store, tmp_path):
+    trained, metrics = train(store, "two"), evaluated(tmp_path)
+    other = Store.open(str(tmp_path / "other"), create=True)
+    promote(store, train(store, "one"), metrics)
+    second = promote(store, trained, metrics)
+    alone = promote(other, train(other, "two"), metrics)
+    outcomes = [json.loads((each.path / "registry.json").read_text()) for each in (second, alone)]
+    assert [each["version"] for each in outcomes] == [2, 1]
+    assert second.manifest.digest() == alone.manifest.digest()
+
+
+def test_bad_inputs_are_refused(store, tmp_path):
+    trained = train(store, "one")
+    broken, listed = tmp_path / "broken.json", tmp_path / "list.json"
+    broken.write_text("{")
+    listed.write_text("[]")
+    cases = [
+        ({"checkpoint": [trained.path / "checkpoint"]}, {}, "only checkpoints of this store"),
+        ({"metrics": [broken]}, {}, "cannot be read as metrics"),
+        ({"metrics": [listed]}, {}, "holds a list, not metrics by name"),
+        ({}, {"model_name": None}, "the request names no model"),
+        ({"metrics": []}, {}, "no local input 'metrics'"),
+    ]
+    for inputs, params, message in cases:
+        given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}
+        settings = PromoteParams.model_validate({"model_name": "tiny"} | params)
+        with pytest.raises(UserError, match=message):
+            call(STAGE, settings, given | inputs, store)
+    assert ModelRegistry(store).names() == []

@@ -1,0 +1,277 @@
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+from stages.contract.events import Log, Metric, Progress, parse_event
+from stages.contract.store import Store
+from stages.modeling.chat import render_prompt
+from stages.modeling.load import load_causal_lm, load_tokenizer
+from stages.sft.params import ArchitectureParams, SftParams
+from stages.sft.run import STAGE
+from tests.stage_calls import call_request, request_for
+from tests.tiny_models import make_tiny_llama
+
+NUMBERS = ["one", "two", "three", "four", "five", "six"]
+THINGS = ["cats", "dogs", "birds", "hens"]
+ROWS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"Count {number} {thing}."},
+            {"role": "assistant", "content": f"Here are {number} {thing}."},
+        ]
+    }
+    for number in NUMBERS
+    for thing in THINGS
+]
+ARCHITECTURE = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 32}
+OPTIMIZER = {"epochs": 2, "learning_rate": 1e-2, "global_batch_rows": 5}
+NUM_STEPS = 2 * 5
+
+
+def params(**changes):
+    return SftParams(
+        architecture=ArchitectureParams(**ARCHITECTURE),
+        precision="float32",
+        **{**OPTIMIZER, **changes},
+    )
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_jsonl(tmp_path / "data.jsonl", ROWS)
+
+
+@pytest.fixture
+def sft(data, tmp_path):
+    """Runs the stage and returns the artifact's folder and the events."""
+
+    def run(*, seed=0, data=data, policy=None, store="store", **changes):
+        inputs = {"data": data} | ({"policy": policy} if policy else {})
+        request = request_for(params(**changes), inputs, tmp_path / store, seed=seed)
+        artifact, events = call_request(STAGE, request)
+        return artifact.path, events
+
+    return run
+
+
+def weights(artifact):
+    return load_file(artifact / "checkpoint" / "model.safetensors")
+
+
+def assert_equal_weights(artifact, other):
+    first, second = weights(artifact), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def losses(artifact):
+    lines = (artifact / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_policy_from_scratch_learns_to_answer(sft):
+    artifact, events = sft(epochs=40)
+    source = ModelSource(str(artifact / "checkpoint"))
+    tokenizer, model = load_tokenizer(source), load_causal_lm(source, dtype="float32")
+    prompt = render_prompt(tokenizer, ROWS[7]["messages"][:-1])
+    sampled = model.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0]
+    assert sampled[-1] == tokenizer.eos_token_id
+    answer = tokenizer.decode(sampled[len(prompt) :], skip_special_tokens=True)
+    assert answer == "Here are two hens."
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert (progress[-1].done, progress[-1].total) == (40 * 5, 40 * 5)
+    summary = json.loads((artifact / "summary.json").read_text())
+    assert summary["rows"] == len(ROWS)
+    assert summary["response_tokens"] == 6 * len(ROWS)
+    assert summary["final_loss"] < 0.05
+
+
+def test_the_first_loss_is_that_of_guessing(sft):
+    artifact, _ = sft()
+    summary = json.loads((artifact / "summary.json").read_text())
+    assert losses(artifact)[0] == pytest.approx(math.log(summary["vocabulary"]), rel=0.02)
+    assert len(losses(artifact)) == summary["steps"] == NUM_STEPS
+
+
+def test_the_seed_decides_the_weights(sft):
+    first, _ = sft(seed=1)
+    again, _ = sft(seed=1, store="another")
+    other, _ = sft(seed=2)
+    assert_equal_weights(first, again)
+    names = weights(first)
+    assert any(not torch.equal(names[name], weights(other)[name]) for name in names)
+
+
+def test_micro_batches_change_nothing_but_rounding(sft):
+    whole, _ = sft(micro_batch_rows=32)
+    parts, _ = sft(micro_batch_rows=2, gradient_checkpointing=True, store="another")
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
+
+
+def test_learning_rate_rises_then_falls_to_nothing(sft):
+    artifact, _ = sft(epochs=4, warmup_ratio=0.25)
+    lines = (artifact / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["learning_rate"] for line in lines]
+    assert rates[0] == 0
+    assert rates[5] == max(rates) == 1e-2
+    assert rates[12] == pytest.approx(1e-2 / 2 * (1 + math.cos(math.pi * 7 / 15)))
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert 0 < rates[-1] < 2e-4
+
+
+def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer_and_type(sft, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy")
+    load_causal_lm(ModelSource(str(policy)), dtype="bfloat16").save_pretrained(policy)
+    artifact, _ = sft(policy=policy)
+    kept = load_tokenizer(ModelSource(str(artifact / "checkpoint")))
+    assert kept.get_vocab() == load_tokenizer(ModelSource(str(policy))).get_vocab()
+    before = load_file(policy / "model.safetensors")
+    after = weights(artifact)
+    assert before.keys() == after.keys()
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+    assert losses(artifact)[-1] < losses(artifact)[0]
+
+
+def test_checkpoints_that_cannot_be_trained_are_refused(sft, tmp_path):
+    with pytest.raises(UserError, match="no chat template"):
+        sft(policy=make_tiny_llama(tmp_path / "untemplated", chat_template=None))
+    tokenizer = load_tokenizer(ModelSource(str(make_tiny_llama(tmp_path / "policy"))))
+    capped = tmp_path / "capped"
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        pad_token_id=None,
+        final_logit_softcapping=0.01,
+        **sizes,
+        **heads,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(capped)
+    tokenizer.save_pretrained(capped)
+    with pytest.raises(UserError, match="not the plain output of a linear head"):
+        sft(policy=capped)
+
+
+def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):
+    expected, _ = sft()
+    conversations = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), conversations)
+    plain = tmp_path / "plain.parquet"
+    pq.write_table(
+        pa.table(
+            {
+                "question": [row["messages"][0]["content"] for row in ROWS],
+                "response": [row["messages"][1]["content"] for row in ROWS],
+            }
+        ),
+        plain,
+    )
+    assert_equal_weights(sft(data=conversations)[0], expected)
+    assert_equal_weights(sft(data=plain, prompt_column="question")[0], expected)
+
+
+def test_too_long_conversations_are_counted_and_told(sft, tmp_path):
+    long = [{**ROWS[0]["messages"][0]}, {"role": "assistant", "content": "one " * 40}]
+    artifact, events = sft(data=write_jsonl(tmp_path / "long.jsonl", [*ROWS, {"messages": long}]))
+    summary = json.loads((artifact / "summary.json").read_text())
+    assert (summary["rows"], summary["rows_dropped_too_long"]) == (len(ROWS), 1)
+    warnings = [event.message for event in events if isinstance(event, Log)]
+    assert any("1 of 25 conversations are longer than 32 tokens" in each for each in warnings)
+
+
+USER = {"role": "user", "content": "Count one cats."}
+ANSWER = {"role": "assistant", "content": "Here are one cats."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the data has no conversations"),
+        (
+            [{"messages": [USER, ANSWER]}, {"messages": [USER]}],
+            "line 2 does not end with an assist",
+        ),
+        ([{"messages": [USER, {**ANSWER, "content": " "}]}], "line 1 does not end with an assist"),
+        ([{"messages": []}], "line 1 does not end with an assistant turn"),
+        ([{"messages": [ANSWER]}], "line 1 has no user turn"),
+        ([{"messages": "Count one cats."}], "line 1 has neither messages"),
+        ([{"messages": [USER, {"role": "assistant"}]}], "line 1 has neither messages"),
+        ([{"prompt": "Count one cats."}], "line 1 has neither messages"),
+        ([{"prompt": "Count", "response": 3}], "line 1 has neither messages"),
+        ([["Count one cats."]], "line 1 is not an object"),
+        ([{"messages": [{"role": "tool", "content": "x"}, USER, ANSWER]}], "roles tool, user"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_place(sft, tmp_path, rows, message):
+    with pytest.raises(UserError, match=message) as caught:
+        sft(data=write_jsonl(tmp_path / "bad.jsonl", rows))
+    assert caught.value.remedy
+
+
+def test_files_that_are_no_data_are_refused(sft, tmp_path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"messages": [\n')
+    with pytest.raises(UserError, match="line 1 is not JSON"):
+        sft(data=broken)
+    parquet = tmp_path / "broken.parquet"
+    parquet.write_text("no table")
+    with pytest.raises(UserError, match="not a Parquet file"):
+        sft(data=parquet)
+    table = tmp_path / "data.csv"
+    table.write_text("prompt,response\n")
+    with pytest.raises(UserError, match="not a data file"):
+        sft(data=table)
+
+
+def test_divergence_ends_with_advice(sft):
+    with pytest.raises(UserError, match="diverged at step") as caught:
+        sft(learning_rate=1e30, max_grad_norm=0)
+    assert "learning_rate" in caught.value.remedy
+
+
+def signal_in_training(request, path, number):
+    """Runs the stage as a program and sends it a signal in step 20 or soon after it."""
+    request.write(path)
+    command = [sys.executable, "-m", "stages.sft", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            event = parse_event(line)
+            if isinstance(event, Metric) and event.step >= 20:
+                process.send_signal(number)
+                break
+        process.stdout.read()
+    return process.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_an_interrupted_training_goes_on_to_the_same_weights(sft, data, tmp_path, number, code):
+    whole, _ = sft(epochs=60, store="whole")
+    changed = params(epochs=60, checkpoint_every_steps=10)
+    request = request_for(changed, {"data": data}, tmp_path / "store")
+    assert signal_in_training(request, tmp_path / "request.json", number) == code
+    assert not Store.open(request.store).artifact_path("sft", request.key).exists()
+    artifact, events = call_request(STAGE, request)
+    steps = [event.done for event in events if isinstance(event, Progress)]
+    assert steps[0] > 10, "the retry began from the start"
+    assert_equal_weights(artifact.path, whole)
+    assert losses(artifact.path) == losses(whole)
