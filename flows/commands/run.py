@@ -128,8 +128,8 @@ def _show_summary(view: RunView, as_json: bool, found: Any) -> None:
 
 
 def _quiet_prefect() -> None:
-    """Our own lines tell what Prefect's would; its warnings and errors still show."""
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
+    """Our own lines tell what Prefect's would, and a failure ends in one message of ours."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 

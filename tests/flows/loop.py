@@ -68,7 +68,9 @@ def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
