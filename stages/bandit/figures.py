@@ -26,6 +26,8 @@ COLOURS = {
     "arctanh": "#4a8f5c",
 }
 REWARD_COLOUR = "#c2571a"
+SMALLEST_SHOWN = 1e-9
+"""Lower end of the axis of probabilities: what a policy has given up lies below it."""
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -82,6 +84,8 @@ def policies_figure(every: list[Cell], outcome: Outcome, landscape: Landscape) -
                 label=f"{LABELS[cell.method]}, {DIVERGENCE_LABELS[cell.divergence]}",
             )
         axes.axvline(landscape.best_arm, color=REWARD_COLOUR, linewidth=0.8, alpha=0.6)
+        axes.set_yscale("log")
+        axes.set_ylim(SMALLEST_SHOWN, 2.0)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("arm")
         axes.set_ylabel("probability")
@@ -134,4 +138,4 @@ def _legend(axes: Axes) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     # Without its version line the file is the same for the same numbers.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.savefig(path, dpi=120, metadata={"Software": None})
