@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from flows.commands import inspect, models, run, store
+from flows.commands import bandit, inspect, models, run, store
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
@@ -33,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-for module in (run, inspect, models, store):
+for module in (run, inspect, models, store, bandit):
     module.register(app)
 
 
