@@ -19,7 +19,7 @@ from stages.contract.events import Event, Log
 from stages.contract.lease import POLL_SECONDS
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, key_fields, make_request
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact, Store, explain_disk_errors
 
 MadeBy = Mapping[str, Artifact]
 
@@ -162,26 +162,27 @@ class Session:
 
         def note(state: State, message: str = "") -> None:
             seconds = time.time() - started
-            self._record(step, request, state, started, message)
             if state == "running":
                 self._watcher.started(step, request)
             else:
                 self._watcher.ended(step, state, seconds, message)
+            self._record(step, request, state, started, message)
 
         def hear(event: Event) -> None:
             self._watcher.event(step, event)
             on_event(event)
 
         try:
-            self._set_aside_if_forced(step, request, hear)
-            found = self._find(request, hear) or self._wait_for_other(request, hear)
-            if found is not None:
-                note("reused")
-                return Outcome(found, reused=True)
-            with self._slots:
-                note("running")
-                self.runner.run(request, hear)
-            artifact = self.store.load(request.stage, request.key)
+            with explain_disk_errors(self.store.root):
+                self._set_aside_if_forced(step, request, hear)
+                found = self._find(request, hear) or self._wait_for_other(request, hear)
+                if found is not None:
+                    note("reused")
+                    return Outcome(found, reused=True)
+                with self._slots:
+                    note("running")
+                    self.runner.run(request, hear)
+                artifact = self.store.load(request.stage, request.key)
         except BaseException as error:
             note("failed", str(error))
             raise

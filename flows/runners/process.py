@@ -49,24 +49,28 @@ class ProcessRunner:
         stem = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}-{threading.get_ident() % 10**6}"
         log = folder / f"{stem}.log"
         words = LastWords()
-        with log.open("w", encoding="utf-8") as log_file, self._start(request) as process:
+        with log.open("w", encoding="utf-8") as file, self._start(request) as process:
+            log_file = _Log(file, words)
             overdue = threading.Event()
             timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
-            reader = threading.Thread(target=_copy, args=(process.stderr, log_file, words))
+            reader = threading.Thread(target=log_file.copy, args=(process.stderr,))
             reader.start()
             assert process.stdout is not None
             for line in process.stdout:
                 event = parse_event(line)
                 if event is None:
-                    _keep(line, log_file, words)
+                    log_file.keep(line)
                     continue
                 if isinstance(event, Log):
-                    _keep(f"[{event.level}] {event.message}\n", log_file, words)
+                    log_file.keep(f"[{event.level}] {event.message}\n")
                 words.hear(event)
                 on_event(event)
             code = process.wait()
             reader.join()
             timer.cancel()
+            if log_file.error is not None:
+                message = f"the log {log} is not whole: {log_file.error.strerror}"
+                on_event(Log(level="warning", message=message))
             with self._lock:
                 del self._live[process.pid]
         if overdue.is_set():
@@ -152,16 +156,31 @@ def _environment(request: Request) -> dict[str, str]:
     return environment
 
 
-def _copy(stream: IO[str] | None, log_file: IO[str], words: LastWords) -> None:
-    assert stream is not None
-    for line in stream:
-        _keep(line, log_file, words)
+class _Log:
+    """The log of one attempt. It goes on listening when its disk is full: the stage must not block.
 
+    Args:
+        file: Where the lines go.
+        words: Remembers the last of them.
+    """
 
-def _keep(line: str, log_file: IO[str], words: LastWords) -> None:
-    log_file.write(line)
-    log_file.flush()
-    words.lines.append(line.rstrip("\n"))
+    def __init__(self, file: IO[str], words: LastWords) -> None:
+        self._file = file
+        self._words = words
+        self.error: OSError | None = None
+
+    def keep(self, line: str) -> None:
+        self._words.lines.append(line.rstrip("\n"))
+        if self.error is None:
+            try:
+                self._file.write(line)
+                self._file.flush()
+            except OSError as error:
+                self.error = error
+
+    def copy(self, stream: IO[str]) -> None:
+        for line in stream:
+            self.keep(line)
 
 
 def _let_go(process: subprocess.Popen[str]) -> None:

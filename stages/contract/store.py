@@ -37,6 +37,8 @@ from stages.contract.request import ArtifactInput
 
 _MARKER = "store.json"
 _FORMAT = 1
+# A device with less room than this is full: no stage's output fits.
+_FULL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
         yield
     except Exception as error:
         number = _error_number(error)
-        if number in (errno.ENOSPC, errno.EDQUOT):
+        if number in (errno.ENOSPC, errno.EDQUOT) or _is_full(place):
             raise UserError(
                 f"no space left on the device that holds {place}",
                 "free some space (`geb gc` lists what can go) or put the store elsewhere",
@@ -72,6 +74,13 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
                 "check the permissions of the store, or set `store` to a folder of yours",
             ) from error
         raise
+
+
+def _is_full(place: Path) -> bool:
+    """Whether the device has no room to speak of: some libraries (torch) hide what a write met."""
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free < _FULL_BYTES
 
 
 def _error_number(error: Exception) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from stages.contract.errors import UserError
 from stages.objectives import KappaController, KappaSchedule, ObjectiveSettings
@@ -37,7 +36,7 @@ def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
     Raises:
         UserError: The combination is not defined.
     """
-    chosen = {field.name: getattr(params, field.name) for field in fields(ObjectiveSettings)}
+    chosen = {name: getattr(params, name) for name in ObjectiveParams.model_fields}
     try:
         return ObjectiveSettings(**chosen)
     except ValueError as error:

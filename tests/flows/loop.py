@@ -110,6 +110,13 @@ def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     return {each["step"]: each for each in json.loads(done.stdout)[run]}
 
 
+def warm_started(finished: Path) -> dict[str, Any]:
+    """Inputs that start from the finished run's warm-started policy instead of making one."""
+    store = finished.parent / "store"
+    checkpoint = store / "artifacts/sft" / steps(store)["sft"]["key"] / "checkpoint"
+    return {"policy": str(checkpoint), "warm_start": None}
+
+
 def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     """The lines of ``geb plan --json`` by step."""
     done = geb("plan", config, "--json", *arguments)

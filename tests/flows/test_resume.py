@@ -18,6 +18,7 @@ from tests.flows.loop import (
     started,
     steps,
     wait_for_line,
+    warm_started,
     write_config,
 )
 
@@ -61,9 +62,7 @@ def kill_the_stage(process: subprocess.Popen[str], store: Path, step: str) -> No
 @pytest.mark.parametrize("kill", [kill_orchestrator, kill_the_stage])
 def test_a_kill_in_each_stage(finished: Path, tmp_path: Path, kill: Kill) -> None:
     undisturbed = finished.parent / "store"
-    sft = steps(undisturbed)["sft"]
-    checkpoint = undisturbed / "artifacts/sft" / sft["key"] / "checkpoint"
-    config = write_config(tmp_path, inputs={"policy": str(checkpoint), "warm_start": None})
+    config = write_config(tmp_path, inputs=warm_started(finished))
     store = tmp_path / "store"
     command: list[str | Path] = ["run", config]
     done_before: set[str] = set()
@@ -95,12 +94,14 @@ def test_a_kill_in_the_warm_start(finished: Path, tmp_path: Path, kill: Kill) ->
 
 
 def test_a_killed_stage_is_tried_again_within_the_run(finished: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path, execution={"retries": 1, "retry_delay_seconds": 0})
+    execution = {"retries": 1, "retry_delay_seconds": 0}
+    config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
     with started("run", config) as process:
         wait_for_line(process, "iteration-1/train:", "steps")
         kill_stage(process)
         output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "SIGKILL" in output
-    store = tmp_path / "store"
-    assert result_digests(store) == result_digests(finished.parent / "store")
+    expected = result_digests(finished.parent / "store")
+    del expected["sft"]
+    assert result_digests(tmp_path / "store") == expected

@@ -1,0 +1,116 @@
+"""What holds for every stage: its folder, its parameters, its program."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from stages.contract.params import Settings, StageParams
+from stages.contract.program import Stage
+
+ROOT = Path(__file__).parents[2]
+STAGES = sorted(path.parent.name for path in (ROOT / "stages").glob("*/__main__.py"))
+
+
+def params_of(stage: str) -> type[StageParams]:
+    module = importlib.import_module(f"stages.{stage}.params")
+    [found] = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, StageParams)
+        and each.__module__ == module.__name__
+    ]
+    return found
+
+
+def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
+    """Names and descriptions of all fields, those of nested groups included."""
+    found: list[tuple[str, str | None]] = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        found.append((name, field.description))
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            found += fields_of(kind)
+    return found
+
+
+def test_the_stages_are_those_of_the_design() -> None:
+    assert STAGES == [
+        "bandit",
+        "evaluate",
+        "generate",
+        "pair",
+        "prepare",
+        "promote",
+        "score",
+        "sft",
+        "train",
+    ]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_named_after_its_folder_and_has_a_version(name: str) -> None:
+    params = params_of(name)
+    assert params.stage == name
+    assert params.version
+    stage = importlib.import_module(f"stages.{name}.run").STAGE
+    assert isinstance(stage, Stage)
+    assert stage.params is params
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_field_is_described(name: str) -> None:
+    bare = [field for field, description in fields_of(params_of(name)) if not description]
+    assert bare == []
+
+
+def read_as_a_whole(params: type[StageParams], source: str) -> set[str]:
+    """Fields of groups that are passed on whole (`Group.model_fields`, `group.model_dump()`)."""
+    classes = set(re.findall(r"(\w+)\.model_fields", source))
+    attributes = set(re.findall(r"(\w+)\.model_dump\(", source))
+    groups = [base for base in params.__mro__ if base.__name__ in classes]
+    groups += [
+        field.annotation
+        for name, field in params.model_fields.items()
+        if name in attributes and isinstance(field.annotation, type)
+    ]
+    return {
+        field for group in groups if issubclass(group, Settings) for field in group.model_fields
+    }
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_field_is_read(name: str) -> None:
+    params = params_of(name)
+    source = "\n".join(path.read_text() for path in (ROOT / "stages" / name).glob("*.py"))
+    flows = "\n".join(path.read_text() for path in (ROOT / "flows").rglob("*.py"))
+    unread = [
+        field
+        for field, _ in fields_of(params)
+        if not re.search(rf"\.{field}\b|[\"']{field}[\"']", source + flows)
+    ]
+    assert set(unread) - read_as_a_whole(params, source) == set()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_parameters_load_without_a_machine_learning_library(name: str) -> None:
+    code = (
+        f"import sys, stages.{name}.params\n"
+        "print([each for each in ('torch', 'transformers', 'prefect') if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_stage_tells_how_it_is_called() -> None:
+    command = [sys.executable, "-m", "stages.pair", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "usage: python -m stages.pair REQUEST.json" in done.stderr
