@@ -12,6 +12,10 @@ from typer.exceptions import TyperException
 from flows.commands import bandit, inspect, models, run, store
 from stages.contract.errors import EXIT_FAILED, EXIT_USER, GebError, StoppedError, UserError
 
+# What Typer makes of Ctrl-C, by the shell's convention.
+_EXIT_INTERRUPTED = 130
+_STOPPED = "stopped; `geb resume RUN` goes on from what is finished"
+
 app = typer.Typer(
     name="geb",
     help="Iterative online RLHF with the General Exploratory Bonus.",
@@ -33,6 +37,8 @@ def _run() -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         result = typer.main.get_command(app).main(standalone_mode=False)
+        if result == _EXIT_INTERRUPTED:
+            errors.print(_STOPPED)
         return result if isinstance(result, int) else 0
     except UserError as error:
         errors.print(f"[bold red]error[/] {_plain(error.message)}")
@@ -46,9 +52,9 @@ def _run() -> int:
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED
-    except (KeyboardInterrupt, typer.Abort, StoppedError):
-        errors.print("stopped; `geb resume` goes on from what is finished")
-        return 130
+    except (typer.Abort, StoppedError):
+        errors.print(_STOPPED)
+        return _EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough of it; Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,13 +27,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) -> S:
     """Reads a configuration file and applies ``section.field=value`` overrides.
 
+    ``extends`` names one or several files, relative to this one, that are read first. Files named
+    under ``inputs`` are relative to the file that names them.
+
     Args:
         path: The file; None for the defaults.
         overrides: What ``--set`` says.
         schema: The settings that the file is to hold.
-
-    ``extends`` names one or several files, relative to this one, that are read first. Files named
-    under ``inputs`` are relative to the file that names them.
 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.

@@ -26,7 +26,8 @@ from stages.contract.request import Request
 
 # Without a terminal each running stage prints a line about this often.
 _LINE_SECONDS = 5.0
-_SHOWN_METRICS = 4
+# What of a stage's metrics tells most at a glance, as far as the stage has them.
+_SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
 _MARKS = {"done": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
 
 
@@ -98,8 +99,8 @@ class ConsoleWatcher:
                 case Progress():
                     self._progress(step.name, event)
                 case Metric(values=values):
-                    first = list(values.items())[:_SHOWN_METRICS]
-                    self._metrics[step.name] = " ".join(f"{k} {v:.4g}" for k, v in first)
+                    shown = [name for name in _SHOWN_METRICS if name in values]
+                    self._metrics[step.name] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
                 case Log(level=level, message=message):
                     style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
                     self._say(f"  {step.name}: {style}{message}[/]")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from flows.commands.common import AsJson, Overrides, console, print_json
 from flows.commands.run import interrupt, quiet_prefect
@@ -42,7 +43,8 @@ def bandit(
     from flows.watchers import ConsoleWatcher
 
     settings = load_settings(config, overrides or (), BanditConfig)
-    with ConsoleWatcher(console, 1) as watcher:
+    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    with ConsoleWatcher(watched, 1) as watcher:
         flow = bandit.with_options(name="bandit")
         flow.fn = lambda config: execute(config, watcher)
         artifact = flow(settings)

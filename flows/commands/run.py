@@ -128,8 +128,8 @@ def _show_summary(view: RunView, as_json: bool, found: Any) -> None:
 
 
 def quiet_prefect() -> None:
-    """Keeps Prefect's log to warnings and errors: our own lines tell the rest."""
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
+    """Silences Prefect: our own lines tell what its would; a failure ends in a message of ours."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     # Its own server, where none is configured, takes longer than Prefect's 20 s on a busy machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")

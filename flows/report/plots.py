@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 POLICY, BASE, ACCENT = "#3b6fb6", "#9a9a9a", "#c2571a"
 _STYLE = {
@@ -25,7 +26,7 @@ def line_plot(
     title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str
 ) -> str:
     """One line per entry of ``series``, each its x and y values."""
-    figure, axes = _new(title, xlabel)
+    figure, axes = _new(title, xlabel, integer_x=True)
     colours = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6", BASE)
     for (label, (x, y)), colour in zip(series.items(), colours, strict=False):
         marker = "o" if len(x) <= 12 else None
@@ -58,10 +59,12 @@ def histogram(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -
     return _svg(figure)
 
 
-def _new(title: str, xlabel: str) -> tuple[Figure, Axes]:
+def _new(title: str, xlabel: str, *, integer_x: bool = False) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.7), layout="constrained")
         axes = figure.add_subplot()
+    if integer_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(xlabel)
     return figure, axes

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -58,18 +59,27 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
     """Turns "no space left" and "read-only" into one clear message about the store."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        number = _error_number(error)
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"no space left on the device that holds {place}",
                 "free some space (`geb gc` lists what can go) or put the store elsewhere",
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES):
+        if number in (errno.EROFS, errno.EACCES):
             raise UserError(
-                f"{place} cannot be written: {os.strerror(error.errno)}",
+                f"{place} cannot be written: {os.strerror(number)}",
                 "check the permissions of the store, or set `store` to a folder of yours",
             ) from error
         raise
+
+
+def _error_number(error: Exception) -> int:
+    """The errno behind an error, 0 for none; libraries in Rust (safetensors) put it in the text."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    named = re.search(r"\(os error (\d+)\)", str(error))
+    return int(named[1]) if named else 0
 
 
 class Store:

@@ -175,7 +175,7 @@ def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
         UserError: The file is missing, is no Parquet file, or has other columns.
     """
     try:
-        # Reading ahead keeps every row group that was read until the file is closed.
+        # Read ahead, the whole file would be in memory by the end.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except FileNotFoundError as error:
         raise UserError(f"no such table: {path}", "check the path") from error

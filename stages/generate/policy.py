@@ -24,18 +24,21 @@ class Policy:
         tokenizer: Its tokenizer; has a chat template.
         stop_ids: Token ids that end a response.
         max_length_tokens: Most tokens of prompt and response together.
+        vocab_size: Token ids that the weights know.
     """
 
     source: ModelSource
     tokenizer: Any
     stop_ids: frozenset[int]
     max_length_tokens: int
+    vocab_size: int
 
     def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context.
 
         Raises:
-            UserError: The prompt has no user turn, or the chat template refuses it.
+            UserError: The prompt has no user turn, the chat template refuses it, or the policy does
+                not know one of its tokens.
         """
         try:
             token_ids = render_prompt(
@@ -43,6 +46,12 @@ class Policy:
             )
         except UserError as error:
             raise UserError(f"prompt {row['prompt_id']}: {error.message}", error.remedy) from error
+        if max(token_ids) >= self.vocab_size:
+            raise UserError(
+                f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "
+                f"vocabulary of {self.vocab_size}",
+                "save the tokenizer that belongs to the weights beside them",
+            )
         if len(token_ids) + params.max_new_tokens > self.max_length_tokens:
             return None
         seeds = [
@@ -72,7 +81,9 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
-    return Policy(source, tokenizer, frozenset(stop_ids), limit)
+    return Policy(
+        source, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
+    )
 
 
 def _end_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:

@@ -124,7 +124,7 @@ def _open_parquet(path: Path, columns: tuple[str, ...]) -> Source:
     wanted = [name for name in names if name in columns] or None
 
     def read() -> Iterator[Row]:
-        # Reading ahead keeps every row group that was read until the file is closed.
+        # Read ahead, the whole file would be in memory by the end.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as file:
             batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
             yield from _number_rows(str(path), batches)

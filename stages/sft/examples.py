@@ -1,6 +1,6 @@
 """From conversations to token ids and batches.
 
-Shapes: ``R`` rows of a micro-batch, ``T`` tokens of its longest row.
+Shapes: ``R`` rows of a micro-batch, ``T`` tokens of its longest row, ``N`` response tokens in it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_conversation, render_prompt
 from stages.sft.conversations import Conversation
-
-# Of transformers' loss functions: a label that does not count.
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def make_example(tokenizer: Any, conversation: Conversation) -> Example:
     """
     prompt = render_prompt(tokenizer, conversation[:-1])
     whole = render_conversation(tokenizer, conversation)
-    if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+    if not prompt or whole[: len(prompt)] != prompt or len(whole) == len(prompt):
         raise UserError(
             "the chat template does not continue a prompt with the answer: the tokens of a "
             "conversation do not begin with those of its prompt",
@@ -105,19 +102,31 @@ def global_batches(
         yield order[start : start + batch_rows]
 
 
-def micro_batches(examples: Sequence[Example], rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields ``input_ids`` and ``labels``, both [R, T], of at most ``rows`` examples each.
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of one forward pass.
 
-    Examples of like length go together. Rows are padded on the right with token 0: under a causal
-    mask no real token sees the padding.
+    Attributes:
+        input_ids: [R, T], padded on the right: under a causal mask no real token sees the padding.
+        source_index: [N], places in the flattened rows whose output predicts a response token.
+        targets: [N], those tokens.
     """
+
+    input_ids: Tensor
+    source_index: Tensor
+    targets: Tensor
+
+
+def micro_batches(examples: Sequence[Example], rows: int) -> Iterator[MicroBatch]:
+    """Yields micro-batches of at most ``rows`` examples; those of like length go together."""
     ordered = sorted(examples, key=len)
     for start in range(0, len(ordered), rows):
         chosen = ordered[start : start + rows]
         input_ids = torch.zeros(len(chosen), len(chosen[-1]), dtype=torch.long)
-        labels = torch.full_like(input_ids, IGNORED)
+        is_target = torch.zeros_like(input_ids, dtype=torch.bool)
         for row, example in enumerate(chosen):
-            ids = torch.tensor(example.token_ids)
-            input_ids[row, : len(ids)] = ids
-            labels[row, example.num_prompt_tokens : len(ids)] = ids[example.num_prompt_tokens :]
-        yield input_ids, labels
+            input_ids[row, : len(example)] = torch.tensor(example.token_ids)
+            is_target[row, example.num_prompt_tokens : len(example)] = True
+        places = is_target.flatten().nonzero().squeeze(1)
+        # A prompt is never empty, so that the place before a target is in the same row.
+        yield MicroBatch(input_ids, places - 1, input_ids.flatten()[places])

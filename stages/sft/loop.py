@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.sft.examples import IGNORED, Example, global_batches, micro_batches
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.sft.examples import Example, global_batches, micro_batches
 from stages.sft.params import SftParams
 
 Record = dict[str, float]
@@ -67,6 +68,7 @@ class Loop:
     records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._logprobs = ResponseLogprobs(self.model)
         self._parameters = dict(self.model.named_parameters())
         self._optimizer = _make_optimizer(self._parameters, self.params)
         self._state_path = self.work / "state.safetensors"
@@ -111,12 +113,14 @@ class Loop:
         num_tokens = sum(example.num_response_tokens for example in batch)
         device = self.model.device
         loss = 0.0
-        for input_ids, labels in micro_batches(batch, self.params.micro_batch_rows):
+        for rows in micro_batches(batch, self.params.micro_batch_rows):
             with torch.autocast(
                 device.type, dtype=self.autocast, enabled=self.autocast is not None
             ):
-                logits = self.model(input_ids=input_ids.to(device), use_cache=False).logits
-            part = _negative_loglikelihood(logits, labels.to(device)) / num_tokens
+                logprobs = self._logprobs(
+                    rows.input_ids.to(device), rows.source_index.to(device), rows.targets.to(device)
+                )
+            part = -logprobs.sum() / num_tokens
             part.backward()
             loss += part.item()
         norm = nn.utils.clip_grad_norm_(
@@ -173,16 +177,6 @@ class Loop:
                         for moment in _MOMENTS
                     },
                 }
-
-
-def _negative_loglikelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """−Σ log π of the labels that count, in float32; ``logits`` [R, T, V], ``labels`` [R, T]."""
-    return nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(),
-        labels[:, 1:].flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-    )
 
 
 def _make_optimizer(parameters: dict[str, nn.Parameter], params: SftParams) -> torch.optim.AdamW:

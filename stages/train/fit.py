@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ class _Fit:
         params = job.params
         self._job = job
         self._process = process
+        check_trackers(params.report_to)
         self._settings = objective_settings(params)
         self._kappa = kappa_controller(params)
         self._numerics = Numerics.of(params, on_gpu=job.on_gpu, local_rank=process.rank)
@@ -163,6 +166,8 @@ class _Fit:
     def _arguments(self) -> TrainingArguments:
         params, plan = self._job.params, self._plan
         written = self._job.work / "writing"
+        # Beside the Trainer's output, which goes when the artifact is there, curves would be lost.
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self._job.logs / "tensorboard"))
         if self._process.is_first:
             shutil.rmtree(written, ignore_errors=True)
         return TrainingArguments(
@@ -263,6 +268,27 @@ class _Fit:
             self._process.events.warning(
                 f"{counts.dropped_empty} pairs dropped: an empty prompt or response"
             )
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Checks that each tracker is one that the Trainer knows and that its package is installed.
+
+    Raises:
+        UserError: It is not.
+    """
+    if not names:
+        return
+    from transformers.integrations import get_available_reporting_integrations
+
+    available = get_available_reporting_integrations()
+    missing = [name for name in names if name not in available]
+    if missing:
+        raise UserError(
+            f"report_to: {', '.join(missing)} cannot be used here; available are "
+            f"{', '.join(available) or 'none'}",
+            "install the tracker's package in the environment of the train stage, or unset "
+            "train.report_to",
+        )
 
 
 def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:

@@ -28,6 +28,7 @@ class Job:
         pairs: PAIRS tables.
         out: Folder of the artifact being written.
         work: Folder that survives failed attempts.
+        logs: Folder for the trackers' own files.
         on_gpu: Train on GPUs, one process each.
         run: Name of the run, for trackers.
     """
@@ -40,13 +41,14 @@ class Job:
     pairs: tuple[Path, ...]
     out: Path
     work: Path
+    logs: Path
     on_gpu: bool
     run: str
 
     def dump(self) -> str:
         """The job as JSON, for a worker process."""
         fields = {name: getattr(self, name) for name in ("seed", "same_model", "on_gpu", "run")}
-        fields |= {"out": str(self.out), "work": str(self.work)}
+        fields |= {name: str(getattr(self, name)) for name in ("out", "work", "logs")}
         fields |= {"policy": asdict(self.policy), "reference": asdict(self.reference)}
         fields |= {"pairs": [str(path) for path in self.pairs]}
         return json.dumps(fields | {"params": self.params.model_dump(mode="json")})
@@ -59,7 +61,7 @@ class Job:
         fields["policy"] = ModelSource(**fields["policy"])
         fields["reference"] = ModelSource(**fields["reference"])
         fields["pairs"] = tuple(Path(path) for path in fields["pairs"])
-        return cls(**fields | {"out": Path(fields["out"]), "work": Path(fields["work"])})
+        return cls(**fields | {name: Path(fields[name]) for name in ("out", "work", "logs")})
 
 
 @dataclass(frozen=True)

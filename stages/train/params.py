@@ -124,7 +124,7 @@ class DeepSpeedParams(Settings):
     """DeepSpeed. It changes where weights and optimizer state lie, not what is computed."""
 
     zero_stage: Literal["off", 0, 1, 2, 3] = "off"
-    """ZeRO stage; `off` trains without DeepSpeed."""
+    """ZeRO stage; `off` trains without DeepSpeed. Stage 0 in float32 reports no gradient norm."""
     offload_optimizer: bool = False
     """Keep optimizer state in CPU memory (stages 1 to 3)."""
     offload_parameters: bool = False

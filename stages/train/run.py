@@ -37,6 +37,7 @@ def make_job(ctx: StageContext[TrainParams]) -> Job:
         pairs=tuple(ctx.paths("pairs")),
         out=ctx.out,
         work=ctx.work,
+        logs=ctx.store.log_path(TrainParams.stage, ctx.work.name),
         on_gpu=ctx.resources.gpus > 0,
         run=ctx.run,
     )

@@ -61,8 +61,8 @@ def test_prints_the_table_and_leaves_the_figures(
 def test_runs_once_only(place: Path, first: subprocess.CompletedProcess[str]) -> None:
     again = small(place, "--json")
     assert again.returncode == 0, again.stderr
-    assert "cached" in again.stdout
-    found = json.loads(again.stdout[again.stdout.index("{\n") :])
+    assert "cached" in again.stderr
+    found = json.loads(again.stdout)
     assert [cell["method"] for cell in found["cells"]] == ["none", "one_minus_pi"]
     assert found["table"] == (place / "out" / "table.md").read_text()
 

@@ -240,6 +240,21 @@ def test_a_policy_without_tokenizer_is_refused(generate, tmp_path):
         generate(model=model)
 
 
+def test_a_tokenizer_of_another_model_is_refused(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "small", words=WORDS[:4])
+    make_tiny_tokenizer().save_pretrained(model)
+    with pytest.raises(UserError, match="not in the policy's vocabulary of 11"):
+        generate(["red", "cat dog"], model=model)
+
+
+def test_the_system_prompt_comes_first(generate):
+    rows, _, _ = generate(["red"], system_prompt="blue")
+    assert rows[0]["messages"] == user_turn("red")
+    system, user = SPECIAL.index("<system>"), SPECIAL.index("<user>")
+    blue, red = (len(SPECIAL) + WORDS.index(word) for word in ("blue", "red"))
+    assert rows[0]["prompt_token_ids"][:5] == [BOS_ID, system, blue, user, red]
+
+
 def test_a_doubled_bos_is_refused(generate, tmp_path):
     model = make_tiny_llama(tmp_path / "double", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
     with pytest.raises(UserError, match="doubled BOS"):

@@ -9,6 +9,7 @@ import pytest
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput
 from stages.contract.store import Artifact, Store
 from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
@@ -34,7 +35,9 @@ def questions(count: int) -> list[dict[str, object]]:
     return [chat(f"question {number}", reference_answer=str(number)) for number in range(count)]
 
 
-def prepare(store: Store, *sources: Path, test: Path | None = None, **params: object) -> Artifact:
+def prepare(
+    store: Store, *sources: Path | FileInput, test: Path | None = None, **params: object
+) -> Artifact:
     settings = PrepareParams.model_validate({"test_prompts": 3} | params)
     inputs = {"train": sources} | ({"test": [test]} if test else {})
     return call(STAGE, settings, inputs, store)
@@ -242,7 +245,7 @@ def test_bad_files_are_refused(store, tmp_path):
         ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
         ([empty_folder], "holds no prompt files"),
-        ([tmp_path / "missing.jsonl"], "no such file or folder"),
+        ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
         ([good, good], "2 training sources for 3 iterations"),
         ([], "0 training sources for 3 iterations"),
     ]

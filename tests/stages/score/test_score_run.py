@@ -239,7 +239,10 @@ class TestRewardModel:
         assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_a_model_without_padding_id_scores_the_same(self, score, tmp_path):
-        model = make_tiny_reward_model(tmp_path / "unpadded", pad_token_id=None)
+        # The conversation ends in the id that padding would take first.
+        model = make_tiny_reward_model(
+            tmp_path / "unpadded", pad_token_id=None, chat_template=CHAT_TEMPLATE + "<pad>"
+        )
         scores, _, _ = score(model=model, dtype="float32")
         expected = one_by_one(model, response_rows())
         assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)

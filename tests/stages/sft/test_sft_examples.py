@@ -4,7 +4,6 @@ import torch
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_prompt
 from stages.sft.examples import (
-    IGNORED,
     global_batches,
     make_example,
     make_examples,
@@ -75,18 +74,18 @@ def test_every_epoch_has_every_example_once_in_an_order_of_its_own():
     assert [len(batch) for batch in global_batches(10, 4, 0, 0)] == [4, 4, 2]
 
 
-def test_labels_are_the_response_tokens(tokenizer):
+def test_targets_are_the_response_tokens(tokenizer):
     examples = [
         make_example(tokenizer, conversation)
         for conversation in (CONVERSATION, CONVERSATION[-2:], CONVERSATION[:3])
     ]
     batches = list(micro_batches(examples, rows=2))
-    assert [input_ids.shape[0] for input_ids, _ in batches] == [2, 1]
-    labelled = [
-        row[row != IGNORED].tolist() for _, labels in batches for row in torch.unbind(labels)
-    ]
-    expected = [list(each.token_ids[each.num_prompt_tokens :]) for each in examples]
-    assert sorted(labelled) == sorted(expected)
-    for input_ids, labels in batches:
-        counted = labels != IGNORED
-        assert torch.equal(input_ids[counted], labels[counted])
+    assert [batch.input_ids.shape[0] for batch in batches] == [2, 1]
+    responses = [list(each.token_ids[each.num_prompt_tokens :]) for each in examples]
+    targets = [token for batch in batches for token in batch.targets.tolist()]
+    assert sorted(targets) == sorted(token for response in responses for token in response)
+    for batch in batches:
+        flat = batch.input_ids.flatten()
+        assert torch.equal(flat[batch.source_index + 1], batch.targets)
+        width = batch.input_ids.shape[1]
+        assert torch.equal(batch.source_index // width, (batch.source_index + 1) // width)

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
@@ -146,6 +147,26 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer_and_type(sft, t
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
     assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
     assert losses(artifact)[-1] < losses(artifact)[0]
+
+
+def test_checkpoints_that_cannot_be_trained_are_refused(sft, tmp_path):
+    with pytest.raises(UserError, match="no chat template"):
+        sft(policy=make_tiny_llama(tmp_path / "untemplated", chat_template=None))
+    tokenizer = load_tokenizer(ModelSource(str(make_tiny_llama(tmp_path / "policy"))))
+    capped = tmp_path / "capped"
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        pad_token_id=None,
+        final_logit_softcapping=0.01,
+        **sizes,
+        **heads,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(capped)
+    tokenizer.save_pretrained(capped)
+    with pytest.raises(UserError, match="not the plain output of a linear head"):
+        sft(policy=capped)
 
 
 def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):

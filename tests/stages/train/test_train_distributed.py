@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -55,7 +56,9 @@ def test_the_loss_curve_is_that_of_one_process(
         **SETTINGS,
     )
     assert found.losses == pytest.approx(plain.losses, rel=1e-3, abs=1e-3)
-    for name in ("grad_norm", "kappa", "num_pairs", "num_tokens", "bonus_gradient_share"):
+    names = ["kappa", "num_pairs", "num_tokens", "bonus_gradient_share"]
+    # DeepSpeed tells no gradient norm in float32 at stage 0.
+    for name in names if zero_stage == 0 else [*names, "grad_norm"]:
         curve = [record[name] for record in found.records]
         assert curve == pytest.approx([record[name] for record in plain.records], rel=1e-2), name
     expected = load_file(plain.artifact.path / "checkpoint" / "model.safetensors")
@@ -122,6 +125,26 @@ def test_a_killed_worker_ends_the_others_and_a_retry_goes_on(tmp_path, policy, p
     assert resumed.weights == whole.weights
 
 
+def test_workers_end_with_the_stage(tmp_path, policy, pairs):
+    request = request_for(tmp_path / "store", policy, [pairs], processes=2, epochs=10_000)
+    path = tmp_path / "request.json"
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.train", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if isinstance(parse_event(line), Metric))
+        workers = [psutil.Process(pid) for pid in _children(process.pid)]
+        process.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert len(gone) == 2
+    assert not alive
+
+
 def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
     settings = SETTINGS | {"processes": 2, "epochs": 12}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
@@ -150,5 +173,5 @@ def test_a_worker_s_complaint_is_the_stage_s(tmp_path, policy, pairs):
 def test_a_crash_in_a_worker_is_named(tmp_path, policy, pairs, monkeypatch):
     # A rendezvous that no worker can reach.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent0")
-    with pytest.raises(StageFailedError, match="training process . of 2 failed"):
+    with pytest.raises(StageFailedError, match=r"training process \d of 2 failed"):
         train(tmp_path / "store", policy, [pairs], processes=2)

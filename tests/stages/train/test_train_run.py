@@ -294,6 +294,7 @@ def test_tied_embeddings_stay_tied(tmp_path, pairs):
         ({"divergence": "forward"}, "divergence"),
         ({"target_ratio": 0.5, "design": "none"}, "target_ratio"),
         ({"learning_rate": 1e30}, "loss is"),
+        ({"report_to": ["nothing-of-the-kind"]}, "report_to: nothing-of-the-kind"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):

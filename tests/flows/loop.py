@@ -1,0 +1,120 @@
+"""The whole loop at small size, as a person runs it: the `geb` command in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+SMALL: dict[str, Any] = {
+    "extends": str(ROOT / "configs/quickstart.yaml"),
+    "name": "small",
+    "iterations": 1,
+    "prepare": {"test_prompts": 16, "prompts_per_iteration": 48},
+    "sft": {
+        "architecture": {"hidden_size": 32, "intermediate_size": 64},
+        "epochs": 1,
+        "global_batch_rows": 128,
+    },
+    "train": {"checkpoint_every_steps": 1},
+    "evaluation": {"num_samples": 2},
+    "evaluate": {"sample_prompts": 2},
+    "promote": {"min_win_rate": None, "no_regression": False},
+    "execution": {"parallel": 1, "retries": 0, "grace_seconds": 20},
+}
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """Writes a small configuration whose store is in ``folder``; sections are merged."""
+    values = json.loads(json.dumps(SMALL)) | {"store": str(folder / "store")}
+    for name, value in changes.items():
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
+    path = folder / f"{values['name']}.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``geb`` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+@contextmanager
+def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A ``geb`` at work; it is gone afterwards, and so is whatever it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
+    """Reads output until a line holds all ``parts``."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if all(part in line for part in parts):
+            return line
+    raise AssertionError(f"no line with {parts} in:\n{''.join(seen)}")
+
+
+def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The stages' own processes below an orchestrator, supervisors left out."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        command = " ".join(child.cmdline())
+        if "-m stages." in command and "supervisor" not in command:
+            found.append(child)
+    return found
+
+
+def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
+    """The run's steps by name, as ``geb status --json`` tells them."""
+    done = geb("status", run, "--store", store, "--json")
+    assert done.returncode == 0, done.stderr
+    return {each["step"]: each for each in json.loads(done.stdout)[run]}
+
+
+def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
+    """The lines of ``geb plan --json`` by step."""
+    done = geb("plan", config, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return {each["step"]: each for each in json.loads(done.stdout)}
+
+
+def result_digests(store: Path, run: str = "small") -> dict[str, str]:
+    """Digest of every step's artifact, telemetry left out."""
+    found = {}
+    for name, record in steps(store, run).items():
+        text = (store / "artifacts" / record["stage"] / record["key"] / "manifest.json").read_text()
+        files = json.loads(text)["files"]
+        found[name] = json.dumps(
+            {file: each["sha256"] for file, each in files.items() if not each["telemetry"]}
+        )
+    return found

@@ -1,0 +1,177 @@
+"""The loop at small size against a real Prefect server: results, caching, keys, two at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import PrefectClient
+
+from tests.flows.loop import geb, plan, started, steps, wait_for_line, write_config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A finished run whose store the test may change; modification times are kept."""
+    shutil.copytree(finished.parent, tmp_path / "run", copy_function=shutil.copy2)
+    return write_config(tmp_path / "run")
+
+
+def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
+    done = geb("report", "small", "--store", finished.parent / "store")
+    assert done.returncode == 0, done.stderr
+    header = next(line for line in done.stdout.splitlines() if "mean reward" in line)
+    for column in ("win rate", "distinct-1", "distinct-4", "log π_ref", "ties", "bonus ratio"):
+        assert column in header
+    places = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "/store/" in line)
+    assert Path(places["report"]).read_text().startswith("<!doctype html>")
+    assert (Path(places["checkpoint"]) / "model.safetensors").exists()
+    assert "small@production is version 1" in done.stdout
+
+
+def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
+    finished: Path, prefect_server: str
+) -> None:
+    before = {name: each["key"] for name, each in steps(finished.parent / "store").items()}
+    done = geb("run", finished)
+    assert done.returncode == 0, done.stderr
+    after = steps(finished.parent / "store")
+    assert {each["state"] for each in after.values()} == {"reused"}
+    assert {name: each["key"] for name, each in after.items()} == before
+
+    async def last_states() -> list[str]:
+        async with PrefectClient(prefect_server) as client:
+            [flow_run, *_] = await client.read_flow_runs(sort="START_TIME_DESC", limit=1)
+            runs = await client.read_task_runs()
+            assert flow_run.state is not None
+            assert flow_run.state.is_completed()
+            return [str(each.state_name) for each in runs if each.flow_run_id == flow_run.id]
+
+    assert set(asyncio.run(last_states())) == {"Cached"}
+
+
+def test_the_plan_of_a_finished_run_reuses_everything(finished: Path) -> None:
+    assert {each["action"] for each in plan(finished).values()} == {"reuse"}
+
+
+@pytest.mark.parametrize(
+    ("change", "first_step", "why"),
+    [
+        ("seed=1", "prepare", "seed"),
+        ("generate.temperature=0.9", "base/generate/0", None),
+        ("train.kappa=0.5", "iteration-1/train", "params.kappa 1.0 → 0.5"),
+        ("pair.ties=drop", "iteration-1/pair", "params.ties 'keep' → 'drop'"),
+        ("evaluation.num_samples=3", "base/generate/0", "params.num_samples 2 → 3"),
+    ],
+)
+def test_what_changes_the_result_is_computed_again_and_all_after_it(
+    finished: Path, change: str, first_step: str, why: str | None
+) -> None:
+    lines = plan(finished, "--set", change)
+    changed = [name for name, each in lines.items() if each["action"] == "run"]
+    if why is None:
+        # Evaluation samples at a temperature of its own.
+        assert changed[0] == "iteration-1/generate/0"
+        assert "params.temperature 1.0 → 0.9" in lines[changed[0]]["because"]
+    else:
+        assert changed[0] == first_step
+        assert why in lines[first_step]["because"]
+    assert changed[-1] == "iteration-1/promote"
+
+
+def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) -> None:
+    prompts = Path(__file__).parents[2] / "data/quickstart/prompts.jsonl"
+    changed = tmp_path / "prompts.jsonl"
+    changed.write_text(prompts.read_text().replace("Please bring", "Do bring", 1))
+    lines = plan(finished, "--set", f"inputs.prompts=[{changed}]")
+    assert lines["prepare"]["action"] == "run"
+    assert "input train" in lines["prepare"]["because"]
+    assert lines["sft"]["action"] == "reuse"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "train.micro_batch_pairs=7",
+        "train.report_to=[tensorboard]",
+        "generate.batch_size=3",
+        "execution.retries=5",
+        "execution.parallel=4",
+        "resources.train={processes: 2}",
+        "promote.aliases=[production]",
+    ],
+)
+def test_what_changes_only_speed_or_place_does_not_change_the_key(
+    finished: Path, change: str
+) -> None:
+    assert {each["action"] for each in plan(finished, "--set", change).values()} == {"reuse"}
+
+
+def test_two_at_once_both_finish_and_the_work_is_done_once(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    first, second = write_config(tmp_path), write_config(tmp_path, name="twin")
+    with started("run", first) as one, started("run", second) as two:
+        outputs = [each.communicate()[0] for each in (one, two)]
+        assert [one.returncode, two.returncode] == [0, 0], outputs
+    mine, theirs = (steps(tmp_path / "store", run) for run in ("small", "twin"))
+    shared = [name for name in mine if not name.endswith("/promote")]
+    assert {name: mine[name]["key"] for name in shared} == {
+        name: theirs[name]["key"] for name in shared
+    }
+    for name in shared:
+        logs = tmp_path / "store/logs" / mine[name]["stage"] / mine[name]["key"]
+        texts = [log.read_text() for log in logs.glob("*.log")]
+        assert sum("the store has it by now" not in text for text in texts) == 1, name
+
+
+def test_compute_again_on_purpose(copied: Path) -> None:
+    lines = plan(copied, "--from", "train", "--iteration", "1")
+    assert lines["iteration-1/pair"]["action"] == "reuse"
+    assert lines["iteration-1/train"]["because"] == "asked to compute it again"
+    store = copied.parent / "store"
+    done = geb("resume", "small", "--store", store, "--from", "train", "--iteration", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = {name: each["state"] for name, each in steps(store).items()}
+    assert states["iteration-1/pair"] == "reused"
+    assert states["iteration-1/train"] == "done"
+
+
+def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path)
+    with started("run", config) as process:
+        wait_for_line(process, "sft:", "steps")
+        process.terminate()
+        output, _ = process.communicate()
+    assert process.returncode == 130
+    assert "geb resume" in output
+    assert steps(tmp_path / "store")["sft"]["state"] == "failed"
+    left = subprocess.run(
+        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert left.stdout == ""
+
+
+def test_a_checkpoint_of_the_run_is_an_ordinary_one(finished: Path) -> None:
+    done = geb("report", "small", "--store", finished.parent / "store", "--json")
+    checkpoint = json.loads(done.stdout)["checkpoint"]
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T\n"
+        f"t = T.from_pretrained({checkpoint!r}); m = M.from_pretrained({checkpoint!r})\n"
+        "ids = t.apply_chat_template([{'role': 'user', 'content': 'We need two cups in room 12.'}],"
+        " add_generation_prompt=True, return_tensors='pt', return_dict=True)\n"
+        "print(len(m.generate(**ids, max_new_tokens=4)[0]))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(loaded.stdout) > 4

@@ -1,0 +1,165 @@
+"""A person's mistakes: one clear message, exit code 64, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.loop import ROOT, geb, write_config
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Asserts exit code 64 and one message that holds ``parts``."""
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 64, said
+    assert "Traceback" not in said
+    for part in parts:
+        assert part in said
+    assert "remedy" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("train.kapa=1", ["train.kapa", "did you mean 'kappa'"]),
+        ("iterashuns=1", ["iterashuns", "did you mean 'iterations'"]),
+        ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
+        ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
+        ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
+        ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
+        ("inputs.warm_start=null", ["no policy to start from"]),
+        ("train.kappa", ["is not NAME=VALUE"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_starts(
+    tmp_path: Path, change: str, parts: list[str]
+) -> None:
+    refused(geb("run", write_config(tmp_path), "--set", change), *parts)
+    assert not (tmp_path / "store" / "artifacts").exists()
+
+
+def test_a_missing_configuration_names_itself(tmp_path: Path) -> None:
+    refused(geb("run", tmp_path / "none.yaml"), "none.yaml", "No such file")
+
+
+def test_an_unknown_command_or_option_is_the_person_s_mistake() -> None:
+    refused(geb("runn"), "runn")
+    refused(geb("plan", "--jsn"), "--jsn")
+
+
+def test_an_unknown_run_names_those_that_there_are(tmp_path: Path) -> None:
+    geb("plan", write_config(tmp_path))
+    refused(geb("resume", "nope", "--store", tmp_path / "store"), "no run 'nope'")
+
+
+def test_a_folder_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").write_text("dear")
+    refused(
+        geb("run", write_config(tmp_path), "--set", f"store={tmp_path / 'mine'}"),
+        "it is not a store",
+    )
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def _oracle(body: str) -> Callable[[Path], dict[str, Any]]:
+    def change(folder: Path) -> dict[str, Any]:
+        path = folder / "oracle.py"
+        path.write_text(f"def score(prompts, responses, references):\n    return {body}\n")
+        return {"inputs": {"oracle_code": str(path)}}
+
+    return change
+
+
+def _prompts(text: str) -> Callable[[Path], dict[str, Any]]:
+    def change(folder: Path) -> dict[str, Any]:
+        path = folder / "prompts.jsonl"
+        path.write_text(text)
+        return {"inputs": {"prompts": [str(path)]}}
+
+    return change
+
+
+def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
+    def change(folder: Path) -> dict[str, Any]:
+        from tests.tiny_models import make_tiny_llama
+
+        make_tiny_llama(folder / "checkpoint")
+        for name in names:
+            for path in (folder / "checkpoint").glob(name):
+                path.unlink()
+        return {"inputs": {"policy": str(folder / "checkpoint"), "warm_start": None}}
+
+    return change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (_prompts(""), ["prompts.jsonl", "holds no prompts"]),
+        (
+            _prompts('{"messages": [{"role": "system", "content": "hi"}]}\n'),
+            ["prompts.jsonl", "line 1", "user"],
+        ),
+        (_oracle("[float('nan')] * len(responses)"), ["nan", "oracle.py"]),
+        (_oracle("[1.0]"), ["1 scores for", "oracle.py"]),
+        (_oracle("[1.0] * len(responses)"), ["are ties"]),
+        (_checkpoint_without("tokenizer*"), ["tokenizer"]),
+        (_checkpoint_without("chat_template*"), ["chat template"]),
+    ],
+    ids=["empty", "no-user-turn", "nan", "wrong-count", "all-tied", "no-tokenizer", "no-template"],
+)
+def test_wrong_data_is_refused_by_its_stage(
+    prefect_server: str,
+    tmp_path: Path,
+    change: Callable[[Path], dict[str, Any]],
+    parts: list[str],
+) -> None:
+    changes = change(tmp_path)
+    config = write_config(tmp_path, pair={"ties": "drop"}, **changes)
+    refused(geb("run", config), *parts)
+    store = tmp_path / "store"
+    assert list(store.glob("artifacts/*/.scratch-*")) == []
+    failed = json.loads(geb("status", "small", "--store", store, "--json").stdout)["small"][-1]
+    assert failed["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.fail("this test mounts a small tmpfs and needs root for it")
+    try:
+        config = write_config(tmp_path, store=str(disk / "store"))
+        done = geb("run", config)
+        refused(done, "no space left", str(disk))
+        assert list((disk / "store").glob("artifacts/*/.scratch-*")) == []
+        assert geb("verify", "--store", disk / "store").returncode == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_the_errors_of_a_stage_called_by_hand_are_as_clear(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.pair", str(tmp_path / "request.json")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert "is not a request" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from stages.contract import events as events_module
+from stages.contract.events import (
+    Done,
+    Emitter,
+    Failure,
+    Log,
+    Metric,
+    Progress,
+    dump_json,
+    parse_event,
+)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Progress(done=1, total=2, unit="rows", note="n"),
+        Metric(step=3, values={"loss": 0.5}),
+        Log(level="warning", message="careful\nnow"),
+        Failure(kind="user", message="bad", remedy="good"),
+        Done(path="/somewhere"),
+    ],
+)
+def test_events_survive_their_line(event):
+    stream = io.StringIO()
+    Emitter(stream).emit(event)
+    (line,) = stream.getvalue().splitlines()
+    assert parse_event(line) == event
+
+
+@pytest.mark.parametrize("line", ["", "loading weights", "{}", '{"type": "unknown"}', "[1]", "3"])
+def test_other_lines_are_no_events(line):
+    assert parse_event(line) is None
+
+
+def test_progress_is_rare_but_never_misses_the_end(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(events_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    emitter = Emitter(stream)
+    for done in range(11):
+        emitter.progress(done, 10, "rows")
+        now[0] += 0.2
+    reported = [parse_event(line).done for line in stream.getvalue().splitlines()]
+    assert reported == [0, 3, 6, 9, 10]
+
+
+def test_tracking_yields_everything():
+    stream = io.StringIO()
+    assert list(Emitter(stream).track("abc", 3, "letters")) == ["a", "b", "c"]
+    events = [parse_event(line) for line in stream.getvalue().splitlines()]
+    assert (events[0].done, events[-1].done) == (0, 3)
+
+
+def test_json_for_people_refuses_nan():
+    assert dump_json({"ü": 1}) == '{\n  "ü": 1\n}\n'
+    with pytest.raises(ValueError):
+        dump_json({"loss": float("nan")})

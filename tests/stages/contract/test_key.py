@@ -1,0 +1,265 @@
+"""What changes a key and what does not, over the parameters of every stage."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+import stages
+from stages.contract.digests import canonical_json, derive_seed, prompt_id, sha256_of
+from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.request import (
+    ArtifactInput,
+    FileInput,
+    HubInput,
+    Request,
+    Resources,
+    make_request,
+)
+
+
+def all_params() -> list[type[StageParams]]:
+    """The parameters of every stage folder."""
+    found = []
+    for path in sorted(Path(stages.__file__).parent.glob("*/params.py")):
+        if path.parent.name != "contract":
+            module = importlib.import_module(f"stages.{path.parent.name}.params")
+            found += [
+                each
+                for each in vars(module).values()
+                if isinstance(each, type)
+                and issubclass(each, StageParams)
+                and each.__module__ == module.__name__
+            ]
+    return found
+
+
+STAGES = all_params()
+FILE = FileInput(location="/here/data.jsonl", digest="d1")
+
+
+def key(params: StageParams, *, seed: int = 0, inputs: Any = None, **more: Any) -> str:
+    given = {"data": [FILE]} if inputs is None else inputs
+    return make_request(params, inputs=given, seed=seed, store="store", **more).key
+
+
+def other_values(annotation: Any, value: Any) -> Iterator[Any]:
+    """Values of a type that differ from ``value``; some may be outside a field's bounds."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        yield from other_values(arguments[0], value)
+    elif origin is Literal:
+        yield from (each for each in arguments if each != value)
+    elif origin in (typing.Union, types.UnionType):
+        for each in arguments:
+            if each is type(None):
+                if value is not None:
+                    yield None
+            else:
+                yield from other_values(each, value)
+    elif annotation is bool:
+        yield not value
+    elif annotation is int:
+        yield from (each for each in (1, 2, 3, 0) if each != value)
+    elif annotation is float:
+        yield from (each for each in (0.25, 0.5, 0.75, 1.0, 2.0) if each != value)
+    elif annotation is str:
+        yield from (each for each in ("other", "https://other") if each != value)
+    elif origin in (tuple, list):
+        others = (origin([each]) for each in other_values(arguments[0], None))
+        yield from (each for each in others if each != value)
+    elif origin is dict:
+        yield {"other": 1}
+
+
+def variants(kind: type[Settings], settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
+    """(field, whether it affects the result, settings with that field changed)."""
+    for name, field in kind.model_fields.items():
+        extra = field.json_schema_extra
+        affects = not (isinstance(extra, dict) and extra.get("affects_result") is False)
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            for inner, inner_affects, changed in variants(type(value), value):
+                both = settings.model_copy(update={name: changed})
+                yield f"{name}.{inner}", affects and inner_affects, both
+            continue
+        others = [
+            settings.model_copy(update={name: other})
+            for other in other_values(field.annotation, value)
+        ]
+        # Some fields allow another value only together with a third field: for those any will do.
+        if changed := next(filter(is_valid, others), next(iter(others), None)):
+            yield name, affects, changed
+
+
+def is_valid(settings: Settings) -> bool:
+    try:
+        type(settings).model_validate(settings.model_dump())
+    except ValidationError:
+        return False
+    return True
+
+
+def defaults(kind: type[StageParams]) -> StageParams:
+    required = {
+        name: next(other_values(field.annotation, None))
+        for name, field in kind.model_fields.items()
+        if field.default is PydanticUndefined and field.default_factory is None
+    }
+    return kind.model_validate(required)
+
+
+def test_every_stage_folder_has_parameters():
+    folders = {path.parent.name for path in Path(stages.__file__).parent.glob("*/params.py")}
+    assert {each.stage for each in STAGES} == folders - {"contract"}
+    assert len(STAGES) >= 6
+
+
+@pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
+def test_each_field_is_in_the_key_or_only_about_speed(kind):
+    params = defaults(kind)
+    seen = {}
+    for name, affects, changed in variants(kind, params):
+        seen[name] = affects
+        assert (key(changed) != key(params)) is affects, name
+    top = {name.partition(".")[0] for name in seen}
+    assert top == set(kind.model_fields), "fields of which no other value was found"
+
+
+@pytest.mark.parametrize(
+    ("stage", "field", "affects"),
+    [
+        ("generate", "temperature", True),
+        ("generate", "top_p", True),
+        ("generate", "max_new_tokens", True),
+        ("generate", "batch_size", False),
+        ("score", "oracle", True),
+        ("score", "tokens_per_batch", False),
+        ("pair", "ties", True),
+        ("train", "beta", True),
+        ("train", "micro_batch_pairs", False),
+        ("train", "report_to", False),
+        ("evaluate", "dtype", True),
+        ("evaluate", "batch_tokens", False),
+        ("promote", "min_win_rate", True),
+    ],
+)
+def test_what_is_promised_about_the_key(stage, field, affects):
+    kind = next(each for each in STAGES if each.stage == stage)
+    found = {name.rpartition(".")[2]: mark for name, mark, _ in variants(kind, defaults(kind))}
+    assert found[field] is affects
+
+
+@pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
+def test_version_seed_and_inputs_are_in_the_key(kind):
+    params = defaults(kind)
+    newer = type(kind.__name__, (kind,), {"version": kind.version + "0", "__module__": __name__})
+    same = key(params)
+    assert key(newer.model_validate(params.model_dump())) != same
+    assert key(params, seed=1) != same
+    assert key(params, inputs={"data": [FILE.model_copy(update={"digest": "d2"})]}) != same
+    assert key(params, inputs={"data": [FILE, FILE]}) != same
+    assert key(params, inputs={"other": [FILE]}) != same
+    assert key(params, inputs={}) != same
+
+
+def test_place_and_labels_are_not_in_the_key():
+    params = defaults(STAGES[0])
+    moved = FILE.model_copy(update={"location": "/elsewhere/data.jsonl"})
+    same = key(params)
+    assert key(params, inputs={"data": [moved]}) == same
+    assert key(params, run="nightly", step="iteration-1") == same
+    assert key(params, resources=Resources(gpus=8, memory_gib=64)) == same
+    request = make_request(params, inputs={"data": [FILE]}, seed=0, store="/other/store")
+    assert request.key == same
+
+
+def test_an_artifact_counts_by_content_and_not_by_key():
+    params = defaults(STAGES[0])
+    one = ArtifactInput(stage="train", key="k1", path="checkpoint", digest="d")
+    assert key(params, inputs={"m": [one]}) == key(
+        params, inputs={"m": [one.model_copy(update={"key": "k2", "path": "ema"})]}
+    )
+    assert key(params, inputs={"m": [one]}) != key(
+        params, inputs={"m": [one.model_copy(update={"digest": "e"})]}
+    )
+
+
+def test_a_hub_model_counts_by_name_and_revision():
+    params = defaults(STAGES[0])
+    one = HubInput(repo="org/model", revision="abc")
+    keys = {
+        key(params, inputs={"m": [each]})
+        for each in (
+            one,
+            one.model_copy(update={"revision": "def"}),
+            one.model_copy(update={"repo": "org/other"}),
+            one.model_copy(update={"repo_type": "dataset"}),
+        )
+    }
+    assert len(keys) == 4
+
+
+def test_order_of_shards_is_in_the_key_and_order_of_names_is_not():
+    params = defaults(STAGES[0])
+    other = FILE.model_copy(update={"digest": "d2"})
+    assert key(params, inputs={"a": [FILE, other]}) != key(params, inputs={"a": [other, FILE]})
+    assert key(params, inputs={"a": [FILE], "b": [other]}) == key(
+        params, inputs={"b": [other], "a": [FILE]}
+    )
+
+
+def test_settings_inside_settings_can_be_about_speed():
+    class Inner(Settings):
+        rate: float = 1.0
+        workers: int = speed_only(1)
+
+    class Outer(StageParams):
+        stage = "example"
+        version = "1"
+        inner: Inner = Inner()
+        placement: Inner = speed_only(Inner())
+
+    one = key(Outer())
+    assert key(Outer(inner=Inner(workers=9))) == one
+    assert key(Outer(placement=Inner(rate=9.0))) == one
+    assert key(Outer(inner=Inner(rate=2.0))) != one
+
+
+def test_what_has_no_stable_json_is_an_error_not_a_guess():
+    for value in (math.nan, math.inf, {"a": {1, 2}}, object()):
+        with pytest.raises(ValueError):
+            sha256_of(value)
+
+
+def test_canonical_json_does_not_depend_on_the_order_of_names():
+    assert canonical_json({"b": 1, "a": "ü"}) == '{"a":"ü","b":1}'
+    assert sha256_of({"a": 1, "b": 2}) == sha256_of({"b": 2, "a": 1})
+
+
+def test_known_digests():
+    # Written down once: a change would make every artifact of every store stale.
+    assert prompt_id([{"role": "user", "content": "hi"}]) == sha256_of([["user", "hi"]])[:32]
+    assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
+    assert len({derive_seed(0, "a"), derive_seed(1, "a"), derive_seed(0, "b")}) == 3
+    assert all(0 <= derive_seed(seed, "x") < 2**63 for seed in range(100))
+
+
+def test_a_request_survives_its_file(tmp_path):
+    request = make_request(
+        defaults(STAGES[0]),
+        inputs={"data": [FILE], "model": [HubInput(repo="o/m", revision="r")]},
+        seed=3,
+        store="store",
+    )
+    request.write(tmp_path / "request.json")
+    assert Request.read(tmp_path / "request.json") == request

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stages.contract import lease as lease_module
+from stages.contract.errors import LeaseLostError
+from stages.contract.lease import Lease
+
+# Takes the lease given as an argument, says so, and holds it until its stdin ends.
+_HOLDER = """
+import sys
+from pathlib import Path
+from stages.contract.lease import Lease
+with_lease = Lease(Path(sys.argv[1]))
+with_lease.acquire()
+print("held", flush=True)
+sys.stdin.read()
+with_lease.release()
+"""
+
+
+def start_holder(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "leases" / "key"
+
+
+def test_a_free_lease_is_taken_at_once_and_freed(path):
+    lease = Lease(path)
+    assert lease.acquire() is True
+    assert Lease(path).holder() is not None
+    lease.release()
+    assert Lease(path).holder() is None
+    assert not path.exists()
+
+
+def test_a_second_process_waits_for_the_first(path):
+    process = start_holder(path)
+    seen: list[int] = []
+    waits = threading.Event()
+
+    def waiting(holder) -> None:
+        seen.append(holder["pid"])
+        waits.set()
+
+    taken: list[bool] = []
+    lease = Lease(path)
+    thread = threading.Thread(target=lambda: taken.append(lease.acquire(waiting=waiting)))
+    thread.start()
+    assert waits.wait(30)
+    assert seen == [process.pid]
+    assert taken == []
+    process.communicate()
+    thread.join(30)
+    assert taken == [False]
+    lease.release()
+
+
+def test_a_lease_ends_with_its_killed_holder(path):
+    process = start_holder(path)
+    assert Lease(path).holder()["pid"] == process.pid
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lease = Lease(path)
+    assert lease.holder() is None
+    assert lease.acquire() is True
+    lease.release()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_holder_on_this_machine_does_not_expire_while_it_lives(path):
+    process = start_holder(path)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"expires": 0.0}))
+    assert Lease(path).holder()["pid"] == process.pid
+    process.communicate()
+
+
+def test_a_holder_elsewhere_counts_until_it_expires(path):
+    lease = Lease(path)
+    lease.acquire()
+    record = json.loads(path.read_text()) | {"machine": "another", "owner": "another"}
+    lease.release()
+    path.write_text(json.dumps(record))
+    assert Lease(path).holder() is not None
+    path.write_text(json.dumps(record | {"expires": 0.0}))
+    assert Lease(path).holder() is None
+    taken = Lease(path)
+    assert taken.acquire() is True
+    taken.release()
+
+
+def test_a_reused_pid_is_not_the_holder(path):
+    lease = Lease(path)
+    lease.acquire()
+    record = json.loads(path.read_text())
+    lease.release()
+    path.write_text(json.dumps(record | {"process_start": "1"}))
+    assert Lease(path).holder() is None
+
+
+def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
+    lease = Lease(path)
+    lease.acquire()
+    lease.check()
+    other = json.loads(path.read_text()) | {"owner": "another"}
+    path.write_text(json.dumps(other))
+    assert lease._lost.wait(30)
+    with pytest.raises(LeaseLostError, match="taken over"):
+        lease.check()
+    lease.release()
+    assert json.loads(path.read_text())["owner"] == "another"
+
+
+def test_a_living_holder_renews(path, monkeypatch):
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
+    renewed = threading.Event()
+    write = Lease._write
+
+    def counted(self: Lease) -> None:
+        write(self)
+        if self._thread is not None:
+            renewed.set()
+
+    monkeypatch.setattr(Lease, "_write", counted)
+    with Lease(path) as lease:
+        lease.acquire()
+        assert renewed.wait(30)
+        lease.check()

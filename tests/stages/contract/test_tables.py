@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.tables import (
+    PROMPTS,
+    RESPONSES,
+    SCHEMAS,
+    TableWriter,
+    num_rows,
+    open_table,
+    read_batches,
+    read_rows,
+    write_table,
+)
+
+
+def example(kind: pa.DataType, number: int) -> object:
+    """A value of an Arrow type."""
+    if pa.types.is_struct(kind):
+        return {kind.field(i).name: example(kind.field(i).type, number) for i in range(len(kind))}
+    if pa.types.is_map(kind):
+        return [("part", float(number))]
+    if pa.types.is_list(kind):
+        return [example(kind.value_type, number + i) for i in range(number % 3)]
+    if pa.types.is_boolean(kind):
+        return number % 2 == 0
+    if pa.types.is_floating(kind):
+        return float(number) / 4
+    return f"text {number} ü" if pa.types.is_string(kind) else number
+
+
+def rows_of(schema: pa.Schema, count: int) -> list[dict[str, object]]:
+    return [
+        {
+            column.name: None
+            if column.nullable and number % 4 == 0
+            else example(column.type, number)
+            for column in schema
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_rows_come_back_as_they_were_written(tmp_path, name):
+    rows = rows_of(SCHEMAS[name], 25)
+    path = tmp_path / "t.parquet"
+    assert write_table(path, SCHEMAS[name], iter(rows)) == 25
+    assert list(read_rows(path, SCHEMAS[name])) == rows
+    assert num_rows(path) == 25
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_table_without_rows_can_be_read(tmp_path, name):
+    path = tmp_path / "t.parquet"
+    write_table(path, SCHEMAS[name], [])
+    assert list(read_rows(path, SCHEMAS[name])) == []
+
+
+def test_several_tables_are_read_in_order_and_in_bounded_batches(tmp_path):
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    rows = rows_of(PROMPTS, 30)
+    for number, path in enumerate(paths):
+        with TableWriter(path, PROMPTS, rows_per_group=4) as writer:
+            for row in rows[10 * number : 10 * number + 10]:
+                writer.write(row)
+    assert list(read_rows(paths, PROMPTS)) == rows
+    assert all(batch.num_rows <= 3 for batch in read_batches(paths, PROMPTS, batch_rows=3))
+    names = list(read_rows(paths, PROMPTS, columns=["prompt_id"]))
+    assert names == [{"prompt_id": row["prompt_id"]} for row in rows]
+
+
+def test_rows_and_batches_can_be_mixed(tmp_path):
+    rows = rows_of(PROMPTS, 9)
+    with TableWriter(tmp_path / "t.parquet", PROMPTS) as writer:
+        writer.write(rows[0])
+        writer.write_batch(pa.Table.from_pylist(rows[1:8], schema=PROMPTS))
+        writer.write(rows[8])
+        assert writer.num_rows == 9
+    assert list(read_rows(tmp_path / "t.parquet", PROMPTS)) == rows
+
+
+def test_a_missing_value_in_a_required_column_is_refused(tmp_path):
+    with pytest.raises((pa.ArrowInvalid, ValueError)):
+        write_table(tmp_path / "t.parquet", PROMPTS, [{"prompt_id": None, "messages": []}])
+
+
+def test_reading_holds_a_small_part_of_the_file(tmp_path):
+    path = tmp_path / "t.parquet"
+    draw = random.Random(0)
+    # Text that hardly compresses: 40 row groups of some 75 KiB.
+    with TableWriter(path, PROMPTS, rows_per_group=50) as writer:
+        for number in range(2000):
+            writer.write(
+                {
+                    "prompt_id": str(number),
+                    "messages": [],
+                    "reference_answer": draw.randbytes(1500).hex(),
+                }
+            )
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in read_batches(path, PROMPTS, batch_rows=50)]
+    assert len(held) == 40
+    assert max(held) < path.stat().st_size / 3
+
+
+def test_wrong_files_are_refused_by_name(tmp_path):
+    other, text = tmp_path / "other.parquet", tmp_path / "text.parquet"
+    pq.write_table(pa.table({"question": ["a"]}), other)
+    text.write_text("not parquet")
+    cases = [
+        (tmp_path / "missing.parquet", "no such table"),
+        (text, "is not a Parquet file"),
+        (other, r"columns of the 'responses' table: has question; wants prompt_id"),
+    ]
+    for path, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            open_table(path, RESPONSES)
+        assert str(path) in caught.value.message
+        assert caught.value.remedy
+
+
+def test_an_error_while_writing_leaves_no_readable_table(tmp_path):
+    path: Path = tmp_path / "t.parquet"
+
+    def rows():
+        yield rows_of(PROMPTS, 2)[1]
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        write_table(path, PROMPTS, rows())
+    assert num_rows(path) == 0
