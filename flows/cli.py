@@ -10,10 +10,19 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from flows.commands import bandit, inspect, models, run, store
-from stages.contract.errors import EXIT_FAILED, EXIT_USER, GebError, StoppedError, UserError
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_USER,
+    GebError,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
 
 # What Typer makes of Ctrl-C, by the shell's convention.
 _EXIT_INTERRUPTED = 130
+# Of a failed stage's log; all of it is in the file that the message names.
+_SHOWN_LINES = 20
 _STOPPED = "stopped; `geb resume RUN` goes on from what is finished"
 
 app = typer.Typer(
@@ -49,6 +58,14 @@ def _run() -> int:
         errors.print(f"[bold red]error[/] {_plain(error.format_message())}")
         errors.print("[bold]remedy[/] add --help to the command to see what it takes")
         return EXIT_USER
+    except StageFailedError as error:
+        for line in error.last_lines[-_SHOWN_LINES:]:
+            errors.print(f"[dim]│[/] {_plain(line)}")
+        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        errors.print(
+            "[bold]remedy[/] mend the cause, then `geb resume RUN`: what is done stays done"
+        )
+        return EXIT_FAILED
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED

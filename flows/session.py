@@ -61,8 +61,8 @@ class Watcher(Protocol):
     def event(self, step: Step, event: Event) -> None:
         """A running stage says something."""
 
-    def ended(self, step: Step, state: State, seconds: float) -> None:
-        """A step is done, was found in the store, or failed."""
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """A step is done, was found in the store, or failed (``message`` then says why)."""
 
 
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
@@ -166,7 +166,7 @@ class Session:
             if state == "running":
                 self._watcher.started(step, request)
             else:
-                self._watcher.ended(step, state, seconds)
+                self._watcher.ended(step, state, seconds, message)
 
         def hear(event: Event) -> None:
             self._watcher.event(step, event)

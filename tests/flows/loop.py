@@ -94,6 +94,15 @@ def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
+def kill_stage(process: subprocess.Popen[str]) -> None:
+    """Kills the one stage that an orchestrator has just started."""
+    while not (found := stage_processes(process)):
+        # The supervisor is there before the stage is.
+        assert process.poll() is None
+    for stage in found:
+        stage.kill()
+
+
 def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     """The run's steps by name, as ``geb status --json`` tells them."""
     done = geb("status", run, "--store", store, "--json")
