@@ -1,13 +1,14 @@
 """The stage as the flow calls it, at a size for a test."""
 
 import json
+from pathlib import Path
 
 import pytest
 from stage_calls import call_request, request_for
 
 from stages.bandit.params import BanditParams, LandscapeParams
 from stages.bandit.run import STAGE
-from stages.bandit.summary import _student_t
+from stages.bandit.summary import _student_t, table
 from stages.contract.errors import UserError
 
 SMALL = BanditParams(
@@ -59,3 +60,10 @@ def test_nothing_to_run_is_the_users_mistake(tmp_path):
 @pytest.mark.parametrize(("degrees", "quantile"), [(4, 2.776), (9, 2.262), (29, 2.045)])
 def test_confidence_interval_uses_students_t(degrees, quantile):
     assert _student_t(degrees) == pytest.approx(quantile, rel=3e-3)
+
+
+def test_the_published_table_is_that_of_the_published_numbers():
+    folder = Path(__file__).parents[3] / "docs" / "bandit"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["num_seeds"] == 10
+    assert (folder / "table.md").read_text() == table(metrics["cells"])
