@@ -18,6 +18,8 @@ from stages.score.params import ScoreParams
 ORACLES: Mapping[str, str] = {
     "python": "stages.score.python_function",
     "reward_model": "stages.score.reward_model",
+    "urm_gated": "stages.score.urm_oracles",
+    "urm_helpfulness": "stages.score.urm_oracles",
 }
 
 

@@ -15,18 +15,20 @@ class ScoreParams(StageParams):
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "1"
 
-    oracle: Literal["python", "reward_model"] = "reward_model"
-    """What scores: a function of a Python file (input ``code``) or a sequence classifier of
-    transformers (input ``model``)."""
+    oracle: Literal["python", "reward_model", "urm_gated", "urm_helpfulness"] = "reward_model"
+    """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier of
+    transformers (`reward_model`, input ``model``), the URM reward model by its gated score or its
+    helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``)."""
     function: str = "score"
-    """Name of the function in ``code``: ``(prompts, responses, references) -> scores``."""
+    """Only `python`: name of the function in ``code``, ``(prompts, responses, references) ->
+    scores``."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of the reward model's weights and activations."""
+    """Only the reward models: type of their weights and activations."""
     max_length_tokens: int | None = Field(None, ge=1)
-    """Longest conversation that the reward model reads, in tokens; unset takes the model's. A
-    longer one gets no score."""
+    """Only the reward models: longest conversation that they read, in tokens; unset takes the
+    model's. A longer one gets no score."""
     tokens_per_batch: int = speed_only(
         16384, ge=1, description="Tokens, padding included, in one pass of the reward model."
     )
