@@ -15,13 +15,14 @@ class ScoreParams(StageParams):
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "1"
 
-    oracle: Literal["python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify"] = (
-        "reward_model"
-    )
+    oracle: Literal[
+        "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http"
+    ] = "reward_model"
     """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier of
     transformers (`reward_model`, input ``model``), the URM reward model by its gated score or its
     helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``), or the comparison of the
-    final answer with the prompt's reference answer (`math_verify`)."""
+    final answer with the prompt's reference answer (`math_verify`), or a server of your own
+    (`http`). See docs/oracles.md."""
     function: str = "score"
     """Only `python`: name of the function in ``code``, ``(prompts, responses, references) ->
     scores``."""
@@ -38,7 +39,30 @@ class ScoreParams(StageParams):
         16384, ge=1, description="Tokens, padding included, in one pass of the reward model."
     )
     concurrency: int = speed_only(
-        8, ge=1, description="Processes of `math_verify` (never more than the machine has cores)."
+        8,
+        ge=1,
+        description="Processes of `math_verify` (at most one for each core), requests at once of "
+        "`http`.",
+    )
+    remote_identity: str | None = None
+    """Only `http`: name and version that the server must give as its own."""
+    remote_url: str | None = speed_only(None, description="Only `http`: address to post to.")
+    remote_key_env: str | None = speed_only(
+        None,
+        description="Only `http`: name of the environment variable that holds the bearer token; "
+        "unset sends none.",
+    )
+    remote_timeout_seconds: float = speed_only(
+        120.0, gt=0, description="Only `http`: time that the server may take for one request."
+    )
+    remote_attempts: int = speed_only(
+        5, ge=1, description="Only `http`: times that a request is sent before the stage fails."
+    )
+    remote_wait_seconds: float = speed_only(
+        1.0, ge=0, description="Only `http`: wait before the second attempt; doubled each time."
+    )
+    rows_per_request: int = speed_only(
+        32, ge=1, description="Only `http`: responses in one request."
     )
     rows_per_batch: int = speed_only(
         4096, ge=1, description="Responses held in memory and given to the oracle at once."
