@@ -17,6 +17,7 @@ from stages.score.params import ScoreParams
 # Module of each oracle; imported only when it is used, since some need torch.
 ORACLES: Mapping[str, str] = {
     "http": "stages.score.reward_server",
+    "judge": "stages.score.judge",
     "math_verify": "stages.score.math_answers",
     "python": "stages.score.python_function",
     "reward_model": "stages.score.reward_model",

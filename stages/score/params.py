@@ -16,13 +16,13 @@ class ScoreParams(StageParams):
     version: ClassVar[str] = "1"
 
     oracle: Literal[
-        "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http"
+        "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
     ] = "reward_model"
     """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier of
     transformers (`reward_model`, input ``model``), the URM reward model by its gated score or its
-    helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``), or the comparison of the
-    final answer with the prompt's reference answer (`math_verify`), or a server of your own
-    (`http`). See docs/oracles.md."""
+    helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the
+    final answer with the prompt's reference answer (`math_verify`), a server of your own (`http`),
+    or a chat model (`judge`). See docs/oracles.md."""
     function: str = "score"
     """Only `python`: name of the function in ``code``, ``(prompts, responses, references) ->
     scores``."""
@@ -42,24 +42,36 @@ class ScoreParams(StageParams):
         8,
         ge=1,
         description="Processes of `math_verify` (at most one for each core), requests at once of "
-        "`http`.",
+        "`http` and `judge`.",
     )
+    judge_model: str | None = None
+    """Only `judge`: the model's name at the server."""
+    judge_lowest: float = 1.0
+    """Only `judge`: the worst mark."""
+    judge_highest: float = 10.0
+    """Only `judge`: the best mark; another than these and those between is no score."""
+    judge_max_tokens: int = Field(512, ge=1)
+    """Only `judge`: longest answer of the judge, in tokens."""
     remote_identity: str | None = None
     """Only `http`: name and version that the server must give as its own."""
-    remote_url: str | None = speed_only(None, description="Only `http`: address to post to.")
+    remote_url: str | None = speed_only(
+        None, description="Only `http` and `judge`: address to post to."
+    )
     remote_key_env: str | None = speed_only(
         None,
-        description="Only `http`: name of the environment variable that holds the bearer token; "
-        "unset sends none.",
+        description="Only `http` and `judge`: name of the environment variable that holds the "
+        "bearer token; unset sends none.",
     )
     remote_timeout_seconds: float = speed_only(
-        120.0, gt=0, description="Only `http`: time that the server may take for one request."
+        120.0, gt=0, description="Only `http` and `judge`: time limit of one request."
     )
     remote_attempts: int = speed_only(
-        5, ge=1, description="Only `http`: times that a request is sent before the stage fails."
+        5, ge=1, description="Only `http` and `judge`: times that a request is sent."
     )
     remote_wait_seconds: float = speed_only(
-        1.0, ge=0, description="Only `http`: wait before the second attempt; doubled each time."
+        1.0,
+        ge=0,
+        description="Only `http` and `judge`: wait before the second attempt; doubled each time.",
     )
     rows_per_request: int = speed_only(
         32, ge=1, description="Only `http`: responses in one request."

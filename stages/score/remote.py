@@ -38,7 +38,7 @@ class Remote:
     """
 
     def __init__(self, url: str, params: ScoreParams) -> None:
-        self._url = url
+        self.url = url
         self._params = params
         self._headers = _authorization(params.remote_key_env)
 
@@ -89,7 +89,7 @@ class Remote:
                 break
             wait_seconds = self._params.remote_wait_seconds * 2**attempt
             try:
-                response = client.post(self._url, json=payload)
+                response = client.post(self.url, json=payload)
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
@@ -101,20 +101,20 @@ class Remote:
             breaker.failed(reason)
             if attempt + 1 < self._params.remote_attempts:
                 stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
-        raise RemoteError(f"{self._url} cannot score; its last failure: {breaker.last_failure}")
+        raise RemoteError(f"{self.url} cannot score; its last failure: {breaker.last_failure}")
 
     def _accepted(self, response: httpx.Response) -> bytes:
         if response.status_code in (401, 403):
             name = self._params.remote_key_env
             raise UserError(
-                f"{self._url} refuses the key (status {response.status_code})",
+                f"{self.url} refuses the key (status {response.status_code})",
                 f"check the environment variable {name}"
                 if name
                 else "set score.remote_key_env to the name of the variable that holds the key",
             )
         if not response.is_success:
             raise UserError(
-                f"{self._url} refuses a request with status {response.status_code}: "
+                f"{self.url} refuses a request with status {response.status_code}: "
                 f"{_start(response.content)}",
                 "check score.remote_url and what the server serves there",
             )

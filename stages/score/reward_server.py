@@ -53,13 +53,11 @@ class HttpOracle:
 
     Attributes:
         remote: The server.
-        url: Its address, for messages.
         server_identity: The name and version that the server must give as its own.
         rows_per_request: Responses in one request.
     """
 
     remote: Remote
-    url: str
     server_identity: str
     rows_per_request: int
 
@@ -81,7 +79,7 @@ class HttpOracle:
         for batch, (body, answer) in zip(batches, answers, strict=True):
             if len(answer.scores) != len(batch):
                 what = f"{len(answer.scores)} scores for {len(batch)} responses"
-                raise not_agreed(self.url, body, what)
+                raise not_agreed(self.remote.url, body, what)
             verdicts += [Verdict(each.score, each.error, each.components) for each in answer.scores]
         return verdicts
 
@@ -91,10 +89,10 @@ class HttpOracle:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
-            raise not_agreed(self.url, body, f"{place or 'body'}: {first['msg']}") from error
+            raise not_agreed(self.remote.url, body, f"{place or 'body'}: {first['msg']}") from error
         if answer.oracle != self.server_identity:
             raise UserError(
-                f"the server at {self.url} calls itself {answer.oracle!r}, expected is "
+                f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected is "
                 f"{self.server_identity!r}",
                 "set score.remote_identity to the oracle that shall score; it is part of the "
                 "artifact's key, the address is not",
@@ -116,7 +114,6 @@ def load(ctx: StageContext[ScoreParams]) -> HttpOracle:
         )
     return HttpOracle(
         remote=Remote(params.remote_url, params),
-        url=params.remote_url,
         server_identity=params.remote_identity,
         rows_per_request=params.rows_per_request,
     )
