@@ -9,8 +9,21 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from flows.commands import inspect, models, run, store
-from stages.contract.errors import EXIT_FAILED, EXIT_USER, GebError, StoppedError, UserError
+from flows.commands import bandit, inspect, models, run, store
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_USER,
+    GebError,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
+
+# What Typer makes of Ctrl-C, by the shell's convention.
+_EXIT_INTERRUPTED = 130
+# Of a failed stage's log; all of it is in the file that the message names.
+_SHOWN_LINES = 20
+_STOPPED = "stopped; `geb resume RUN` goes on from what is finished"
 
 app = typer.Typer(
     name="geb",
@@ -20,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-for module in (run, inspect, models, store):
+for module in (run, inspect, models, store, bandit):
     module.register(app)
 
 
@@ -33,6 +46,8 @@ def _run() -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         result = typer.main.get_command(app).main(standalone_mode=False)
+        if result == _EXIT_INTERRUPTED:
+            errors.print(_STOPPED)
         return result if isinstance(result, int) else 0
     except UserError as error:
         errors.print(f"[bold red]error[/] {_plain(error.message)}")
@@ -43,12 +58,20 @@ def _run() -> int:
         errors.print(f"[bold red]error[/] {_plain(error.format_message())}")
         errors.print("[bold]remedy[/] add --help to the command to see what it takes")
         return EXIT_USER
+    except StageFailedError as error:
+        for line in error.last_lines[-_SHOWN_LINES:]:
+            errors.print(f"[dim]│[/] {_plain(line)}")
+        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        errors.print(
+            "[bold]remedy[/] mend the cause, then `geb resume RUN`: what is done stays done"
+        )
+        return EXIT_FAILED
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED
-    except (KeyboardInterrupt, typer.Abort, StoppedError):
-        errors.print("stopped; `geb resume` goes on from what is finished")
-        return 130
+    except (typer.Abort, StoppedError):
+        errors.print(_STOPPED)
+        return _EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough of it; Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

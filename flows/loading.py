@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,33 +14,50 @@ from pydantic import BaseModel, ValidationError
 from flows.config import RunConfig
 from stages.contract.errors import UserError
 
+S = TypeVar("S", bound=BaseModel)
+
 _PLACES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads the configuration of a run; see :func:`load_settings`."""
+    return load_settings(path, overrides, RunConfig)
+
+
+def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) -> S:
     """Reads a configuration file and applies ``section.field=value`` overrides.
 
     ``extends`` names one or several files, relative to this one, that are read first. Files named
     under ``inputs`` are relative to the file that names them.
 
+    Args:
+        path: The file; None for the defaults.
+        overrides: What ``--set`` says.
+        schema: The settings that the file is to hold.
+
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = _read(path, ())
+    values = {} if path is None else _read(path, ())
     for override in overrides:
         _apply(values, override)
-    return check_config(values, str(path))
+    return _check(values, "--set" if path is None else str(path), schema)
 
 
 def check_config(values: dict[str, Any], place: str) -> RunConfig:
-    """Validates a configuration's values; ``place`` says in messages where they come from."""
+    """Validates a run's configuration; ``place`` says in messages where the values come from."""
+    return _check(values, place, RunConfig)
+
+
+def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
     try:
-        return RunConfig.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(dict(each)) for each in error.errors()]
+        problems = [_explain(dict(each), schema) for each in error.errors()]
+        listed = "; `geb fields` lists all of them with their meaning"
         raise UserError(
             f"{place} is not a valid configuration:\n  " + "\n  ".join(problems),
-            "correct these settings; `geb fields` lists all of them with their meaning",
+            "correct these settings" + (listed if schema is RunConfig else ""),
         ) from error
 
 
@@ -112,11 +129,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {override!r}: the value is not YAML", "quote it") from error
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     place = [str(part) for part in error["loc"]]
     name = ".".join(place) or "configuration"
     if error["type"] == "extra_forbidden":
-        known = _names_at(RunConfig, place[:-1])
+        known = _names_at(schema, place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
         return f"{name}: no such setting{hint}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.config import RunConfig
+from flows.config import Execution, RunConfig
 from flows.inputs import External, resolve
 from flows.runners.base import Runner
 from flows.runners.process import ProcessRunner
@@ -17,6 +17,7 @@ from flows.views import RunView, State, StepRecord
 from stages.contract.errors import DamagedArtifactError, StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.lease import POLL_SECONDS
+from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, key_fields, make_request
 from stages.contract.store import Artifact, Store
 
@@ -31,6 +32,26 @@ class Outcome:
     reused: bool
 
 
+class Configured(Protocol):
+    """What a session needs of the configuration of a flow."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+
+    @property
+    def store(self) -> str:
+        """Folder of the store."""
+
+    @property
+    def execution(self) -> Execution:
+        """How stages are started."""
+
+    @property
+    def resources(self) -> Settings:
+        """`Resources` of each stage, by its name."""
+
+
 class Watcher(Protocol):
     """Is told what happens in a run; called from several threads."""
 
@@ -40,8 +61,8 @@ class Watcher(Protocol):
     def event(self, step: Step, event: Event) -> None:
         """A running stage says something."""
 
-    def ended(self, step: Step, state: State, seconds: float) -> None:
-        """A step is done, was found in the store, or failed."""
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """A step is done, was found in the store, or failed (``message`` then says why)."""
 
 
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
@@ -70,13 +91,13 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     return {name: found.get(name, []) for name in (*models, *files, "prompts")}
 
 
-def make_runner(config: RunConfig) -> Runner:
+def make_runner(config: Configured) -> Runner:
     """The runner that a configuration asks for."""
     execution = config.execution
     return ProcessRunner(execution.interpreters, execution.grace_seconds)
 
 
-def build_request(config: RunConfig, step: Step, made: MadeBy) -> Request:
+def build_request(config: Configured, step: Step, made: MadeBy) -> Request:
     """The request for a step whose upstream artifacts are known."""
 
     def reference(source: Source) -> External | ArtifactInput:
@@ -104,7 +125,7 @@ class Session:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: Configured,
         watcher: Watcher,
         forced: Callable[[Step], bool] = lambda step: False,
     ) -> None:
@@ -145,7 +166,7 @@ class Session:
             if state == "running":
                 self._watcher.started(step, request)
             else:
-                self._watcher.ended(step, state, seconds)
+                self._watcher.ended(step, state, seconds, message)
 
         def hear(event: Event) -> None:
             self._watcher.event(step, event)

@@ -20,7 +20,7 @@ from prefect.states import Completed
 from flows.session import Session
 from flows.steps import Output, Step
 from flows.throttle import Throttle
-from stages.contract.errors import UserError
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.events import Event, Failure, Log, Metric, Progress
 from stages.contract.store import Artifact
 
@@ -87,7 +87,11 @@ class PrefectExecutor:
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         listener = _Listener(name, self._session)
-        outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
+        try:
+            outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
+        except StageFailedError as error:
+            get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
+            raise
         if outcome.reused:
             return Completed(name="Cached", data=outcome.artifact, message="found in the store")
         return outcome.artifact

@@ -6,6 +6,7 @@ import threading
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,7 +22,7 @@ from rich.progress import (
 from flows.steps import Step
 from flows.throttle import Throttle
 from flows.views import State
-from stages.contract.events import Event, Failure, Log, Metric, Progress
+from stages.contract.events import Event, Log, Metric, Progress
 from stages.contract.request import Request
 
 # Without a terminal each running stage prints a line about this often.
@@ -40,7 +41,7 @@ class Silent:
     def event(self, step: Step, event: Event) -> None:
         """See :class:`flows.session.Watcher`."""
 
-    def ended(self, step: Step, state: State, seconds: float) -> None:
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.session.Watcher`."""
 
 
@@ -103,11 +104,9 @@ class ConsoleWatcher:
                     self._metrics[step.name] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
                 case Log(level=level, message=message):
                     style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
-                    self._say(f"  {step.name}: {style}{message}[/]")
-                case Failure(message=message):
-                    self._say(f"  {step.name}: [red]{message}[/]")
+                    self._say(f"  {step.name}: {style}{escape(message)}[/]")
 
-    def ended(self, step: Step, state: State, seconds: float) -> None:
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.session.Watcher`."""
         with self._lock:
             task = self._tasks.pop(step.name, None)
@@ -118,6 +117,8 @@ class ConsoleWatcher:
             how = "cached" if state == "reused" else f"{seconds:.1f} s"
             count = f"{self._num_ended:>3}/{self._num_steps}"
             self._say(f"{count} {_MARKS[state]} {step.name} [dim]{how}[/]")
+            if state == "failed":
+                self._say(f"      [red]{escape(message)}[/]")
 
     def _progress(self, name: str, event: Progress) -> None:
         metrics = self._metrics.get(name, "")

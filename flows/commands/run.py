@@ -98,8 +98,8 @@ def _run(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {Store.open(config.store).root}"
     )
-    _quiet_prefect()
-    signal.signal(signal.SIGTERM, _interrupt)
+    quiet_prefect()
+    signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.iterate import execute, iterate
     from flows.watchers import ConsoleWatcher
@@ -127,13 +127,16 @@ def _show_summary(view: RunView, as_json: bool, found: Any) -> None:
     console.print(f"report      {path}")
 
 
-def _quiet_prefect() -> None:
-    """Our own lines tell what Prefect's would; its warnings and errors still show."""
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "ERROR")
+def quiet_prefect() -> None:
+    """Silences Prefect: our own lines tell what its would; a failure ends in a message of ours."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # Its own server, where none is configured, takes longer than Prefect's 20 s on a busy machine.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
 
 
-def _interrupt(signum: int, frame: object) -> None:
+def interrupt(signum: int, frame: object) -> None:
+    """Makes SIGTERM end a command as Ctrl-C does."""
     raise KeyboardInterrupt
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stages.bandit.landscape import Landscape
@@ -26,6 +25,11 @@ COLOURS = {
     "arctanh": "#4a8f5c",
 }
 REWARD_COLOUR = "#c2571a"
+LINE_STYLES = {"reverse_kl": "-", "hellinger": "--", "forward_kl": ":"}
+SMALLEST_SHOWN = 1e-7
+"""Lower end of the axis of probabilities: what a policy has given up lies below it."""
+NUM_BINS = 50
+"""Bins of arms in the figure of the policies."""
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -44,7 +48,7 @@ def draw(out: Path, every: list[Cell], outcome: Outcome, landscape: Landscape) -
 
 
 def reference_figure(landscape: Landscape) -> Figure:
-    """The reference's distribution and the rewards (the paper's Figure 7)."""
+    """The reference's distribution and the rewards (the paper's Figure 5)."""
     figure = Figure(figsize=(4.6, 2.8), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(landscape.reference, color="#3b6fb6", label="reference")
@@ -61,9 +65,9 @@ def reference_figure(landscape: Landscape) -> Figure:
 
 
 def policies_figure(every: list[Cell], outcome: Outcome, landscape: Landscape) -> Figure:
-    """Final policies without and with GEB, first seed, largest κ (the paper's Figure 6)."""
-    figure = Figure(figsize=(9.6, 2.8), layout="constrained")
-    panels = figure.subplots(1, 2)
+    """Final policies without and with GEB, first seed, largest κ (the paper's Figure 4)."""
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     largest = max(cell.kappa for cell in every)
     chosen = {
         "f-DPO": [i for i, cell in enumerate(every) if cell.method == "none"],
@@ -71,21 +75,29 @@ def policies_figure(every: list[Cell], outcome: Outcome, landscape: Landscape) -
             i for i, cell in enumerate(every) if cell.method in GEB and cell.kappa == largest
         ],
     }
+    num_arms = len(landscape.rewards)
+    # Single arms are noisy on a logarithmic axis; mass per bin shows where a policy plays.
+    width = max(1, num_arms // NUM_BINS)
     for axes, (title, indices) in zip(panels, chosen.items(), strict=True):
         for index in indices:
             cell = every[index]
+            bins = outcome.policy[index, 0].split(width)
             axes.plot(
-                outcome.policy[index, 0],
+                [start + width / 2 for start in range(0, num_arms, width)],
+                [float(each.sum()) for each in bins],
                 color=COLOURS[cell.method],
-                linestyle=_line_style(cell.divergence),
+                linestyle=LINE_STYLES[cell.divergence],
                 linewidth=1.2,
                 label=f"{LABELS[cell.method]}, {DIVERGENCE_LABELS[cell.divergence]}",
             )
         axes.axvline(landscape.best_arm, color=REWARD_COLOUR, linewidth=0.8, alpha=0.6)
+        axes.set_yscale("log")
+        axes.set_ylim(SMALLEST_SHOWN, 2.0)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("arm")
-        axes.set_ylabel("probability")
-        _legend(axes)
+    panels[0].set_ylabel(f"probability per {width} arms")
+    if panels[1].lines:
+        figure.legend(loc="outside right center", frameon=False, fontsize=7)
     return figure
 
 
@@ -123,15 +135,6 @@ def curves_figure(every: list[Cell], outcome: Outcome) -> Figure:
     return figure
 
 
-def _line_style(divergence: str) -> str:
-    return {"reverse_kl": "-", "hellinger": "--", "forward_kl": ":"}[divergence]
-
-
-def _legend(axes: Axes) -> None:
-    if axes.lines:
-        axes.legend(frameon=False, fontsize=6)
-
-
 def _save(figure: Figure, path: Path) -> None:
     # Without its version line the file is the same for the same numbers.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -31,7 +31,7 @@ class Landscape:
 
 
 def make_landscape(params: LandscapeParams) -> Landscape:
-    """The paper's setting: a reference around one arm, the best arm far from it (Figure 7)."""
+    """The paper's setting: a reference around one arm, the best arm far from it (Figure 5)."""
     arms = torch.arange(params.num_arms, dtype=torch.float64)
 
     def bump(centre: int, width: float) -> Tensor:

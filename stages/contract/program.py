@@ -79,6 +79,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     with lease, explain_disk_errors(store.root):
         found = store.find(request.stage, request.key, warn=events.warning)
         if found is not None:
+            events.info("the store has it by now")
             return found
         store.sweep_scratch(request.stage, request.key)
         inputs = {

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments, set_seed
+from transformers import set_seed
 
-from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.modeling.load import load_tokenizer
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.objectives import KappaController, KappaSchedule, ObjectiveSettings
 from stages.train import checkpoints, metrics_log, reference
+from stages.train.arguments import trainer_seed, training_arguments
 from stages.train.batches import MicroBatches, Plan, RefLogprobs
 from stages.train.callbacks import CheckpointSchedule, StepReporter
 from stages.train.data import load_pairs
 from stages.train.job import Job, Process
 from stages.train.numerics import Numerics, repeatable
-from stages.train.params import KappaParams, ObjectiveParams
 from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
 from stages.train.saving import policy_weights, save_average, save_policy
+from stages.train.settings import check_trackers, kappa_controller, objective_settings
 from stages.train.trainer import PairTrainer
-from stages.train.zero import deepspeed_config
 
 METRICS = "metrics.jsonl"
 
@@ -67,7 +62,7 @@ class _Fit:
 
     def run(self) -> None:
         self._tell_counts()
-        set_seed(derive_seed(self._job.seed, "train") % 2**32)
+        set_seed(trainer_seed(self._job))
         ref_logprobs = self._reference_logprobs()
         resumed = self._resume_point()
         log = None
@@ -142,7 +137,7 @@ class _Fit:
     ) -> PairTrainer:
         params, process = self._job.params, self._process
         # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
-        arguments = self._arguments()
+        arguments = training_arguments(self._job, process, self._plan, self._numerics)
         callbacks: list[Any] = [StepReporter(process, log, self._plan)] if log else []
         callbacks.append(
             CheckpointSchedule(
@@ -161,44 +156,6 @@ class _Fit:
             iteration=params.iteration,
             publish=lambda written: self._publish(written, log),
             callbacks=callbacks,
-        )
-
-    def _arguments(self) -> TrainingArguments:
-        params, plan = self._job.params, self._plan
-        written = self._job.work / "writing"
-        # Beside the Trainer's output, which goes when the artifact is there, curves would be lost.
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self._job.logs / "tensorboard"))
-        if self._process.is_first:
-            shutil.rmtree(written, ignore_errors=True)
-        return TrainingArguments(
-            output_dir=str(written),
-            per_device_train_batch_size=plan.micro_batch,
-            gradient_accumulation_steps=plan.accumulation,
-            max_steps=plan.num_steps,
-            learning_rate=params.learning_rate,
-            lr_scheduler_type=params.lr_schedule
-            if params.lr_schedule != "constant"
-            else "constant_with_warmup",
-            warmup_steps=round(params.warmup_ratio * plan.num_steps),
-            optim="adamw_torch",
-            weight_decay=params.weight_decay,
-            adam_beta1=params.adam_beta1,
-            adam_beta2=params.adam_beta2,
-            adam_epsilon=params.adam_epsilon,
-            max_grad_norm=params.max_grad_norm,
-            bf16=self._numerics.bfloat16,
-            use_cpu=not self._job.on_gpu,
-            seed=derive_seed(self._job.seed, "train") % 2**32,
-            logging_steps=1,
-            logging_nan_inf_filter=False,
-            save_strategy="no",
-            disable_tqdm=True,
-            report_to=list(params.report_to) or "none",
-            run_name=self._job.run or None,
-            ddp_find_unused_parameters=False,
-            deepspeed=deepspeed_config(
-                params.deepspeed, plan, self._numerics, max_grad_norm=params.max_grad_norm
-            ),
         )
 
     def _checkpoints(self) -> Path:
@@ -268,59 +225,3 @@ class _Fit:
             self._process.events.warning(
                 f"{counts.dropped_empty} pairs dropped: an empty prompt or response"
             )
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Checks that each tracker is one that the Trainer knows and that its package is installed.
-
-    Raises:
-        UserError: It is not.
-    """
-    if not names:
-        return
-    from transformers.integrations import get_available_reporting_integrations
-
-    available = get_available_reporting_integrations()
-    missing = [name for name in names if name not in available]
-    if missing:
-        raise UserError(
-            f"report_to: {', '.join(missing)} cannot be used here; available are "
-            f"{', '.join(available) or 'none'}",
-            "install the tracker's package in the environment of the train stage, or unset "
-            "train.report_to",
-        )
-
-
-def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
-    """The objective, checked.
-
-    Raises:
-        UserError: The combination is not defined.
-    """
-    chosen = {field.name: getattr(params, field.name) for field in fields(ObjectiveSettings)}
-    try:
-        return ObjectiveSettings(**chosen)
-    except ValueError as error:
-        raise UserError(f"the objective: {error}", "choose another combination") from error
-
-
-def kappa_controller(params: KappaParams) -> KappaController:
-    """What gives κ of each step.
-
-    Raises:
-        UserError: The schedule is not defined.
-    """
-    try:
-        schedule = KappaSchedule(
-            kappa=params.kappa,
-            kind=params.kappa_schedule,
-            final_fraction=params.kappa_final_fraction,
-            values=params.kappa_values,
-        )
-        return KappaController(
-            schedule,
-            target_ratio=params.target_ratio,
-            calibration_batches=params.calibration_batches,
-        )
-    except ValueError as error:
-        raise UserError(f"kappa: {error}", "correct the value") from error

@@ -7,6 +7,7 @@ worker's events, and ends all workers as soon as one of them fails.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -39,6 +40,8 @@ class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
     failure: Failure | None = None
+    failed_at: float = math.inf
+    ended_by_us: bool = False
     unread: bytes = b""
 
     @property
@@ -93,6 +96,7 @@ def _workers(job_file: Path, num_workers: int, port: int) -> Iterator[list[_Work
     finally:
         for worker in workers:
             if worker.process.poll() is None:
+                worker.ended_by_us = True
                 worker.process.kill()
             worker.process.wait()
             for stream in (worker.process.stdin, worker.process.stdout):
@@ -132,7 +136,7 @@ def _repeat(worker: _Worker, ctx: StageContext[TrainParams]) -> bool:
     for line in lines:
         event = parse_event(line.decode(errors="replace"))
         if isinstance(event, Failure):
-            worker.failure = event
+            worker.failure, worker.failed_at = event, time.monotonic()
         elif event is not None:
             ctx.events.emit(event)
     return bool(data)
@@ -144,17 +148,14 @@ def _failed(worker: _Worker) -> bool:
 
 def _raise_first_failure(workers: list[_Worker]) -> None:
     """Raises what the worker that failed by itself said, rather than one that it dragged along."""
-    failed = [worker for worker in workers if worker.process.returncode != EXIT_OK]
-    if not failed:
-        return
-    wrong = [worker for worker in failed if worker.process.returncode == EXIT_USER]
-    for worker in wrong:
-        if worker.failure is not None:
+    failed = [worker for worker in workers if _failed(worker) and not worker.ended_by_us]
+    for worker in failed:
+        if worker.process.returncode == EXIT_USER and worker.failure is not None:
             raise UserError(worker.failure.message, worker.failure.remedy)
-    killed = [worker for worker in failed if worker.failure is None]
-    for worker in killed or failed:
-        code = worker.process.returncode
-        said = worker.failure.message if worker.failure else _describe(code)
+    # One that was killed had no time to say so; the others then lost their connection to it.
+    silent = [worker for worker in failed if worker.failure is None]
+    for worker in silent or sorted(failed, key=lambda worker: worker.failed_at):
+        said = worker.failure.message if worker.failure else _describe(worker.process.returncode)
         raise StageFailedError(f"training process {worker.rank} of {len(workers)} failed: {said}")
 
 

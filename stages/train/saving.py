@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stages.contract.context import ModelSource
 from stages.modeling.load import DTYPES, load_causal_lm
@@ -99,6 +100,8 @@ def save_average(
         dtype: Of the saved weights.
         folder: Where to.
     """
+    # Under ZeRO-3 from_pretrained would go on sharding, and only one process is here.
+    unset_hf_deepspeed_config()
     cpu = torch.device("cpu")
     average = load_causal_lm(reference, dtype="float32", device=cpu)
     trained = load_causal_lm(ModelSource(str(checkpoint)), dtype="float32", device=cpu)

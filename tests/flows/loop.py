@@ -68,7 +68,9 @@ def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
@@ -90,6 +92,15 @@ def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
         if "-m stages." in command and "supervisor" not in command:
             found.append(child)
     return found
+
+
+def kill_stage(process: subprocess.Popen[str]) -> None:
+    """Kills the one stage that an orchestrator has just started."""
+    while not (found := stage_processes(process)):
+        # The supervisor is there before the stage is.
+        assert process.poll() is None
+    for stage in found:
+        stage.kill()
 
 
 def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:

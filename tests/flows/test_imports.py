@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-MODULES = ["flows.iterate", "flows.cli", "flows.config"]
+MODULES = ["flows.iterate", "flows.bandit", "flows.cli", "flows.config"]
 HEAVY = ["torch", "transformers", "vllm", "deepspeed", "datasets"]
 
 

@@ -69,15 +69,16 @@ def test_the_loss_curve_is_that_of_one_process(
     assert found.artifact.manifest.key == plain.artifact.manifest.key
 
 
-def test_lora_under_zero_3_saves_merged_weights(tmp_path, policy, pairs):
-    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}}
+def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy, pairs):
+    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}, "reference_kind": "ema"}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
     found = train(tmp_path / "store", policy, [pairs], deepspeed={"zero_stage": 3}, **settings)
-    expected = load_file(plain.artifact.path / "checkpoint" / "model.safetensors")
-    weights = load_file(found.artifact.path / "checkpoint" / "model.safetensors")
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-3, msg=name)
+    for folder in ("checkpoint", "ema"):
+        expected = load_file(plain.artifact.path / folder / "model.safetensors")
+        weights = load_file(found.artifact.path / folder / "model.safetensors")
+        assert weights.keys() == expected.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
 def run_and_signal(request, folder: Path, number: int, *, step: int, worker: bool) -> list[str]:

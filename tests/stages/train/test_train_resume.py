@@ -19,6 +19,8 @@ from stages.contract.store import Store
 from tests.stages.train.train_helpers import make_pairs, request_for, train
 from tests.tiny_models import make_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5, "calibration_batches": 2}
 EVERY = {"checkpoint_every_steps": 5}
 

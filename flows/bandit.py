@@ -1,0 +1,76 @@
+"""The flow of the bandit experiment: one stage, its table and figures as Prefect artifacts."""
+
+from __future__ import annotations
+
+import base64
+
+from prefect import flow
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from pydantic import Field
+
+from flows.config import Execution
+from flows.session import Session, Watcher
+from flows.steps import Step
+from flows.tasks import PrefectExecutor
+from flows.watchers import Silent
+from stages.bandit.params import BanditParams
+from stages.contract.digests import derive_seed
+from stages.contract.params import Settings
+from stages.contract.request import Resources
+from stages.contract.store import Artifact
+
+# The paper's two figures; the curves beside them are too large for an artifact of Prefect.
+_SHOWN_FIGURES = ("reference", "policies")
+
+
+class BanditResources(Settings):
+    """What the stage may use. Changes speed and place only."""
+
+    bandit: Resources = Resources()
+    """Resources of `bandit`."""
+
+
+class BanditConfig(Settings):
+    """The bandit experiment: the methods compared, and where it runs."""
+
+    name: str = Field("bandit", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Name of the experiment in the store."""
+    seed: int = Field(0, ge=0)
+    """Seed from which every repetition's is derived."""
+    store: str = "store"
+    """Folder of the store, local or on a shared file system."""
+    bandit: BanditParams = BanditParams()
+    """The experiment."""
+    resources: BanditResources = BanditResources()
+    """What the stage may use."""
+    execution: Execution = Execution()
+    """How the stage is started."""
+
+
+@flow(name="bandit", flow_run_name="{config.name}", persist_result=False)
+def bandit(config: BanditConfig) -> Artifact:
+    """Compares f-DPO, GEB and the baselines on a bandit whose best arm is rarely played.
+
+    An experiment that is in the store is shown as Cached and not run again.
+    """
+    return execute(config, Silent())
+
+
+def execute(config: BanditConfig, watcher: Watcher) -> Artifact:
+    """Runs the experiment and returns its artifact; to be called inside a flow."""
+    session = Session(config, watcher)
+    executor = PrefectExecutor(session)
+    try:
+        executor.do(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
+        artifact = executor.wait()["bandit"]
+    finally:
+        session.stop()
+    _show(artifact)
+    return artifact
+
+
+def _show(artifact: Artifact) -> None:
+    create_markdown_artifact((artifact.path / "table.md").read_text(), key="bandit-table")
+    for figure in _SHOWN_FIGURES:
+        data = base64.b64encode((artifact.path / f"{figure}.png").read_bytes()).decode()
+        create_image_artifact(f"data:image/png;base64,{data}", key=f"bandit-{figure}")

@@ -1,0 +1,65 @@
+"""``geb bandit``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.commands.common import AsJson, Overrides, console, print_json
+from flows.commands.run import interrupt, quiet_prefect
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG", help="Configuration file (YAML); the paper's size without."),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Copy table and figures there as well.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this command."""
+    app.command("bandit")(bandit)
+
+
+def bandit(
+    config: ConfigPath = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
+    quiet_prefect()
+    signal.signal(signal.SIGTERM, interrupt)
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.bandit import BanditConfig, bandit, execute
+    from flows.loading import load_settings
+    from flows.watchers import ConsoleWatcher
+
+    settings = load_settings(config, overrides or (), BanditConfig)
+    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    with ConsoleWatcher(watched, 1) as watcher:
+        flow = bandit.with_options(name="bandit")
+        flow.fn = lambda config: execute(config, watcher)
+        artifact = flow(settings)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in artifact.manifest.files:
+            shutil.copyfile(artifact.path / name, out / name)
+    if as_json:
+        print_json(
+            {
+                "artifact": str(artifact.path),
+                "table": (artifact.path / "table.md").read_text(),
+                **json.loads((artifact.path / "metrics.json").read_text()),
+            }
+        )
+        return
+    typer.echo((artifact.path / "table.md").read_text())
+    console.print(f"figures  {artifact.path}")

@@ -1,0 +1,65 @@
+"""The Hugging Face Trainer's arguments, made from ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from transformers import TrainingArguments
+
+from stages.contract.digests import derive_seed
+from stages.train.batches import Plan
+from stages.train.job import Job, Process
+from stages.train.numerics import Numerics
+from stages.train.zero import deepspeed_config
+
+
+def trainer_seed(job: Job) -> int:
+    """Seed of the libraries' random generators; they take 32 bits."""
+    return derive_seed(job.seed, "train") % 2**32
+
+
+def training_arguments(
+    job: Job, process: Process, plan: Plan, numerics: Numerics
+) -> TrainingArguments:
+    """Makes the arguments, and an empty folder for checkpoints that are not whole yet.
+
+    Under ZeRO-3 they also make every later ``from_pretrained`` shard its weights, for as long as
+    they live.
+    """
+    params = job.params
+    written = job.work / "writing"
+    if process.is_first:
+        shutil.rmtree(written, ignore_errors=True)
+    # Beside the Trainer's output, which goes when the artifact is there, curves would be lost.
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.logs / "tensorboard"))
+    return TrainingArguments(
+        output_dir=str(written),
+        per_device_train_batch_size=plan.micro_batch,
+        gradient_accumulation_steps=plan.accumulation,
+        max_steps=plan.num_steps,
+        learning_rate=params.learning_rate,
+        lr_scheduler_type=params.lr_schedule
+        if params.lr_schedule != "constant"
+        else "constant_with_warmup",
+        warmup_steps=round(params.warmup_ratio * plan.num_steps),
+        optim="adamw_torch",
+        weight_decay=params.weight_decay,
+        adam_beta1=params.adam_beta1,
+        adam_beta2=params.adam_beta2,
+        adam_epsilon=params.adam_epsilon,
+        max_grad_norm=params.max_grad_norm,
+        bf16=numerics.bfloat16,
+        use_cpu=not job.on_gpu,
+        seed=trainer_seed(job),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to=list(params.report_to) or "none",
+        run_name=job.run or None,
+        ddp_find_unused_parameters=False,
+        deepspeed=deepspeed_config(
+            params.deepspeed, plan, numerics, max_grad_norm=params.max_grad_norm
+        ),
+    )

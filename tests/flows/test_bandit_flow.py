@@ -1,0 +1,84 @@
+"""`geb bandit` as a person types it, at a size for a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = Path(__file__).parents[2] / "configs" / "bandit.yaml"
+SMALL = (
+    "bandit.num_iterations=30",
+    "bandit.num_seeds=2",
+    "bandit.kappas=[1.0]",
+    "bandit.methods=[none, one_minus_pi]",
+    "bandit.divergences=[reverse_kl]",
+    "bandit.landscape={num_arms: 80, reference_arm: 20, best_arm: 60, reward_width: 6.0}",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bandit")
+
+
+def geb(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PREFECT_HOME": str(place / "prefect")}
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", "bandit", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+def small(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    settings = [word for each in (*SMALL, f"store={place / 'store'}") for word in ("--set", each)]
+    return geb(place, str(CONFIG), *settings, *more)
+
+
+@pytest.fixture(scope="module")
+def first(place: Path) -> subprocess.CompletedProcess[str]:
+    return small(place, "--out", str(place / "out"))
+
+
+def test_prints_the_table_and_leaves_the_figures(
+    place: Path, first: subprocess.CompletedProcess[str]
+) -> None:
+    assert first.returncode == 0, first.stdout + first.stderr
+    table = (place / "out" / "table.md").read_text()
+    assert table in first.stdout
+    assert "| reverse KL | GEB 1+α−π | 1 |" in table
+    for figure in ("reference.png", "policies.png", "curves.png"):
+        assert (place / "out" / figure).read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_once_only(place: Path, first: subprocess.CompletedProcess[str]) -> None:
+    again = small(place, "--json")
+    assert again.returncode == 0, again.stderr
+    assert "cached" in again.stderr
+    found = json.loads(again.stdout)
+    assert [cell["method"] for cell in found["cells"]] == ["none", "one_minus_pi"]
+    assert found["table"] == (place / "out" / "table.md").read_text()
+
+
+def test_a_wrong_setting_is_named(place: Path) -> None:
+    done = geb(place, str(CONFIG), "--set", "bandit.kapas=[1.0]")
+    assert done.returncode == 64
+    assert "bandit.kapas: no such setting; did you mean 'kappas'?" in done.stderr
+
+
+def test_the_configuration_is_the_papers_size() -> None:
+    from flows.bandit import BanditConfig
+    from flows.loading import load_settings
+
+    params = load_settings(CONFIG, (), BanditConfig).bandit
+    assert (params.num_iterations, params.num_rollouts) == (5000, 64)
+    assert (params.landscape.num_arms, params.learning_rate) == (1000, 1e-2)
+    assert len(params.methods) == 9
+    assert len(params.divergences) == 3
