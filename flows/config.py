@@ -40,7 +40,7 @@ class Inputs(Settings):
     oracle_model: str | None = None
     """Reward model, for the oracles that are one."""
     oracle_code: str | None = None
-    """Python file of a programmatic oracle."""
+    """Python file of a programmatic oracle, or a judge's prompt template."""
 
 
 class Evaluation(Settings):

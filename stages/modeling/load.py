@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,6 +85,22 @@ def load_sequence_classifier(
     return _load(AutoModelForSequenceClassification, source, dtype, device, attention)
 
 
+def load_exactly(
+    model_class: Any,
+    source: ModelSource,
+    *,
+    dtype: Precision,
+    device: torch.device | None = None,
+    attention: str = "sdpa",
+) -> Any:
+    """Loads a model of a class of our own, whose weights must be exactly the checkpoint's.
+
+    Args and errors are those of :func:`load_causal_lm`; besides, a checkpoint with weights that
+    the class does not know, or with other shapes, is refused.
+    """
+    return _load(model_class, source, dtype, device, attention, exactly=True)
+
+
 def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
     """Most tokens that a model shall read at once.
 
@@ -116,6 +133,8 @@ def _load(
     dtype: Precision,
     device: torch.device | None,
     attention: str,
+    *,
+    exactly: bool = False,
 ) -> Any:
     _check_weights(source)
     try:
@@ -127,17 +146,28 @@ def _load(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            # Otherwise transformers raises at the first one and names no other.
+            ignore_mismatched_sizes=exactly,
         )
     except (OSError, ValueError) as error:
         raise _not_loadable("the model", source, error) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(
-            f"the checkpoint {source.name_or_path} lacks {len(missing)} weights of "
-            f"{type(model).__name__}: {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}",
-            "pass a whole checkpoint of the right kind of model",
-        )
+    faults = {"lacks": report["missing_keys"]}
+    if exactly:
+        faults["has besides"] = report["unexpected_keys"]
+        faults["has in other shapes"] = {name for name, *_ in report["mismatched_keys"]}
+    for verb, names in faults.items():
+        if names:
+            raise UserError(
+                f"the checkpoint {source.name_or_path} {verb} {len(names)} weights of "
+                f"{type(model).__name__}: {_some(names)}",
+                "pass a whole checkpoint of the right kind of model",
+            )
     return model.to(device or default_device()).eval()
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
 
 
 def _check_weights(source: ModelSource) -> None:

@@ -16,8 +16,13 @@ from stages.score.params import ScoreParams
 
 # Module of each oracle; imported only when it is used, since some need torch.
 ORACLES: Mapping[str, str] = {
+    "http": "stages.score.reward_server",
+    "judge": "stages.score.judge",
+    "math_verify": "stages.score.math_answers",
     "python": "stages.score.python_function",
     "reward_model": "stages.score.reward_model",
+    "urm_gated": "stages.score.urm_oracles",
+    "urm_helpfulness": "stages.score.urm_oracles",
 }
 
 

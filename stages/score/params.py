@@ -15,20 +15,66 @@ class ScoreParams(StageParams):
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "1"
 
-    oracle: Literal["python", "reward_model"] = "reward_model"
-    """What scores: a function of a Python file (input ``code``) or a sequence classifier of
-    transformers (input ``model``)."""
+    oracle: Literal[
+        "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
+    ] = "reward_model"
+    """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier of
+    transformers (`reward_model`, input ``model``), the URM reward model by its gated score or its
+    helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the
+    final answer with the prompt's reference answer (`math_verify`), a server of your own (`http`),
+    or a chat model (`judge`). See docs/oracles.md."""
     function: str = "score"
-    """Name of the function in ``code``: ``(prompts, responses, references) -> scores``."""
+    """Only `python`: name of the function in ``code``, ``(prompts, responses, references) ->
+    scores``."""
+    grading_timeout_seconds: float = Field(10.0, gt=0)
+    """Only `math_verify`: wall time for one answer; one that takes longer gets no score."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of the reward model's weights and activations."""
+    """Only the reward models: type of their weights and activations."""
     max_length_tokens: int | None = Field(None, ge=1)
-    """Longest conversation that the reward model reads, in tokens; unset takes the model's. A
-    longer one gets no score."""
+    """Only the reward models: longest conversation that they read, in tokens; unset takes the
+    model's. A longer one gets no score."""
     tokens_per_batch: int = speed_only(
         16384, ge=1, description="Tokens, padding included, in one pass of the reward model."
+    )
+    concurrency: int = speed_only(
+        8,
+        ge=1,
+        description="Processes of `math_verify` (at most one for each core), requests at once of "
+        "`http` and `judge`.",
+    )
+    judge_model: str | None = None
+    """Only `judge`: the model's name at the server."""
+    judge_lowest: float = 1.0
+    """Only `judge`: the worst mark."""
+    judge_highest: float = 10.0
+    """Only `judge`: the best mark; another than these and those between is no score."""
+    judge_max_tokens: int = Field(512, ge=1)
+    """Only `judge`: longest answer of the judge, in tokens."""
+    remote_identity: str | None = None
+    """Only `http`: name and version that the server must give as its own."""
+    remote_url: str | None = speed_only(
+        None, description="Only `http` and `judge`: address to post to."
+    )
+    remote_key_env: str | None = speed_only(
+        None,
+        description="Only `http` and `judge`: name of the environment variable that holds the "
+        "bearer token; unset sends none.",
+    )
+    remote_timeout_seconds: float = speed_only(
+        120.0, gt=0, description="Only `http` and `judge`: time limit of one request."
+    )
+    remote_attempts: int = speed_only(
+        5, ge=1, description="Only `http` and `judge`: times that a request is sent."
+    )
+    remote_wait_seconds: float = speed_only(
+        1.0,
+        ge=0,
+        description="Only `http` and `judge`: wait before the second attempt; doubled each time.",
+    )
+    rows_per_request: int = speed_only(
+        32, ge=1, description="Only `http`: responses in one request."
     )
     rows_per_batch: int = speed_only(
         4096, ge=1, description="Responses held in memory and given to the oracle at once."

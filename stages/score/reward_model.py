@@ -6,7 +6,7 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class RewardModel:
         max_length_tokens: Longest conversation that is scored.
         tokens_per_batch: Tokens of one forward pass, padding included.
         pad_id: The padding id that the checkpoint names, if any.
+        read: The model's output for a batch to one verdict per conversation.
+        one_bos: Whether a conversation that does not hold exactly one BOS token is refused.
     """
 
     model: Any
@@ -40,6 +42,8 @@ class RewardModel:
     max_length_tokens: int
     tokens_per_batch: int
     pad_id: int | None
+    read: Callable[[Any], list[Verdict]]
+    one_bos: bool = False
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
@@ -47,18 +51,16 @@ class RewardModel:
         verdicts: dict[int, Verdict] = {}
         fitting = []
         for index, token_ids in enumerate(conversations):
-            if len(token_ids) > self.max_length_tokens:
-                verdicts[index] = Verdict(
-                    None,
-                    f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}",
-                )
-            else:
+            reason = self._unreadable(token_ids)
+            if reason is None:
                 fitting.append(index)
+            else:
+                verdicts[index] = Verdict(None, reason)
         lengths = [len(conversations[index]) for index in fitting]
         for batch in token_batches(lengths, self.tokens_per_batch):
             chosen = [fitting[place] for place in batch]
-            rewards = self._rewards([conversations[index] for index in chosen])
-            verdicts.update(zip(chosen, map(_to_verdict, rewards), strict=True))
+            answers = self._forward([conversations[index] for index in chosen])
+            verdicts.update(zip(chosen, answers, strict=True))
         return [verdicts[index] for index in range(len(rows))]
 
     def _render(self, row: Mapping[str, Any]) -> list[int]:
@@ -71,9 +73,26 @@ class RewardModel:
                 error.remedy,
             ) from error
 
+    def _unreadable(self, token_ids: Sequence[int]) -> str | None:
+        """Why a conversation cannot be scored; None if it can."""
+        if len(token_ids) > self.max_length_tokens:
+            return f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}"
+        if self.one_bos:
+            bos = self.tokenizer.bos_token_id
+            if token_ids[:1] != [bos]:
+                raise UserError(
+                    f"a conversation does not open with the BOS token "
+                    f"({self.tokenizer.bos_token!r}) that the reward model expects",
+                    "mend the tokenizer's chat template",
+                )
+            count = sum(each == bos for each in token_ids)
+            if count > 1:
+                return f"{count} BOS tokens: its text spells out {self.tokenizer.bos_token!r}"
+        return None
+
     @torch.inference_mode()
-    def _rewards(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        """Rewards of conversations, padded to one [B, T] batch on the right."""
+    def _forward(self, conversations: Sequence[Sequence[int]]) -> list[Verdict]:
+        """Verdicts on conversations, padded to one [B, T] batch on the right."""
         pad_id = self._pad_id(conversations)
         width = max(len(each) for each in conversations)
         ids = torch.full((len(conversations), width), pad_id, dtype=torch.long)
@@ -82,8 +101,7 @@ class RewardModel:
             ids[row, : len(each)] = torch.tensor(each)
             mask[row, : len(each)] = 1
         device = self.model.device
-        output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
-        return output.logits[:, 0].float().tolist()
+        return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
 
     def _pad_id(self, conversations: Sequence[Sequence[int]]) -> int:
         """The model's padding id, or, where it has none, one that ends no conversation.
@@ -91,12 +109,11 @@ class RewardModel:
         Decoder classifiers read the reward at the last token that is not padding. Without a padding
         id transformers reads it at the last position and takes one conversation at a time.
         """
+        if self.pad_id is not None:
+            return self.pad_id
         config = self.model.config.get_text_config()
-        if self.pad_id is None:
-            used = {each[-1] for each in conversations}
-            config.pad_token_id = next(
-                each for each in range(config.vocab_size) if each not in used
-            )
+        used = {each[-1] for each in conversations}
+        config.pad_token_id = next(each for each in range(config.vocab_size) if each not in used)
         return config.pad_token_id
 
 
@@ -114,8 +131,9 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     if outputs != 1:
         raise UserError(
             f"the reward model {source.name_or_path} has {outputs} outputs, not one",
-            "use a classifier with num_labels=1; which output or mixture of several is the reward "
-            "is not to be guessed",
+            "use a classifier with num_labels=1 (a URM checkpoint: the oracle urm_gated or "
+            "urm_helpfulness); which output or mixture of several is the reward is not to be "
+            "guessed",
         )
     return RewardModel(
         model=model,
@@ -124,10 +142,14 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
         max_length_tokens=context_tokens(model.config, ctx.params.max_length_tokens, source),
         tokens_per_batch=ctx.params.tokens_per_batch,
         pad_id=model.config.get_text_config().pad_token_id,
+        read=_read_first_logit,
     )
 
 
-def _to_verdict(reward: float) -> Verdict:
-    if math.isfinite(reward):
-        return Verdict(reward)
-    return Verdict(None, f"the reward model gave {reward}")
+def _read_first_logit(output: Any) -> list[Verdict]:
+    return [
+        Verdict(reward)
+        if math.isfinite(reward)
+        else Verdict(None, f"the reward model gave {reward}")
+        for reward in output.logits[:, 0].float().tolist()
+    ]

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -319,3 +321,9 @@ def test_an_oracle_in_python_starts_without_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert output.strip() == "False"
+
+
+def test_the_documentation_tells_of_each_oracle():
+    table = (Path(__file__).parents[3] / "docs" / "oracles.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", table.partition("\n## ")[0], re.MULTILINE)
+    assert rows == list(ScoreParams.model_fields["oracle"].annotation.__args__)

@@ -1,0 +1,119 @@
+"""The ``http`` oracle: a server that takes responses and gives scores.
+
+``docs/oracles.md`` has the schema, ``examples/reward_server.py`` a server to begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.score.oracle import Verdict
+from stages.score.params import ScoreParams
+from stages.score.remote import Remote, not_agreed
+
+_ASKED = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class Item(BaseModel):
+    """The server's answer to one response: a score, or none and the reason."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    score: Number | None
+    error: str | None = None
+    components: dict[str, Number] = {}
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Item:
+        if (self.score is None) != bool(self.error):
+            raise ValueError("an item has either a score or an error")
+        return self
+
+
+class Answer(BaseModel):
+    """The server's answer to one request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    oracle: str
+    scores: list[Item]
+
+
+@dataclass(frozen=True)
+class HttpOracle:
+    """Sends responses to a server in batches.
+
+    Attributes:
+        remote: The server.
+        server_identity: The name and version that the server must give as its own.
+        rows_per_request: Responses in one request.
+    """
+
+    remote: Remote
+    server_identity: str
+    rows_per_request: int
+
+    @property
+    def identity(self) -> str:
+        """What the server calls itself."""
+        return f"http:{self.server_identity}"
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        size = self.rows_per_request
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        payloads = [
+            {"responses": [{name: row[name] for name in _ASKED} for row in batch]}
+            for batch in batches
+        ]
+        answers = self.remote.post_all(payloads, lambda body: (body, self._read(body)))
+        verdicts = []
+        for batch, (body, answer) in zip(batches, answers, strict=True):
+            if len(answer.scores) != len(batch):
+                what = f"{len(answer.scores)} scores for {len(batch)} responses"
+                raise not_agreed(self.remote.url, body, what)
+            verdicts += [Verdict(each.score, each.error, each.components) for each in answer.scores]
+        return verdicts
+
+    def _read(self, body: bytes) -> Answer:
+        try:
+            answer = Answer.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise not_agreed(self.remote.url, body, f"{place or 'body'}: {first['msg']}") from error
+        if answer.oracle != self.server_identity:
+            raise UserError(
+                f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected is "
+                f"{self.server_identity!r}",
+                "set score.remote_identity to the oracle that shall score; it is part of the "
+                "artifact's key, the address is not",
+            )
+        return answer
+
+
+def load(ctx: StageContext[ScoreParams]) -> HttpOracle:
+    """Prepares requests to the server that the parameters name.
+
+    Raises:
+        UserError: Address or identity are missing, or the key is not in the environment.
+    """
+    params = ctx.params
+    if not params.remote_url or not params.remote_identity:
+        raise UserError(
+            "the oracle http needs score.remote_url and score.remote_identity",
+            "set the address to post to, and the name and version that the server gives as its own",
+        )
+    return HttpOracle(
+        remote=Remote(params.remote_url, params),
+        server_identity=params.remote_identity,
+        rows_per_request=params.rows_per_request,
+    )

@@ -1,0 +1,79 @@
+"""The oracles ``urm_gated`` and ``urm_helpfulness``: two readings of the URM reward model.
+
+``urm_gated`` is the score by the model's card. ``urm_helpfulness`` is the helpfulness mean, which a
+plain sequence classifier reads from the same checkpoint as its first output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from stages.contract.context import ModelSource, StageContext
+from stages.contract.errors import UserError
+from stages.modeling.chat import require_chat_template
+from stages.modeling.load import Precision, context_tokens, load_exactly, load_tokenizer
+from stages.score.oracle import Verdict
+from stages.score.params import ScoreParams
+from stages.score.reward_model import RewardModel
+from stages.score.urm import ATTRIBUTES, UrmModel, UrmOutput
+
+_READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
+    "urm_gated": lambda output: output.scores,
+    "urm_helpfulness": lambda output: output.means[:, ATTRIBUTES.index("helpfulness")],
+}
+
+
+def load(ctx: StageContext[ScoreParams]) -> RewardModel:
+    """Loads the URM checkpoint given as input ``model``, to be read as the parameters say.
+
+    Raises:
+        UserError: It is no URM checkpoint, or its tokenizer has no chat template or no BOS.
+    """
+    source = ctx.model("model")
+    model, tokenizer = load_urm(source, ctx.params.dtype)
+    reading = _READINGS[ctx.params.oracle]
+    return RewardModel(
+        model=model,
+        tokenizer=tokenizer,
+        identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
+        max_length_tokens=context_tokens(model.config, ctx.params.max_length_tokens, source),
+        tokens_per_batch=ctx.params.tokens_per_batch,
+        # The model finds the last token by the mask: any id pads.
+        pad_id=0,
+        read=lambda output: to_verdicts(output, reading),
+        one_bos=True,
+    )
+
+
+def load_urm(source: ModelSource, dtype: Precision) -> tuple[Any, Any]:
+    """Loads model and tokenizer.
+
+    Raises:
+        UserError: As for :func:`load`.
+    """
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    if tokenizer.bos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {source.name_or_path} has no BOS token, which URM was trained with",
+            "use the tokenizer of the reward model's own checkpoint",
+        )
+    return load_exactly(UrmModel, source, dtype=dtype), tokenizer
+
+
+def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[Verdict]:
+    """One verdict for each conversation of a batch, with means and gate weights beside it."""
+    names = (*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES))
+    rows = zip(reading(output).tolist(), output.means.tolist(), output.gates.tolist(), strict=True)
+    verdicts = []
+    for score, means, gates in rows:
+        components = dict(zip(names, (*means, *gates), strict=True))
+        if all(map(math.isfinite, (score, *components.values()))):
+            verdicts.append(Verdict(score, components=components))
+        else:
+            verdicts.append(Verdict(None, f"the reward model gave {score} from {components}"))
+    return verdicts

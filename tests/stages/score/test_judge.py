@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from stages.contract.digests import sha256_file
+from stages.contract.errors import UserError
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.params import ScoreParams
+from stages.score.remote import RemoteError
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, response
+
+ROWS = [
+    response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
+    response("What is 6 · 7?", 1, "It is 41."),
+]
+
+
+def completion(text, prompt_tokens=100, completion_tokens=7):
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return 200, {"id": "1", "model": "judge", "choices": choices, "usage": usage}
+
+
+@pytest.fixture
+def score(tmp_path):
+    def run(url, rows=ROWS, template=None, **params):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, rows)
+        inputs = {"responses": responses}
+        if template is not None:
+            inputs["code"] = tmp_path / "judge.jinja"
+            inputs["code"].write_text(template)
+        defaults = {
+            "oracle": "judge",
+            "remote_url": url,
+            "judge_model": "some-judge",
+            "remote_wait_seconds": 0.0,
+            "remote_timeout_seconds": 60.0,
+        }
+        settings = ScoreParams(**{**defaults, **params})
+        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+def asked(request):
+    [message] = request["messages"]
+    return message["content"]
+
+
+def test_marks_and_token_counts(serve, score):
+    server = serve(
+        lambda number, request: completion(
+            "Right.\nScore: 9" if "It is 42." in asked(request) else "Wrong.\n\nScore: 2.5\n"
+        )
+    )
+    rows = score(server.url)
+    assert [each["score"] for each in rows] == [9.0, 2.5]
+    tokens = {"judge_prompt_tokens": 100.0, "judge_completion_tokens": 7.0}
+    assert [dict(each["components"]) for each in rows] == [tokens, tokens]
+    assert rows[0]["oracle"].startswith("judge:some-judge@")
+
+
+def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
+    server = serve(lambda number, request: completion("Score: 3"))
+    score(server.url, judge_highest=5, judge_max_tokens=64)
+    assert {
+        (each["model"], each["temperature"], each["max_tokens"]) for each in server.requests
+    } == {("some-judge", 0, 64)}
+    texts = [asked(each) for each in server.requests]
+    with_reference = next(each for each in texts if "It is 42." in each)
+    without = next(each for each in texts if "It is 41." in each)
+    assert "<user>\nWhat is 6 · 7?\n</user>" in with_reference
+    assert "a number from 1 (worst) to 5 (best)" in with_reference
+    assert "<reference>\n42\n</reference>" in with_reference
+    assert "<reference>" not in without
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("I like it.", "last line is 'I like it.'"),
+        ("Score: 7\nOr maybe 8.", "last line is 'Or maybe 8.'"),
+        ("Score: seven", "last line is 'Score: seven'"),
+        ("Score: 7/10", "last line is 'Score: 7/10'"),
+        ("My Score: 7", "last line is 'My Score: 7'"),
+        ("Score: 11", "mark 11 is not between 1 and 10"),
+        ("Score: -1", "mark -1 is not between 1 and 10"),
+        ("", "last line is ''"),
+        (None, "last line is ''"),
+    ],
+)
+def test_what_is_no_mark_is_no_score(serve, score, text, reason):
+    server = serve(lambda number, request: completion(text))
+    [row] = score(server.url, ROWS[:1], max_null_share=1)
+    assert row["score"] is None
+    assert reason in row["error"]
+    assert dict(row["components"])["judge_completion_tokens"] == 7.0
+
+
+class TestTemplate:
+    def test_it_may_be_ones_own(self, serve, score, tmp_path):
+        server = serve(lambda number, request: completion("Score: 3"))
+        [row] = score(server.url, ROWS[:1], template="{{ response }} Mark it up to {{ highest }}.")
+        assert asked(server.requests[0]) == "It is 42. Mark it up to 10."
+        assert row["oracle"] == f"judge:some-judge@{sha256_file(tmp_path / 'judge.jinja')[:16]}"
+
+    @pytest.mark.parametrize(
+        ("template", "what"),
+        [("{{ answer }}", "'answer' is undefined"), ("{% if %}", "cannot be read")],
+    )
+    def test_a_wrong_one_is_refused(self, score, template, what):
+        with pytest.raises(UserError, match=what):
+            score("http://127.0.0.1:9", template=template)
+
+
+def test_failures_are_retried(serve, score):
+    server = serve(lambda number, request: (500, {}) if number == 1 else completion("Score: 3"))
+    assert score(server.url, ROWS[:1])[0]["score"] == 3.0
+
+
+def test_lasting_failures_fail_the_stage(serve, score):
+    with pytest.raises(RemoteError):
+        score(serve(lambda number, request: (500, {})).url, ROWS[:1], remote_attempts=2)
+
+
+def test_an_answer_of_another_kind_is_named(serve, score):
+    with pytest.raises(UserError, match="choices: Field required"):
+        score(serve(lambda number, request: (200, {"usage": {}})).url, ROWS[:1])
+
+
+def test_address_and_model_are_needed(score):
+    with pytest.raises(UserError, match=r"score\.remote_url and score\.judge_model"):
+        score("http://127.0.0.1:9", judge_model=None)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.grading import GraderPool
+from stages.score.params import ScoreParams
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, response
+
+# Reference, response, grade.
+TABLE = [
+    # Boxed, plain and announced answers.
+    ("42", r"So the answer is \boxed{42}.", "correct"),
+    ("42", "We get 6 · 7, so it is 42", "correct"),
+    ("42", r"\boxed{43}", "wrong"),
+    ("42", r"Surely 42? No: \boxed{43}", "wrong"),
+    ("42", r"\boxed{42}, and I checked that 41 and 43 do not work", "correct"),
+    ("42", "Final answer: 42. I checked 41 as well.", "correct"),
+    ("$42$", "$42$", "correct"),
+    (r"\boxed{42}", "42", "correct"),
+    # The same number in another dress.
+    ("1/2", r"\boxed{0.5}", "correct"),
+    (r"\frac{1}{2}", "1/2", "correct"),
+    (r"\frac12", r"\boxed{\dfrac{1}{2}}", "correct"),
+    ("1,234", r"\boxed{1234}", "correct"),
+    (r"50\%", r"\boxed{0.5}", "correct"),
+    ("-3", r"\boxed{- 3}", "correct"),
+    ("-3", r"\boxed{3}", "wrong"),
+    (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", "correct"),
+    (r"\pi", r"\boxed{3.14}", "wrong"),
+    (r"\$10", r"\boxed{10}", "correct"),
+    ("10", r"\boxed{10\text{ cm}}", "correct"),
+    (r"90^\circ", r"\boxed{90}", "correct"),
+    ("5", "$x = 5$", "correct"),
+    ("5", "$x = 6$", "wrong"),
+    # Expressions, sets, pairs, intervals, matrices, words.
+    ("x^2+2x+1", "$(x+1)^2$", "correct"),
+    ("x^2+2x+1", "$(x-1)^2$", "wrong"),
+    (r"\{1,2\}", r"\boxed{\{2,1\}}", "correct"),
+    ("(1,2)", r"\boxed{(1, 2)}", "correct"),
+    ("(1,2)", r"\boxed{(2,1)}", "wrong"),
+    ("[0,1)", r"\boxed{[0,1]}", "wrong"),
+    (
+        r"\begin{pmatrix}1\\2\end{pmatrix}",
+        r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",
+        "correct",
+    ),
+    (r"\text{Monday}", r"\boxed{\text{Monday}}", "correct"),
+    ("Monday", r"\boxed{Friday}", "wrong"),
+    ("C", r"\boxed{\text{(C)}}", "correct"),
+    # Malformed LaTeX, and nothing at all.
+    (r"\frac{1}{2}", r"\boxed{\frac{1{2}}", "wrong"),
+    (r"\frac{1}{2}", r"\boxed{\frac{1}{2}", "correct"),
+    ("42", r"\boxed{}", "no answer"),
+    ("42", r"\boxed{\begin{", "no answer"),
+    ("42", "", "no answer"),
+    ("42", "I do not know.", "no answer"),
+    ("", r"\boxed{42}", "unreadable reference"),
+]
+# One operation of Python's integers that outlives any patience.
+ENDLESS = r"\boxed{9^{9^{9^{9}}}+1}"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = GraderPool(2, timeout_seconds=60)
+    yield pool
+    pool.close()
+
+
+def test_grades_of_tricky_answers(pool):
+    grades = pool.grade([(reference, answer) for reference, answer, _ in TABLE])
+    assert list(zip(TABLE, grades, strict=True)) == [(row, row[2]) for row in TABLE]
+
+
+def test_what_takes_too_long_is_given_up_and_the_rest_is_graded():
+    pool = GraderPool(1, timeout_seconds=3)
+    pairs = [("1", r"\boxed{1}"), ("1", ENDLESS), ("2", r"\boxed{2}")]
+    try:
+        assert pool.grade(pairs) == ["correct", "timeout", "correct"]
+    finally:
+        pool.close()
+
+
+@pytest.fixture
+def score(tmp_path):
+    def run(rows, **params):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, rows)
+        settings = ScoreParams(oracle="math_verify", grading_timeout_seconds=60, **params)
+        request = request_for(settings, {"responses": responses}, tmp_path / "store")
+        artifact, _ = call_request(STAGE, request)
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+ROWS = [
+    response("6 · 7 ?", 0, r"\boxed{42}", reference_answer="42"),
+    response("6 · 7 ?", 1, r"\boxed{41}", reference_answer="42"),
+    response("6 · 7 ?", 2, "Who knows.", reference_answer="42"),
+]
+
+
+def test_rewards_are_one_and_zero(score):
+    rows = score(ROWS)
+    assert [(each["score"], dict(each["components"])) for each in rows] == [
+        (1.0, {"answered": 1.0}),
+        (0.0, {"answered": 1.0}),
+        (0.0, {"answered": 0.0}),
+    ]
+    assert rows[0]["oracle"].startswith("math_verify:0.")
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [(None, "the prompt has no reference answer"), ("", "the reference answer '' cannot be read")],
+)
+def test_without_a_reference_there_is_no_score(score, reference, reason):
+    rows = [*ROWS, response("6 · 8 ?", 0, "48", reference_answer=reference)]
+    scores = score(rows, max_null_share=0.25)
+    assert [each["score"] for each in scores] == [1.0, 0.0, 0.0, None]
+    assert scores[-1]["error"] == reason
+    with pytest.raises(UserError, match=reason):
+        score(rows)
+
+
+def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
+    responses = tmp_path / "responses.parquet"
+    rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
+    write_table(responses, RESPONSES, rows)
+    settings = ScoreParams(oracle="math_verify", grading_timeout_seconds=500)
+    request = request_for(settings, {"responses": responses}, tmp_path / "store")
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    # The program itself, with a word when the answer is in work.
+    code = (
+        "import sys, stages.score.grading as grading\n"
+        "give = grading._Worker.give\n"
+        "def telling(worker, *task):\n"
+        "    give(worker, *task); print('pid', worker._process.pid, file=sys.stderr, flush=True)\n"
+        "grading._Worker.give = telling\n"
+        "from stages.contract.program import main\n"
+        "from stages.score.run import STAGE\n"
+        "if __name__ == '__main__': main(STAGE)\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "request.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        told = next(line for line in program.stderr if line.startswith("pid "))
+        program.send_signal(signal.SIGTERM)
+        out, _ = program.communicate()
+    assert program.returncode == 143
+    last = json.loads(out.splitlines()[-1])
+    assert "stop" in json.dumps(last)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.split()[1]), 0)

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.params import StageParams
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.breaker import FAILURES_TO_OPEN
+from stages.score.params import ScoreParams
+from stages.score.remote import RemoteError
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, response
+
+IDENTITY = "length@1"
+ROWS = [response(f"question {index}", 0, "word " * index) for index in range(10)]
+
+
+def lengths(request):
+    scores = [{"score": len(row["response"])} for row in request["responses"]]
+    return 200, {"oracle": IDENTITY, "scores": scores}
+
+
+@pytest.fixture
+def score(tmp_path):
+    def run(url, rows=ROWS, **params):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, rows)
+        defaults = {
+            "oracle": "http",
+            "remote_url": url,
+            "remote_identity": IDENTITY,
+            "remote_wait_seconds": 0.0,
+            "rows_per_request": 3,
+            "remote_timeout_seconds": 60.0,
+        }
+        request = request_for(
+            ScoreParams(**{**defaults, **params}), {"responses": responses}, tmp_path / "store"
+        )
+        artifact, _ = call_request(STAGE, request)
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+def test_scores_come_back_in_order(serve, score):
+    server = serve(lambda number, request: lengths(request))
+    rows = score(server.url)
+    assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
+    assert {each["oracle"] for each in rows} == {f"http:{IDENTITY}"}
+    assert sorted(len(each["responses"]) for each in server.requests) == [1, 3, 3, 3]
+    sent = {row["prompt_id"]: row for each in server.requests for row in each["responses"]}
+    first = ROWS[0]
+    names = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
+    assert sent[first["prompt_id"]] == {name: first[name] for name in names}
+
+
+def test_components_and_nulls_are_kept(serve, score):
+    def behave(number, request):
+        items = [{"score": 1, "components": {"tone": 0.5}}, {"score": None, "error": "too rude"}]
+        return 200, {"oracle": IDENTITY, "scores": items}
+
+    first, second = score(serve(behave).url, ROWS[:2], max_null_share=0.5)
+    assert (first["score"], dict(first["components"])) == (1.0, {"tone": 0.5})
+    assert (second["score"], second["error"]) == (None, "too rude")
+
+
+def test_no_more_requests_at_once_than_allowed(serve, score):
+    lock, now, most = threading.Lock(), [], []
+    together = threading.Barrier(2)
+
+    def behave(number, request):
+        with lock:
+            now.append(number)
+            most.append(len(now))
+        # Passes only if two requests are in work together.
+        together.wait(timeout=60)
+        with lock:
+            now.remove(number)
+        return lengths(request)
+
+    score(serve(behave).url, rows_per_request=1, concurrency=2)
+    assert max(most) == 2
+
+
+class TestFailures:
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_passing_ones_are_retried(self, serve, score, status):
+        server = serve(lambda number, request: (status, {}) if number < 5 else lengths(request))
+        rows = score(server.url, remote_attempts=5, concurrency=1)
+        assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
+        assert len(server.requests) == 4 + 4
+
+    def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
+        server = serve(lambda number, request: (500, {"detail": "out of memory"}))
+        with pytest.raises(RemoteError, match=r"status 500: .*out of memory"):
+            score(server.url, ROWS[:1], remote_attempts=2)
+        assert len(server.requests) == 2
+
+    def test_the_breaker_spares_a_server_that_is_down(self, serve, score):
+        server = serve(lambda number, request: (503, {}))
+        rows = [response(f"question {index}", 0, "word") for index in range(200)]
+        with pytest.raises(RemoteError):
+            score(server.url, rows, rows_per_request=1, concurrency=4, remote_attempts=3)
+        # Those that open it, those that were under way, and the probes.
+        assert len(server.requests) <= FAILURES_TO_OPEN + 4 + 3
+
+    def test_the_breaker_closes_when_the_server_is_back(self, serve, score):
+        failures = FAILURES_TO_OPEN + 4
+        server = serve(
+            lambda number, request: (503, {}) if number <= failures else lengths(request)
+        )
+        rows = [response(f"question {index}", 0, "word " * index) for index in range(40)]
+        scores = score(server.url, rows, rows_per_request=1, concurrency=4, remote_attempts=20)
+        assert [each["score"] for each in scores] == [len(row["response"]) for row in rows]
+        assert len(server.requests) == failures + 40
+
+    def test_a_slow_answer_is_given_up(self, serve, score):
+        def behave(number, request):
+            if number == 1:
+                server.released.wait()
+            return lengths(request)
+
+        server = serve(behave)
+        rows = score(server.url, ROWS[:1], remote_timeout_seconds=0.3)
+        assert rows[0]["score"] == len(ROWS[0]["response"])
+        assert len(server.requests) == 2
+
+    def test_no_server_at_all(self, serve, score):
+        server = serve(lambda number, request: lengths(request))
+        server.shutdown()
+        server.server_close()
+        with pytest.raises(RemoteError, match="ConnectError"):
+            score(server.url, remote_attempts=2)
+
+
+class TestDisagreements:
+    @pytest.mark.parametrize(
+        ("answer", "what"),
+        [
+            ("<html>", "Invalid JSON"),
+            ([], "body: Input should be an object"),
+            ({"oracle": IDENTITY}, "scores: Field required"),
+            ({"oracle": IDENTITY, "scores": [{"score": "1"}]}, "scores.0.score: .*valid number"),
+            ({"oracle": IDENTITY, "scores": [{"score": True}]}, "scores.0.score: .*valid number"),
+            ('{"oracle": "length@1", "scores": [{"score": NaN}]}', "score"),
+            ({"oracle": IDENTITY, "scores": [{"score": None}]}, "either a score or an error"),
+            ({"oracle": IDENTITY, "scores": [{"score": 1, "why": "x"}]}, "scores.0.why: Extra"),
+            ({"oracle": IDENTITY, "scores": []}, "0 scores for 1 responses"),
+            ({"oracle": "width@1", "scores": [{"score": 1}]}, "calls itself 'width@1'"),
+        ],
+    )
+    def test_they_are_named_and_not_retried(self, serve, score, answer, what):
+        server = serve(lambda number, request: (200, answer))
+        with pytest.raises(UserError, match=what):
+            score(server.url, ROWS[:1])
+        assert len(server.requests) == 1
+
+    def test_a_wrong_address_is_named(self, serve, score):
+        server = serve(lambda number, request: (404, {"detail": "not here"}))
+        with pytest.raises(UserError, match=r"status 404: .*not here"):
+            score(server.url, ROWS[:1])
+
+    def test_address_and_identity_are_needed(self, score):
+        with pytest.raises(UserError, match=r"needs score\.remote_url and score\.remote_identity"):
+            score(None)
+
+
+class TestKey:
+    def test_it_is_read_from_the_environment_and_sent(self, serve, score, monkeypatch):
+        monkeypatch.setenv("REWARD_KEY", "s3cret")
+        server = serve(lambda number, request: lengths(request))
+        score(server.url, remote_key_env="REWARD_KEY")
+        assert {each["Authorization"] for each in server.headers_seen} == {"Bearer s3cret"}
+
+    def test_it_must_be_there(self, score):
+        with pytest.raises(UserError, match="REWARD_KEY, and that environment variable is not set"):
+            score("http://127.0.0.1:9", remote_key_env="REWARD_KEY")
+
+    def test_a_refused_one_is_named(self, serve, score, monkeypatch):
+        monkeypatch.setenv("REWARD_KEY", "wr0ng")
+        server = serve(lambda number, request: (401, {}))
+        with pytest.raises(UserError, match="refuses the key") as caught:
+            score(server.url, remote_key_env="REWARD_KEY")
+        assert "REWARD_KEY" in str(caught.value)
+        assert "wr0ng" not in str(caught.value)
+
+
+def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):
+    asked = threading.Event()
+
+    def behave(number, request):
+        asked.set()
+        server.released.wait()
+        return lengths(request)
+
+    server = serve(behave)
+    write_table(tmp_path / "responses.parquet", RESPONSES, ROWS)
+    settings = ScoreParams(oracle="http", remote_url=server.url, remote_identity=IDENTITY)
+    inputs = {"responses": tmp_path / "responses.parquet"}
+    request = request_for(settings, inputs, tmp_path / "store")
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    program = subprocess.Popen([sys.executable, "-m", "stages.score", tmp_path / "request.json"])
+    with program:
+        assert asked.wait(timeout=300)
+        program.terminate()
+    assert program.returncode == 143
+
+
+def test_address_and_patience_are_no_part_of_the_key():
+    def key(**params) -> object:
+        settings: StageParams = ScoreParams(oracle="http", **params)
+        return settings.result_fields()
+
+    assert key(remote_url="http://a", concurrency=1) == key(remote_url="http://b", concurrency=2)
+    assert key(remote_identity="a@1") != key(remote_identity="a@2")
+
+
+def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("REWARD_KEY", "s3cret")
+    (tmp_path / "rewards.py").write_text(
+        "def score(prompts, responses, references):\n"
+        "    return [{'score': len(each), 'words': len(each.split())} if each else None\n"
+        "            for each in responses]\n"
+    )
+    program = Path(__file__).parents[3] / "examples" / "reward_server.py"
+    options = ["--identity", IDENTITY, "--port", "0", "--key-env", "REWARD_KEY"]
+    server = subprocess.Popen(
+        [sys.executable, program, tmp_path / "rewards.py", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with server:
+        try:
+            url = server.stdout.readline().split()[-1]
+            rows = score(url, remote_key_env="REWARD_KEY", max_null_share=0.1)
+            with pytest.raises(UserError, match="refuses the key"):
+                score(url, max_null_share=0.2)
+        finally:
+            server.terminate()
+    assert rows[0]["error"] == "the function returned None"
+    assert [each["score"] for each in rows[1:]] == [len(row["response"]) for row in ROWS[1:]]
+    assert dict(rows[3]["components"]) == {"words": 3.0}

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, LlamaModel
+
+from stages.contract.errors import UserError
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.params import ScoreParams
+from stages.score.run import STAGE
+from stages.score.urm_check import Golden, main
+from tests.stage_calls import call_request, request_for, response
+from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_llama
+from tests.tiny_urm import change_weights, make_tiny_urm
+
+ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+# Float32 sums in another order.
+ROUNDING = 1e-4
+ROWS = [
+    response("one two", 0, "red"),
+    response("one two", 1, "blue green cat dog bird"),
+    response("three ?", 0, "cat runs"),
+    response("three ?", 1, "one two three four one two three four"),
+]
+
+
+def selu(x):
+    """Klambauer et al. 2017, with their constants."""
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    return scale * np.where(x > 0, x, alpha * np.expm1(x))
+
+
+def expected(path, rows, prefix=()):
+    """Means and gate weights: states by transformers' Llama one by one, head and gate by numpy."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    backbone = LlamaModel.from_pretrained(path, dtype=torch.float32).eval()
+    tensors = {
+        name: each.astype(np.float64)
+        for name, each in load_file(path / "model.safetensors").items()
+        if name.startswith(("score", "weights"))
+    }
+    means, gates = [], []
+    for row in rows:
+        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+        ids = [*prefix, *tokenizer.apply_chat_template(messages, return_dict=False)]
+        with torch.inference_mode():
+            state = backbone(torch.tensor([ids])).last_hidden_state[0, -1].double().numpy()
+        means.append((tensors["score.weight"] @ state)[0::2])
+        for layer in ("0", "2", "4"):
+            name = f"weights.fc.{layer}"
+            state = tensors[f"{name}.weight"] @ state + tensors[f"{name}.bias"]
+            state = state if layer == "4" else selu(state)
+        gates.append(state)
+    return np.array(means), np.array(gates)
+
+
+@pytest.fixture(scope="module")
+def urm(tmp_path_factory):
+    return make_tiny_urm(tmp_path_factory.mktemp("urm") / "model")
+
+
+@pytest.fixture
+def score(tmp_path):
+    def run(model, rows=ROWS, **params):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, rows)
+        settings = ScoreParams(**{"oracle": "urm_gated", "dtype": "float32", **params})
+        request = request_for(
+            settings, {"responses": responses, "model": model}, tmp_path / "store"
+        )
+        artifact, _ = call_request(STAGE, request)
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+class TestScores:
+    @pytest.mark.parametrize("tokens_per_batch", [1, 16384])
+    def test_gated_is_the_sum_of_means_times_gates(self, score, urm, tokens_per_batch):
+        means, gates = expected(urm, ROWS)
+        scores = [each["score"] for each in score(urm, tokens_per_batch=tokens_per_batch)]
+        assert np.ptp(scores) > 0.1
+        assert scores == pytest.approx((means * gates).sum(axis=1), abs=ROUNDING)
+
+    def test_helpfulness_is_the_first_mean(self, score, urm):
+        means, _ = expected(urm, ROWS)
+        scores = [each["score"] for each in score(urm, oracle="urm_helpfulness")]
+        assert scores == pytest.approx(means[:, 0], abs=ROUNDING)
+
+    @pytest.mark.parametrize("oracle", ["urm_gated", "urm_helpfulness"])
+    def test_rows_tell_means_gates_and_checkpoint(self, score, urm, oracle):
+        means, gates = expected(urm, ROWS)
+        names = [*ATTRIBUTES, *(f"gate_{name}" for name in ATTRIBUTES)]
+        for row, values in zip(score(urm, oracle=oracle), np.hstack([means, gates]), strict=True):
+            assert [name for name, _ in row["components"]] == names
+            assert [value for _, value in row["components"]] == pytest.approx(values, abs=ROUNDING)
+            assert row["oracle"].startswith(f"{oracle}:")
+
+    def test_head_and_gate_stay_in_float32(self, score, urm):
+        means, gates = expected(urm, ROWS)
+        for row in score(urm, dtype="bfloat16"):
+            parts = dict(row["components"])
+            total = sum(parts[name] * parts[f"gate_{name}"] for name in ATTRIBUTES)
+            assert row["score"] == pytest.approx(total, abs=1e-5)
+        near = [each["score"] for each in score(urm, dtype="bfloat16")]
+        spread = np.std((means * gates).sum(axis=1))
+        assert near == pytest.approx((means * gates).sum(axis=1), abs=spread / 2)
+
+
+class TestCheckpoint:
+    def test_without_its_gate_it_is_refused(self, score, tmp_path):
+        model = make_tiny_urm(tmp_path / "urm")
+        change_weights(model, drop="weights.")
+        with pytest.raises(UserError, match=r"lacks 6 weights.*weights\.fc\.0\.bias"):
+            score(model)
+
+    def test_with_weights_of_another_model_it_is_refused(self, score, tmp_path):
+        model = make_tiny_urm(tmp_path / "urm")
+        change_weights(model, add={"regression_layer.weight": torch.zeros(19, 32)})
+        with pytest.raises(UserError, match=r"has besides 1 weights.*regression_layer\.weight"):
+            score(model)
+
+    def test_with_a_head_of_another_width_it_is_refused(self, score, tmp_path):
+        model = make_tiny_urm(tmp_path / "urm")
+        change_weights(model, add={"score.weight": torch.zeros(1, 32)})
+        with pytest.raises(UserError, match=r"other shapes 1 weights.*score\.weight"):
+            score(model)
+
+    def test_a_language_model_is_refused(self, score, tmp_path):
+        with pytest.raises(UserError, match=r"score\.weight"):
+            score(make_tiny_llama(tmp_path / "policy"))
+
+    def test_the_plain_reward_model_oracle_refuses_it(self, score, urm):
+        with pytest.raises(UserError, match="has 10 outputs, not one"):
+            score(urm, oracle="reward_model")
+
+
+class TestBos:
+    def test_a_doubled_one_is_refused(self, score, tmp_path):
+        model = make_tiny_urm(tmp_path / "urm", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
+        with pytest.raises(UserError, match="doubled BOS"):
+            score(model)
+
+    def test_none_is_refused(self, score, tmp_path):
+        bare = CHAT_TEMPLATE.removeprefix("{{ bos_token }}")
+        model = make_tiny_urm(tmp_path / "urm", chat_template=bare)
+        with pytest.raises(UserError, match="does not open with the BOS"):
+            score(model)
+
+    def test_text_that_spells_it_out_has_no_score(self, score, urm):
+        rows = [ROWS[0], response("one two", 1, "red <s> blue")]
+        first, second = score(urm, rows, max_null_share=0.5)
+        assert first["score"] is not None
+        assert second["score"] is None
+        assert "2 BOS tokens" in second["error"]
+
+
+class TestGoldenCheck:
+    def golden(self, path, prefix=()):
+        """What the card would say of the tiny checkpoint."""
+        rows = ROWS[:2]
+        means, gates = expected(path, rows, prefix)
+        return [
+            Golden(row["messages"][0]["content"], row["response"], float(value))
+            for row, value in zip(rows, (means * gates).sum(axis=1), strict=True)
+        ]
+
+    def test_it_passes_on_the_right_scores(self, urm, capsys):
+        options = ["--model", str(urm), "--dtype", "float32", "--tolerance", "1e-3"]
+        assert main(options, self.golden(urm)) == 0
+        assert "agrees" in capsys.readouterr().out
+
+    def test_it_tokenizes_as_the_card_does(self, tmp_path, capsys):
+        model = make_tiny_urm(tmp_path / "urm")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        # As Llama's tokenizers do: a BOS of its own in front of the template's.
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", BOS_ID)]
+        )
+        tokenizer.save_pretrained(model)
+        golden = self.golden(model, prefix=[BOS_ID])
+        options = ["--model", str(model), "--dtype", "float32", "--tolerance", "1e-3"]
+        assert main(options, golden) == 0
+        one_bos = self.golden(model)[0].score
+        assert abs(one_bos - golden[0].score) > 0.01
+        assert f"urm_gated {one_bos:.4f}" in capsys.readouterr().out
+
+    def test_it_fails_on_others(self, urm, capsys):
+        assert main(["--model", str(urm)]) == 1
+        out = capsys.readouterr().out
+        assert "DIFFERS" in out
+        assert "card 2.3285" in out
+        assert "card 12.4380" in out
+
+    def test_what_is_no_checkpoint_is_the_users_mistake(self, tmp_path, capsys):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        assert main(["--model", str(tmp_path)]) == 64
+        assert "no tokenizer" in capsys.readouterr().err
