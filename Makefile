@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Test processes; each keeps to one thread.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -29,7 +31,7 @@ run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
 test: setup setup-vllm ## The whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-fast: setup ## The tests that need neither vLLM nor patience
 	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker'
