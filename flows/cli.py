@@ -23,7 +23,7 @@ from stages.contract.errors import (
 _EXIT_INTERRUPTED = 130
 # Of a failed stage's log; all of it is in the file that the message names.
 _SHOWN_LINES = 20
-_STOPPED = "stopped; `geb resume RUN` goes on from what is finished"
+_STOPPED = "stopped"
 
 app = typer.Typer(
     name="geb",

@@ -107,7 +107,14 @@ def _run(
     with ConsoleWatcher(console, len(lines)) as watcher:
         flow = iterate.with_options(name="iterate")
         flow.fn = lambda config: execute(config, watcher, forced)
-        flow(config)
+        try:
+            flow(config)
+        except BaseException:
+            console.print(
+                "what is done stays done; go on with  "
+                f"[bold]geb resume {config.name} --store {config.store}[/]"
+            )
+            raise
     view = RunView.existing(Store.open(config.store), config.name)
     from flows.report import summary
 
