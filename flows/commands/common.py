@@ -28,6 +28,10 @@ Overrides = Annotated[
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
 StorePath = Annotated[str, typer.Option("--store", envvar="GEB_STORE", help="Folder of the store.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunnerName = Annotated[
+    str | None,
+    typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner."),
+]
 FromStage = Annotated[
     str | None,
     typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again."),
@@ -42,9 +46,10 @@ console = Console(
 )
 
 
-def configured(path: Path, overrides: list[str] | None) -> RunConfig:
+def configured(path: Path, overrides: list[str] | None, runner: str | None) -> RunConfig:
     """The configuration that a command line names."""
-    return load_config(path, overrides or ())
+    chosen = [f"execution.runner={runner}"] if runner else []
+    return load_config(path, [*(overrides or ()), *chosen])
 
 
 def configured_run(store: str, run: str) -> RunConfig:

@@ -18,6 +18,7 @@ from flows.commands.common import (
     FromStage,
     Overrides,
     RunName,
+    RunnerName,
     StorePath,
     configured,
     configured_run,
@@ -44,13 +45,14 @@ def register(app: typer.Typer) -> None:
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
+    runner: RunnerName = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = 1,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(configured(config, overrides), from_stage, from_iteration, dry_run, as_json)
+    _run(configured(config, overrides, runner), from_stage, from_iteration, dry_run, as_json)
 
 
 def resume(
@@ -68,12 +70,13 @@ def resume(
 def show_plan(
     config: ConfigPath,
     overrides: Overrides = None,
+    runner: RunnerName = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = 1,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, what it would compute, and why."""
-    lines = plan(configured(config, overrides), forced_from(from_stage, from_iteration))
+    lines = plan(configured(config, overrides, runner), forced_from(from_stage, from_iteration))
     _show_plan(lines, as_json)
 
 

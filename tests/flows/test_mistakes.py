@@ -44,6 +44,10 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
+def test_a_runner_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    refused(geb("run", write_config(tmp_path), "--runner", "slurm"), "slurm", "'process'")
+
+
 def test_a_missing_configuration_names_itself(tmp_path: Path) -> None:
     refused(geb("run", tmp_path / "none.yaml"), "none.yaml", "No such file")
 
