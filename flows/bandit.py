@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
@@ -54,6 +54,15 @@ def bandit(config: BanditConfig) -> Artifact:
     An experiment that is in the store is shown as Cached and not run again.
     """
     return execute(config, Silent())
+
+
+def watched_flow(watcher: Watcher) -> Flow[[BanditConfig], Artifact]:
+    """The same flow for a terminal: it tells ``watcher`` what happens."""
+
+    def run(config: BanditConfig) -> Artifact:
+        return execute(config, watcher)
+
+    return flow(name=bandit.name, flow_run_name="{config.name}", persist_result=False)(run)
 
 
 def execute(config: BanditConfig, watcher: Watcher) -> Artifact:

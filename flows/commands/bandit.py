@@ -38,16 +38,14 @@ def bandit(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.bandit import BanditConfig, bandit, execute
+    from flows.bandit import BanditConfig, watched_flow
     from flows.loading import load_settings
     from flows.watchers import ConsoleWatcher
 
     settings = load_settings(config, overrides or (), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     with ConsoleWatcher(watched, 1) as watcher:
-        flow = bandit.with_options(name="bandit")
-        flow.fn = lambda config: execute(config, watcher)
-        artifact = flow(settings)
+        artifact = watched_flow(watcher)(settings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name in artifact.manifest.files:

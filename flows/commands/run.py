@@ -6,9 +6,11 @@ import dataclasses
 import os
 import signal
 from collections import Counter
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from flows.commands.common import (
@@ -30,6 +32,9 @@ from flows.config import RunConfig
 from flows.plan import PlannedStep, plan
 from flows.views import RunView
 from stages.contract.store import Store
+
+if TYPE_CHECKING:
+    from flows.report.summary import Summary
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")]
 
@@ -82,10 +87,13 @@ def show_plan(
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
     """Write the HTML report of a run and print its table."""
-    from flows.report import summary
+    # Imported here: the plots' library takes a second to load.
+    from flows.report import html
+    from flows.report.summary import summarise
 
     view = RunView.existing(Store.open(store), name)
-    _show_summary(view, as_json, summary.summarise(view))
+    summary = summarise(view)
+    _show_summary(summary, html.write(view, summary), as_json)
 
 
 def _run(
@@ -97,42 +105,36 @@ def _run(
         _show_plan(lines, as_json)
         return
     counts = Counter(line.action for line in lines)
-    console.print(
+    # With --json, stdout is for the document alone.
+    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched.print(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {Store.open(config.store).root}"
     )
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.iterate import execute, iterate
+    from flows.iterate import watched_flow
     from flows.watchers import ConsoleWatcher
 
-    with ConsoleWatcher(console, len(lines)) as watcher:
-        flow = iterate.with_options(name="iterate")
-        flow.fn = lambda config: execute(config, watcher, forced)
+    with ConsoleWatcher(watched, len(lines)) as watcher:
         try:
-            flow(config)
+            summary, path = watched_flow(watcher, forced)(config)
         except BaseException:
-            console.print(
+            watched.print(
                 "what is done stays done; go on with  "
                 f"[bold]geb resume {config.name} --store {config.store}[/]"
             )
             raise
-    view = RunView.existing(Store.open(config.store), config.name)
-    from flows.report import summary
-
-    _show_summary(view, as_json, summary.summarise(view))
+    _show_summary(summary, path, as_json)
 
 
-def _show_summary(view: RunView, as_json: bool, found: Any) -> None:
-    from flows.report import html
-
-    path = html.write(view, found)
+def _show_summary(summary: Summary, path: Path, as_json: bool) -> None:
     if as_json:
-        print_json(found.to_json() | {"report": str(path)})
+        print_json(summary.to_json() | {"report": str(path)})
         return
-    console.print(found.table())
-    for line in found.places():
+    console.print(summary.table())
+    for line in summary.places():
         console.print(line)
     console.print(f"report      {path}")
 
