@@ -161,11 +161,12 @@ class Session:
         started = time.time()
 
         def note(state: State, message: str = "") -> None:
-            seconds = time.time() - started
             if state == "running":
+                self._record(step, request, state, started, message)
                 self._watcher.started(step, request)
-            else:
-                self._watcher.ended(step, state, seconds, message)
+                return
+            # Told before it is written down: a full disk must not swallow the message.
+            self._watcher.ended(step, state, time.time() - started, message)
             self._record(step, request, state, started, message)
 
         def hear(event: Event) -> None:

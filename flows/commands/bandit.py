@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flows.commands.common import AsJson, Overrides, console, print_json
 from flows.commands.run import interrupt, quiet_prefect
+from stages.contract.store import Store
 
 ConfigPath = Annotated[
     Path | None,
@@ -40,10 +41,13 @@ def bandit(
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.bandit import BanditConfig, watched_flow
     from flows.loading import load_settings
+    from flows.server import ensure_prefect_server
     from flows.watchers import ConsoleWatcher
 
     settings = load_settings(config, overrides or (), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    folder = Store.open(settings.store, create=True).run_path(settings.name)
+    ensure_prefect_server(folder / "prefect-server.log")
     with ConsoleWatcher(watched, 1) as watcher:
         artifact = watched_flow(watcher)(settings)
     if out is not None:

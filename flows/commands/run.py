@@ -115,8 +115,12 @@ def _run(
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.iterate import watched_flow
+    from flows.server import ensure_prefect_server
     from flows.watchers import ConsoleWatcher
 
+    folder = Store.open(config.store).run_path(config.name)
+    if ui := ensure_prefect_server(folder / "prefect-server.log"):
+        watched.print(f"Prefect UI while it runs: {ui}")
     with ConsoleWatcher(watched, len(lines)) as watcher:
         try:
             summary, path = watched_flow(watcher, forced)(config)
@@ -143,8 +147,6 @@ def quiet_prefect() -> None:
     """Silences Prefect: our own lines tell what its would; a failure ends in a message of ours."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # Its own server, where none is configured, takes longer than Prefect's 20 s on a busy machine.
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
 
 
 def interrupt(signum: int, frame: object) -> None:
