@@ -55,9 +55,8 @@ def digest_of(path: Path) -> str:
 
 def _resolve_revision(repo: str, revision: str, repo_type: Literal["model", "dataset"]) -> str:
     # Only here, so that runs on local files neither need nor load the client.
-    import httpx
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
@@ -66,10 +65,12 @@ def _resolve_revision(repo: str, revision: str, repo_type: Literal["model", "dat
             f"no {repo_type} {repo!r} on the hub, and no such file or folder",
             "correct the name, or set HF_TOKEN for a private one",
         ) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except Exception as error:
+        # Whatever else it is comes from the client's transport, which is another library with
+        # each of its major versions.
         raise StoreError(
-            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}); name a "
-            f"commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
+            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}: {error}); "
+            f"name a commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
         ) from error
     assert info.sha is not None
     return info.sha

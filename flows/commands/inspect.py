@@ -103,7 +103,10 @@ def lineage(
     matches = [(stage, key) for stage, key in opened.artifacts() if key.startswith(artifact)]
     if len(matches) != 1:
         found = ", ".join(f"{stage}/{key[:16]}" for stage, key in matches) or "none"
-        raise UserError(f"{artifact!r} does not name one artifact of {opened.root}", found)
+        raise UserError(
+            f"{artifact!r} does not name one artifact of {opened.root}; it fits: {found}",
+            "give more of the key; `geb status RUN` shows the keys of a run",
+        )
     line = _ancestry(opened, *matches[0])
     if as_json:
         print_json(line)

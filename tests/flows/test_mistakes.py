@@ -48,6 +48,24 @@ def test_a_runner_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
     refused(geb("run", write_config(tmp_path), "--runner", "slurm"), "slurm", "'process'")
 
 
+def test_a_hub_that_does_not_answer_is_no_mistake_and_named(tmp_path: Path) -> None:
+    config = ROOT / "configs/paper/llama3-geb-p-kl.yaml"
+    done = geb(
+        *("plan", config, "--set", f"store={tmp_path / 'store'}"),
+        HF_ENDPOINT="http://127.0.0.1:9",
+        HF_HUB_OFFLINE="0",
+    )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1, said
+    assert "cannot ask the hub for the revision of RLHFlow/LLaMA3-SFT" in said
+    assert "Traceback" not in said
+
+
+def test_an_artifact_that_is_not_there_is_named(tmp_path: Path) -> None:
+    geb("plan", write_config(tmp_path))
+    refused(geb("lineage", "zzz", "--store", tmp_path / "store"), "zzz", "it fits: none")
+
+
 def test_a_missing_configuration_names_itself(tmp_path: Path) -> None:
     refused(geb("run", tmp_path / "none.yaml"), "none.yaml", "No such file")
 
