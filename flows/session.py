@@ -161,7 +161,10 @@ class Session:
         started = time.time()
 
         def note(state: State, message: str = "") -> None:
+            nonlocal started
             if state == "running":
+                # Waiting for a slot is not the stage's time.
+                started = time.time()
                 self._record(step, request, state, started, message)
                 self._watcher.started(step, request)
                 return
