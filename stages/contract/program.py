@@ -184,7 +184,7 @@ def _resolve(
 def main(stage: Stage[Any]) -> NoReturn:
     """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result."""
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        print(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}", file=sys.stderr)  # noqa: T201 - usage is for a person
+        sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
         sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
     events = Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)

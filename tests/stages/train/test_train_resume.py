@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages.contract.events import Metric, Progress, parse_event
+from stages.contract.events import Event, Metric, Progress, parse_event
 from stages.contract.request import Request
 from stages.contract.store import Store
 from tests.stages.train.train_helpers import make_pairs, request_for, train
@@ -112,8 +112,11 @@ def test_a_stage_killed_while_it_computes_the_reference_starts_over(
     tmp_path, policy, pairs, uninterrupted
 ):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG)
-    reference = lambda event: isinstance(event, Progress) and event.unit == "pairs"  # noqa: E731
-    assert end_when(request, tmp_path, signal.SIGKILL, reference) == -signal.SIGKILL
+
+    def in_reference_pass(event: Event) -> bool:
+        return isinstance(event, Progress) and event.unit == "pairs"
+
+    assert end_when(request, tmp_path, signal.SIGKILL, in_reference_pass) == -signal.SIGKILL
     assert train(tmp_path / "store", policy, [pairs], **LONG).weights == uninterrupted.weights
 
 
