@@ -38,8 +38,10 @@ def remove_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - mypy wants a module or tensor
+        # Attention modules of transformers keep theirs as a plain number.
+        attributes = vars(module)
+        if isinstance(attributes.get("attention_dropout"), float):
+            attributes["attention_dropout"] = 0.0
 
 
 def checkpoint_dtype(source: ModelSource) -> str:
