@@ -44,6 +44,15 @@ def sha256_tree(files: Mapping[str, str]) -> str:
     return sha256_of(sorted(files.items()))
 
 
+def files_of(place: Path) -> list[Path]:
+    """The files of a folder that make up its digest: those that are not hidden."""
+    return [
+        each
+        for each in sorted(place.rglob("*"))
+        if each.is_file() and not any(part.startswith(".") for part in each.parts[-2:])
+    ]
+
+
 def derive_seed(seed: int, *names: str | int) -> int:
     """A seed in [0, 2^63) for one purpose of a run, independent of those for its other purposes."""
     text = canonical_json([seed, *names])

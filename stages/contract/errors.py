@@ -52,6 +52,10 @@ class StoppedError(BaseException):
     """
 
 
+class RunCancelledError(GebError):
+    """A person cancelled the run; it can be resumed."""
+
+
 class StageFailedError(GebError):
     """A stage ended with an exit code that a retry may cure.
 

@@ -2,9 +2,9 @@
 
 A lease is a JSON file (owner, expiry) that its holder renews from a thread. Every change of the
 file happens under an advisory lock on a guard file beside it, which the kernel frees when a process
-dies, so that two processes never both take an expired lease. A holder on this machine is looked for
-by pid: its lease ends with it at once, and does not expire while it lives, however long its threads
-are held up.
+dies, so that two processes never both take an expired lease. A holder on this machine, in whatever
+container, keeps another file locked for as long as it lives: its lease ends with it at once, and
+does not expire while it lives, however long its threads are held up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from stages.contract.alive import AliveLock, is_held
 from stages.contract.errors import LeaseLostError
 
 EXPIRY_SECONDS = 120.0
@@ -29,19 +30,9 @@ HEARTBEAT_SECONDS = 10.0
 POLL_SECONDS = 0.5
 
 
-def _process_start(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot; tells a pid from a later reuse of it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[19]
-
-
 def _machine() -> str:
-    """Identity of this kernel and pid namespace: where a pid means the same process."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    """Identity of this kernel, the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Lease:
@@ -51,8 +42,12 @@ class Lease:
         path: The lease file; its parent is created.
     """
 
+    poll_seconds = POLL_SECONDS
+
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._alive_path = path.with_suffix(".alive")
+        self._alive = AliveLock(self._alive_path)
         self._owner = uuid.uuid4().hex
         self._ended = threading.Event()
         self._lost = threading.Event()
@@ -99,6 +94,7 @@ class Lease:
             record = self._read()
             if record is not None and record["owner"] == self._owner:
                 self._path.unlink()
+            self._alive.free()
 
     def __enter__(self) -> Lease:
         return self
@@ -117,6 +113,7 @@ class Lease:
             record = self._read()
             if record is not None and record["owner"] != self._owner and self._is_alive(record):
                 return record
+            self._alive.take()
             self._write()
         return None
 
@@ -136,7 +133,6 @@ class Lease:
             "host": socket.gethostname(),
             "machine": _machine(),
             "pid": os.getpid(),
-            "process_start": _process_start(os.getpid()),
             "since": now,
             "expires": now + EXPIRY_SECONDS,
         }
@@ -150,10 +146,9 @@ class Lease:
         except FileNotFoundError:
             return None
 
-    @staticmethod
-    def _is_alive(record: dict[str, Any]) -> bool:
+    def _is_alive(self, record: dict[str, Any]) -> bool:
         if record["machine"] == _machine():
-            return _process_start(record["pid"]) == record["process_start"]
+            return is_held(self._alive_path)
         return time.time() < record["expires"]
 
     @contextmanager

@@ -57,6 +57,14 @@ class Manifest(BaseModel):
     notes: dict[str, Any]
     """Facts of the computation that a stage wants kept (counts, backend, batch invariance)."""
 
+    def files_at(self, path: str = "") -> dict[str, FileRecord]:
+        """The file that ``path`` names, or all files below the folder; all of them if empty."""
+        return {
+            name: record
+            for name, record in self.files.items()
+            if not path or name == path or name.startswith(f"{path}/")
+        }
+
     def digest(self, path: str = "") -> str:
         """Digest of the artifact, or of one file or folder of it; telemetry is left out.
 

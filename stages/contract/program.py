@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from stages.contract.context import ResolvedInput, StageContext
 from stages.contract.digests import sha256_of
+from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -35,7 +36,7 @@ from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import make_manifest
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Request, key_fields
-from stages.contract.store import Artifact, Store, describe_files, explain_disk_errors
+from stages.contract.store import Artifact, Store, describe_files
 
 P = TypeVar("P", bound=StageParams)
 
@@ -172,7 +173,7 @@ def _resolve(
         if not path.exists():
             raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
         return ResolvedInput(source, path)
-    artifact = store.load(source.stage, source.key)
+    artifact = store.load(source.stage, source.key, source.path)
     if artifact is None or artifact.manifest.digest(source.path) != source.digest:
         raise DamagedArtifactError(
             f"input {name!r}: the store has no artifact {source.stage}/{source.key[:12]} with "

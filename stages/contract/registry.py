@@ -24,11 +24,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import StoreError, UserError
 from stages.contract.request import ArtifactInput
-from stages.contract.store import Store, explain_disk_errors
+from stages.contract.store import Artifact, Store
 
 LATEST = "latest"
+_FOLDER = "models"
 # What names a run names a model: the run's name is the model's unless another is given.
 _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
@@ -89,7 +91,8 @@ class ModelRegistry:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._root = store.root / "models"
+        self._root = store.root / _FOLDER
+        store.refresh(_FOLDER)
 
     def register(
         self,
@@ -178,7 +181,7 @@ class ModelRegistry:
 
     def names(self) -> list[str]:
         """Names of the registered models, in order."""
-        return sorted(path.parent.name for path in self._root.glob("*/versions"))
+        return sorted({path.parts[-3] for path in self._root.glob("*/versions/*.json")})
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
@@ -238,8 +241,8 @@ class ModelRegistry:
             raise UserError(f"there is no model {name!r}", self._known(name))
         return versions[-1]
 
-    def resolve(self, model: str) -> tuple[ModelVersion, Path]:
-        """The version that ``model`` means (see :meth:`find`), and its checkpoint folder.
+    def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
+        """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.
 
         Raises:
             UserError: There is no such version, or its checkpoint is no longer in the store.
@@ -254,7 +257,7 @@ class ModelRegistry:
                 f"({reference.stage}/{reference.key[:12]})",
                 f"resume the run {found.run!r}, which makes it again, or use another version",
             )
-        return found, artifact.path / reference.path
+        return found, artifact
 
     def all_versions(self) -> list[ModelVersion]:
         """All versions of all models: their checkpoints must not be collected as garbage."""
@@ -289,7 +292,7 @@ class ModelRegistry:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        with explain_disk_errors(self._store.root):
+        with explain_disk_errors(self._store.root), self._store.exclusive(_FOLDER):
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

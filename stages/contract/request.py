@@ -13,7 +13,7 @@ from stages.contract.params import StageParams
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ArtifactInput(_Frozen):
@@ -59,7 +59,11 @@ class Resources(_Frozen):
     gpus: int = Field(0, ge=0)
     """GPUs on each node; 0 runs on the CPU."""
     processes: int = Field(1, ge=1)
-    """Worker processes where there is no GPU; with GPUs, one process each."""
+    """Worker processes of each node where there is no GPU; with GPUs, one process each."""
+    nodes: int = Field(1, ge=1)
+    """Machines that train together; the others run `python -m stages.train.node WORK`."""
+    rendezvous: str = ""
+    """`host:port` at which the other nodes reach the first; empty for its name and a free port."""
     cpus: float | None = Field(None, gt=0)
     """CPU cores (threads, in the process runner); unset leaves the choice to the runner."""
     memory_gib: float | None = Field(None, gt=0)

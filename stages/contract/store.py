@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import time
 import uuid
@@ -26,27 +25,47 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
 from stages.contract.digests import sha256_file
+from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError, UserError
 from stages.contract.lease import Lease
 from stages.contract.manifest import MANIFEST, FileRecord, Manifest, describe_file
 from stages.contract.request import ArtifactInput
 
-_MARKER = "store.json"
-_FORMAT = 1
-# A device with less room than this is full: no stage's output fits.
-_FULL_BYTES = 1 << 20
+if TYPE_CHECKING:
+    from stages.contract.remote.lease import RemoteLease
+
+MARKER = "store.json"
+FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A whole artifact of the store."""
+    """An artifact of the store.
+
+    Attributes:
+        path: Its folder on this machine. Read its files by :meth:`file`: they may not be here yet.
+        manifest: What it is.
+    """
 
     path: Path
     manifest: Manifest
+
+    def file(self, path: str = "") -> Path:
+        """A file or folder of the artifact on this machine, brought here if it was not.
+
+        Raises:
+            DamagedArtifactError: What came is not what the manifest says.
+        """
+        return self.path / path
+
+    def address(self, path: str = "") -> str:
+        """Where a file or folder of the artifact is kept, for a person."""
+        return str(self.path / path)
 
     def ref(self, path: str = "") -> ArtifactInput:
         """Reference to the artifact, or to one file or folder of it, for a request."""
@@ -56,39 +75,26 @@ class Artifact:
         )
 
 
-@contextmanager
-def explain_disk_errors(place: Path) -> Iterator[None]:
-    """Turns "no space left" and "read-only" into one clear message about the store."""
-    try:
-        yield
-    except Exception as error:
-        number = _error_number(error)
-        if number in (errno.ENOSPC, errno.EDQUOT) or _is_full(place):
-            raise UserError(
-                f"no space left on the device that holds {place}",
-                "free some space (`geb gc` lists what can go) or put the store elsewhere",
-            ) from error
-        if number in (errno.EROFS, errno.EACCES):
-            raise UserError(
-                f"{place} cannot be written: {os.strerror(number)}",
-                "check the permissions of the store, or set `store` to a folder of yours",
-            ) from error
-        raise
+Kind = Literal["artifact", "work", "scratch", "aside"]
 
 
-def _is_full(place: Path) -> bool:
-    """Whether the device has no room to speak of: some libraries (torch) hide what a write met."""
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free < _FULL_BYTES
+@dataclass(frozen=True)
+class Held:
+    """Something that takes room in a store.
 
+    Attributes:
+        kind: An artifact, the state of an attempt, what a killed one left, or what was set aside.
+        stage: Its stage; empty where nobody knows.
+        key: Its key.
+        place: Where it is, below the store's root.
+        bytes: Its size.
+    """
 
-def _error_number(error: Exception) -> int:
-    """The errno behind an error, 0 for none; libraries in Rust (safetensors) put it in the text."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    named = re.search(r"\(os error (\d+)\)", str(error))
-    return int(named[1]) if named else 0
+    kind: Kind
+    stage: str
+    key: str
+    place: str
+    bytes: int
 
 
 class Store:
@@ -96,10 +102,17 @@ class Store:
 
     Args:
         root: The store's folder, as :meth:`open` checked it.
+        mirror_of: URL of the store in a bucket whose local folder this is, if it is one.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mirror_of: str | None = None) -> None:
         self.root = root
+        self.mirror_of = mirror_of
+
+    @property
+    def location(self) -> str:
+        """What opens this store again, on any host that sees it."""
+        return str(self.root)
 
     @classmethod
     def open(cls, location: str, *, create: bool = False) -> Store:
@@ -110,37 +123,38 @@ class Store:
             create: Make an empty store where there is nothing yet.
 
         Raises:
-            UserError: The location is a URL of a kind that is not supported.
+            UserError: The location is a URL, or a folder that is no store.
             StoreError: There is no store, or it cannot be read. Nothing is ever recomputed because
                 of it.
         """
         if "://" in location:
             raise UserError(
-                f"store {location!r} is a URL", "set `store` to a folder (local or shared)"
+                f"store {location!r} is a URL, and stages work in folders",
+                "open it with stages.contract.stores.open_store",
             )
         root = Path(location).expanduser().absolute()
-        marker = root / _MARKER
+        marker = root / MARKER
         if create and not marker.exists():
             if root.exists() and any(root.iterdir()):
                 raise UserError(
-                    f"{root} is not empty and holds no {_MARKER}: it is not a store",
+                    f"{root} is not empty and holds no {MARKER}: it is not a store",
                     "set `store` to a store or to an empty or new folder",
                 )
             with explain_disk_errors(root):
                 root.mkdir(parents=True, exist_ok=True)
-                marker.write_text(json.dumps({"format": _FORMAT}))
+                marker.write_text(json.dumps({"format": FORMAT}))
         try:
             found = json.loads(marker.read_text())
         except OSError as error:
             raise StoreError(
                 f"no store at {root}: {error.strerror}. Is the file system mounted?"
             ) from error
-        if found.get("format") != _FORMAT:
+        if found.get("format") != FORMAT:
             raise UserError(
-                f"{root} is a store of format {found.get('format')}; this version reads {_FORMAT}",
+                f"{root} is a store of format {found.get('format')}; this version reads {FORMAT}",
                 "use the version of geb that wrote it, or another store",
             )
-        return cls(root)
+        return cls(root, found.get("mirror_of"))
 
     def artifact_path(self, stage: str, key: str) -> Path:
         """Where the artifact of a key is or will be."""
@@ -158,15 +172,20 @@ class Store:
         """Folder of a run's view."""
         return self.root / "runs" / run
 
-    def lease(self, stage: str, key: str) -> Lease:
+    def lease(self, stage: str, key: str) -> Lease | RemoteLease:
         """The lease on computing a key."""
         return Lease(self.root / "leases" / stage / key)
 
-    def load(self, stage: str, key: str) -> Artifact | None:
+    def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
         """Finds and checks an artifact.
 
         Sizes are compared always; a file whose modification time is not the one in the manifest is
         hashed as well.
+
+        Args:
+            stage: The artifact's stage.
+            key: Its key.
+            path: File or folder of it that is checked; all of it if empty.
 
         Returns:
             The artifact, or None when there is nothing under the key.
@@ -175,15 +194,40 @@ class Store:
             StoreError: The store cannot be read.
             DamagedArtifactError: The artifact is not what its manifest says.
         """
-        if not (self.root / _MARKER).exists():
+        if not (self.root / MARKER).exists():
             raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
-        path = self.artifact_path(stage, key)
-        if not path.exists():
+        folder = self.artifact_path(stage, key)
+        if not folder.exists():
             return None
-        manifest = _read_manifest(path)
-        for name, record in manifest.files.items():
-            _check_file(path / name, record, always_hash=False)
-        return Artifact(path, manifest)
+        manifest = read_manifest(folder)
+        for name, record in manifest.files_at(path).items():
+            check_file(folder / name, record, always_hash=False)
+        return Artifact(folder, manifest)
+
+    def manifest(self, stage: str, key: str) -> Manifest | None:
+        """An artifact's manifest, its files unchecked; None when there is nothing under the key.
+
+        Raises:
+            DamagedArtifactError: It cannot be read.
+        """
+        folder = self.artifact_path(stage, key)
+        return read_manifest(folder) if folder.exists() else None
+
+    def refresh(self, folder: str) -> None:
+        """Makes the records in a folder of the store (``runs/<name>``) those that all hosts see."""
+
+    def share(self, path: Path) -> str:
+        """Shows a file of the store, or all files of a folder, to all hosts.
+
+        Returns:
+            Where it is kept, for a person.
+        """
+        return str(path)
+
+    @contextmanager
+    def exclusive(self, folder: str) -> Iterator[None]:
+        """Keeps other hosts from the records in a folder, and shows them what is changed within."""
+        yield
 
     def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
         """Like :meth:`load`, but sets a damaged artifact aside, says so, and returns None."""
@@ -201,15 +245,15 @@ class Store:
             DamagedArtifactError: A file is missing or differs.
         """
         for name, record in artifact.manifest.files.items():
-            _check_file(artifact.path / name, record, always_hash=True)
+            check_file(artifact.path / name, record, always_hash=True)
 
-    def set_aside(self, stage: str, key: str) -> Path:
+    def set_aside(self, stage: str, key: str) -> str:
         """Moves an artifact into quarantine and returns its new place."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         aside = self.root / "quarantine" / f"{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
         aside.parent.mkdir(exist_ok=True)
         self.artifact_path(stage, key).rename(aside)
-        return aside
+        return str(aside)
 
     def new_scratch(self, stage: str, key: str) -> Path:
         """Creates the folder in which an artifact is written before it is published."""
@@ -232,7 +276,7 @@ class Store:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(scratch)
-            return Artifact(target, _read_manifest(target))
+            return Artifact(target, read_manifest(target))
         _fsync(target.parent)
         shutil.rmtree(self.work_path(manifest.stage, manifest.key), ignore_errors=True)
         return Artifact(target, manifest)
@@ -242,6 +286,29 @@ class Store:
         for folder in sorted((self.root / "artifacts").glob(f"{stage or '*'}/*")):
             if not folder.name.startswith(".scratch-"):
                 yield folder.parent.name, folder.name
+
+    def held(self) -> Iterator[Held]:
+        """Yields everything that garbage collection may have an opinion on."""
+        for stage, key in self.artifacts():
+            yield self._held("artifact", stage, key, self.artifact_path(stage, key))
+        for path in (self.root / "work").glob("*/*"):
+            yield self._held("work", path.parent.name, path.name, path)
+        for path in (self.root / "artifacts").glob("*/.scratch-*"):
+            stage = path.parent.name
+            start = path.name.removeprefix(".scratch-").partition("-")[0]
+            leases = (self.root / "leases" / stage).glob(f"{start}*")
+            key = next((each.name for each in leases if "." not in each.name), start)
+            yield self._held("scratch", stage, key, path)
+        for path in (self.root / "quarantine").glob("*"):
+            yield self._held("aside", "", "", path)
+
+    def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
+        size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), size)
+
+    def remove(self, held: Held) -> None:
+        """Deletes something that :meth:`held` told of."""
+        shutil.rmtree(self.root / held.place)
 
     def sweep_scratch(self, stage: str, key: str) -> None:
         """Removes what dead attempts at a key left. Call it while holding the key's lease."""
@@ -263,7 +330,12 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
     return files
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Reads the manifest of the artifact at ``path``.
+
+    Raises:
+        DamagedArtifactError: It is missing or unreadable.
+    """
     try:
         return Manifest.model_validate_json((path / MANIFEST).read_text())
     except (FileNotFoundError, ValidationError, UnicodeDecodeError) as error:
@@ -273,7 +345,12 @@ def _read_manifest(path: Path) -> Manifest:
         ) from error
 
 
-def _check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
+def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
+    """Compares a file with its record.
+
+    Raises:
+        DamagedArtifactError: It is missing or differs.
+    """
     try:
         stat = path.stat()
     except FileNotFoundError as error:

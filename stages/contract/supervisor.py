@@ -5,6 +5,9 @@ of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
 that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
 
+With ``--secrets`` the first line of stdin is a JSON object of environment variables for the stage:
+so they are neither on a command line nor in a container's configuration.
+
 Standard library only, Linux: a subreaper, so that daemonised grandchildren are found as well.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -62,7 +66,15 @@ def _wait_for_end_or_wish(ended: int, wake: int) -> None:
     watched.poll()
 
 
-def supervise(command: list[str], grace_seconds: float) -> int:
+def _read_line() -> bytes:
+    """The first line of stdin and no byte more: what follows is its end, which is waited for."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+def supervise(command: list[str], grace_seconds: float, secrets: dict[str, str]) -> int:
     """Runs ``command`` until it ends by itself or is told to; returns its exit code."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
@@ -74,6 +86,7 @@ def supervise(command: list[str], grace_seconds: float) -> int:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
+            env=os.environ | secrets,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
@@ -96,9 +109,11 @@ def main() -> None:
     """Parses the command line and supervises."""
     parser = argparse.ArgumentParser(prog="python -m stages.contract.supervisor")
     parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--secrets", action="store_true", help="read them from stdin")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
-    sys.exit(supervise(options.command, options.grace))
+    secrets = json.loads(_read_line() or "{}") if options.secrets else {}
+    sys.exit(supervise(options.command, options.grace, secrets))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ a walk over both and memory does not grow with the number of prompts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -166,6 +167,18 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
         for row in rows:
             writer.write(row)
     return writer.num_rows
+
+
+def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes all ``rows`` to ``path`` in one move: a kill leaves the file before or the file after.
+
+    For what a stage keeps in its work folder; artifacts as a whole are the store's to publish.
+    """
+    scratch = path.with_suffix(".partial")
+    write_table(scratch, schema, rows)
+    with scratch.open("rb") as file:
+        os.fsync(file.fileno())
+    scratch.replace(path)
 
 
 def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:

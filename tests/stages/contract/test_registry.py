@@ -199,9 +199,9 @@ def trained(store: Store) -> Artifact:
 
 def test_a_model_resolves_to_its_checkpoint(store, registry, trained):
     registry.register("tiny", trained.ref("checkpoint"), metrics={})
-    version, path = registry.resolve("tiny@latest")
+    version, artifact = registry.resolve("tiny@latest")
     assert version.version == 1
-    assert (path / "model.safetensors").read_text() == "weights"
+    assert artifact.file(f"{version.checkpoint.path}/model.safetensors").read_text() == "weights"
 
 
 def test_a_checkpoint_that_is_gone_or_damaged_does_not_resolve(store, registry, trained):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -271,6 +272,21 @@ def test_a_full_disk_is_one_clear_message(store, run):
     assert "geb gc" in caught.value.remedy
     assert list(store.artifacts()) == []
     assert list((store.root / "artifacts/writer").iterdir()) == []
+
+
+def test_a_crash_beside_a_full_disk_keeps_its_own_words(store, monkeypatch):
+    def crash(ctx) -> None:
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    def refuse(ctx) -> None:
+        raise UserError("bad value 7")
+
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="unexpected pos 64 vs 0; the likely cause: no space left"):
+        compute(store, Stage(WriterParams, crash))
+    with pytest.raises(UserError) as caught:
+        compute(store, Stage(WriterParams, refuse))
+    assert caught.value.message == "bad value 7"
 
 
 def test_a_store_that_cannot_be_written_is_a_users_mistake(store):

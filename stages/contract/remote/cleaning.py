@@ -1,0 +1,49 @@
+"""What takes room in a store in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stages.contract.remote.bucket import Bucket, Entry
+from stages.contract.remote.commits import Commits
+from stages.contract.store import Held
+
+
+def held(bucket: Bucket, commits: Commits) -> Iterator[Held]:
+    """Yields all that garbage collection may have an opinion on; see :meth:`Store.held`."""
+    # First the files: those that are committed while the rest is read are not taken for leftovers.
+    sizes = _folder_sizes("artifacts", bucket.list("artifacts"), depth=3)
+    there, aside = commits.all_there(), commits.all_aside()
+    for (stage, key), commit in there.items():
+        yield Held("artifact", stage, key, commit.folder, sizes.pop(commit.folder, 0))
+    for name, damaged in aside.items():
+        yield Held("aside", "", "", name, sizes.pop(damaged.folder, 0) if damaged else 0)
+    for folder, size in sizes.items():
+        _, stage, key, _ = folder.split("/")
+        yield Held("scratch", stage, key, folder, size)
+    for folder, size in _folder_sizes("work", bucket.list("work"), depth=2).items():
+        _, stage, key = folder.split("/")
+        yield Held("work", stage, key, folder, size)
+
+
+def remove(bucket: Bucket, commits: Commits, gone: Held) -> None:
+    """Deletes something that :func:`held` told of; first what makes the files count."""
+    folder = gone.place
+    if gone.kind == "artifact":
+        commits.delete(gone.stage, gone.key)
+    if gone.kind == "aside":
+        commit = commits.all_aside().get(gone.place)
+        bucket.delete([gone.place])
+        if commit is None:
+            return
+        folder = commit.folder
+    bucket.delete(f"{folder}/{name}" for name in bucket.list(folder))
+
+
+def _folder_sizes(root: str, listed: Mapping[str, Entry], *, depth: int) -> dict[str, int]:
+    """Bytes below each folder that is ``depth`` levels below ``root``."""
+    sizes: dict[str, int] = {}
+    for name, entry in listed.items():
+        folder = "/".join([root, *name.split("/")[:depth]])
+        sizes[folder] = sizes.get(folder, 0) + entry.size
+    return sizes

@@ -1,0 +1,128 @@
+"""Folders of small records that a store's local folder and its bucket have in common.
+
+Run views, the model registry and logs. An index beside the store remembers which content of the
+bucket each local file is a copy of, so that only what changed travels; without it more does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry
+
+_INDEX = ".synced.json"
+_RECORDS = ".json"
+
+
+class SyncedFolders:
+    """Copies records between a local folder and a bucket. Safe to use from several threads.
+
+    Args:
+        bucket: The store's bucket.
+        root: The store's local folder.
+    """
+
+    def __init__(self, bucket: Bucket, root: Path) -> None:
+        self._bucket = bucket
+        self._root = root
+        self._lock = threading.Lock()
+        self._index = self._read_index()
+
+    def pull(self, folder: str, *, exact: bool = False) -> None:
+        """Brings the local records of a folder to what the bucket has.
+
+        Args:
+            folder: Relative to the store.
+            exact: Remove local records that the bucket does not have.
+        """
+        listed = {
+            f"{folder}/{name}": entry
+            for name, entry in self._bucket.list(folder).items()
+            if name.endswith(_RECORDS)
+        }
+        with self._lock:
+            stale = [name for name, entry in listed.items() if entry.etag != self._etag(name)]
+            for name, found in self._bucket.get_all(stale).items():
+                self._write(name, found.data, listed[name])
+                self._remember(name, found.etag)
+            known = {name for name in self._index if name.startswith(f"{folder}/")}
+            here = self._local_records(folder) if exact else known
+            for name in here - set(listed):
+                (self._root / name).unlink(missing_ok=True)
+                self._index.pop(name, None)
+            if stale:
+                self._write_index()
+
+    def push(self, names: list[str]) -> None:
+        """Uploads files that differ from what the bucket was last known to have."""
+
+        def upload(name: str) -> None:
+            data = (self._root / name).read_bytes()
+            self._remember(name, self._bucket.put(name, data))
+
+        with self._lock, ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
+            list(pool.map(upload, [name for name in names if self._etag(name) is None]))
+
+    def push_changes(self, folder: str) -> None:
+        """Uploads changed records of a folder, on condition that the bucket has what was pulled.
+
+        Raises:
+            ConflictError: Another process changed a record since.
+        """
+        with self._lock:
+            for name in sorted(self._local_records(folder)):
+                if self._etag(name) is None:
+                    data = (self._root / name).read_bytes()
+                    before = self._index[name][0] if name in self._index else None
+                    etag = self._bucket.put(name, data, absent=before is None, replaces=before)
+                    self._remember(name, etag)
+
+    def _etag(self, name: str) -> str | None:
+        """ETag of the content that the local file has, if it is one of the bucket."""
+        etag, *stat = self._index.get(name, ("", 0, 0))
+        return etag if stat == self._stat(name) else None
+
+    def _remember(self, name: str, etag: str) -> None:
+        size, changed = self._stat(name)
+        self._index[name] = (etag, size, changed)
+
+    def _stat(self, name: str) -> list[int]:
+        try:
+            stat = (self._root / name).stat()
+        except FileNotFoundError:
+            return [-1, -1]
+        return [stat.st_size, stat.st_mtime_ns]
+
+    def _local_records(self, folder: str) -> set[str]:
+        return {
+            path.relative_to(self._root).as_posix()
+            for path in (self._root / folder).rglob(f"*{_RECORDS}")
+            if not path.name.startswith(".")
+        }
+
+    def _write(self, name: str, data: bytes, entry: Entry) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        scratch.write_bytes(data)
+        # Lists of runs are in the order in which they were started, on any host.
+        os.utime(scratch, (entry.modified, entry.modified))
+        scratch.replace(path)
+
+    def _read_index(self) -> dict[str, tuple[str, int, int]]:
+        try:
+            found = json.loads((self._root / _INDEX).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {name: (etag, size, changed) for name, (etag, size, changed) in found.items()}
+
+    def _write_index(self) -> None:
+        path = self._root / _INDEX
+        scratch = path.with_suffix(f".{uuid.uuid4().hex[:8]}")
+        scratch.write_text(json.dumps(self._index))
+        scratch.replace(path)

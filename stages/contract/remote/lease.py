@@ -1,0 +1,193 @@
+"""The right to compute one key among all hosts that share a bucket.
+
+An object that its holder renews by conditional writes, so that of two who want it one gets it. It
+is never deleted, only emptied: every change is then a write on condition of the content before,
+which all S3-compatible storages with conditional writes agree on. Age is told by the storage's
+clock alone; a holder on this machine that died is noticed at once, by its pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stages.contract.errors import LeaseLostError, StoppedError, StoreError
+from stages.contract.lease import EXPIRY_SECONDS
+from stages.contract.remote.bucket import Bucket, ConflictError, Found
+
+HEARTBEAT_SECONDS = 20.0
+POLL_SECONDS = 2.0
+_FREE = b""
+# Owners that are threads of this process.
+_held_here: set[str] = set()
+
+
+def _process_start(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot; tells a pid from a later reuse of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _machine() -> str:
+    """Identity of this kernel and pid namespace: where a pid means the same process."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _new_record(owner: str) -> dict[str, Any]:
+    """What a lease says of its holder, this process, as of now."""
+    return {
+        "owner": owner,
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
+        "since": time.time(),
+    }
+
+
+def _is_alive_here(record: dict[str, Any]) -> bool | None:
+    """Whether a lease's holder lives, if it is one of this machine; None if it is elsewhere."""
+    if record["machine"] != _machine():
+        return None
+    return _process_start(record["pid"]) == record["process_start"]
+
+
+class RemoteLease:
+    """A lease on one object; use :meth:`acquire` and the object as a context manager.
+
+    Args:
+        bucket: The store's bucket.
+        name: The lease's object.
+    """
+
+    poll_seconds = POLL_SECONDS
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self._bucket = bucket
+        self._name = name
+        self._owner = uuid.uuid4().hex
+        self._etag = ""
+        self._ended = threading.Event()
+        self._lost = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def holder(self) -> dict[str, Any] | None:
+        """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        found = self._bucket.get(self._name)
+        return None if found is None else _living_holder(found)
+
+    def acquire(
+        self,
+        *,
+        waiting: Callable[[dict[str, Any]], None] | None = None,
+        stopping: threading.Event | None = None,
+    ) -> bool:
+        """Takes the lease, waiting for its present holder.
+
+        Args:
+            waiting: Called once with the holder's record before the first wait.
+            stopping: Ends the wait.
+
+        Returns:
+            True when the lease was free at once, False when a holder was waited for.
+
+        Raises:
+            StoppedError: ``stopping`` was set.
+        """
+        stopping = stopping or threading.Event()
+        at_once = True
+        while (holder := self._try_acquire()) is not None:
+            if at_once and waiting is not None:
+                waiting(holder)
+            at_once = False
+            if stopping.wait(POLL_SECONDS):
+                raise StoppedError(f"stopped while waiting for the lease {self._name}")
+        self._thread = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
+        self._thread.start()
+        return at_once
+
+    def check(self) -> None:
+        """Raises LeaseLostError if another process took the lease over."""
+        if self._lost.is_set():
+            raise LeaseLostError(f"lease {self._name} was taken over by another process")
+
+    def release(self) -> None:
+        """Gives the lease back; harmless when it was lost, or when the bucket is gone."""
+        self._ended.set()
+        _held_here.discard(self._owner)
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        try:
+            if not self._lost.is_set():
+                self._bucket.impatient().put(self._name, _FREE, replaces=self._etag)
+        except (ConflictError, StoreError):
+            # It expires by itself; what went wrong before must not be hidden by this.
+            return
+
+    def __enter__(self) -> RemoteLease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _try_acquire(self) -> dict[str, Any] | None:
+        """Takes the lease and returns None, or returns its living holder."""
+        while True:
+            found = self._bucket.get(self._name)
+            if found is not None and (holder := _living_holder(found)) is not None:
+                return holder
+            _held_here.add(self._owner)
+            try:
+                self._write(absent=found is None, replaces=found.etag if found else None)
+            except ConflictError:
+                continue
+            return None
+
+    def _heartbeat(self) -> None:
+        renewed = time.monotonic()
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            try:
+                self._write(absent=False, replaces=self._etag, patient=False)
+                renewed = time.monotonic()
+            except ConflictError:
+                self._lost.set()
+                return
+            except StoreError:
+                if time.monotonic() - renewed > EXPIRY_SECONDS:
+                    self._lost.set()
+                    return
+
+    def _write(self, *, absent: bool, replaces: str | None, patient: bool = True) -> None:
+        record = json.dumps(_new_record(self._owner)).encode()
+        bucket = self._bucket if patient else self._bucket.impatient()
+        self._etag = bucket.put(self._name, record, absent=absent, replaces=replaces)
+
+
+def _living_holder(found: Found) -> dict[str, Any] | None:
+    if found.data == _FREE:
+        return None
+    record: dict[str, Any] = json.loads(found.data)
+    if _is_alive_here(record) is False or found.age_seconds > EXPIRY_SECONDS:
+        return None
+    # One of this process that could not be given back, as the bucket was gone, is nobody's.
+    ours = record["pid"] == os.getpid() and _is_alive_here(record)
+    return None if ours and record["owner"] not in _held_here else record

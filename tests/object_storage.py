@@ -1,0 +1,152 @@
+"""A real S3 server on loopback, as a process of its own, and hosts that share its bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stages.contract.remote.bucket import Bucket
+from stages.contract.remote.store import RemoteStore
+
+BUCKET = "experiments"
+# Objects in one answer to a listing; S3 has 1000.
+PAGE = 50
+SECRET = "test-secret-never-to-be-seen"
+
+# Prints its port when it answers. Conditional writes of S3 are atomic; moto's are once it has one
+# request at a time.
+_SERVER = """
+import threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+moto = DomainDispatcherApplication(create_backend_app)
+lock = threading.Lock()
+def one_at_a_time(environ, start_response):
+    with lock:
+        return moto(environ, start_response)
+server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def s3_server(**environment: str) -> Iterator[int]:
+    """A server that has nothing yet; yields its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)} | environment,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def aws_environment(port: int) -> dict[str, str]:
+    """What a person sets to reach the server."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test-access-key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        # A test that stops the server should not wait for it long.
+        "AWS_MAX_ATTEMPTS": "2",
+        "GEB_STORE_PATIENCE_SECONDS": "1",
+        # No other credentials of this machine.
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def make_bucket(name: str = BUCKET) -> None:
+    """Creates a bucket at the server of this process's environment."""
+    client().create_bucket(Bucket=name)
+
+
+def client() -> Any:
+    """A client that is not the one under test."""
+    import boto3
+
+    return boto3.client("s3")
+
+
+def host(url: str, folder: Path, *, create: bool = False) -> RemoteStore:
+    """The store as a host sees it whose local folders are in ``folder``."""
+    return RemoteStore.connect(url, folder, create=create)
+
+
+def objects(url: str) -> dict[str, bytes]:
+    """All objects below a store's prefix."""
+    bucket = Bucket(url)
+    return {name: found.data for name, found in bucket.get_all(bucket.list()).items()}
+
+
+class Gate:
+    """A way to a server that can be closed and opened, as a network does.
+
+    Args:
+        port: The server's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+        self._is_open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Breaks all connections, and every new one."""
+        self._is_open = False
+        for each in self._connections:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._connections.clear()
+
+    def open(self) -> None:
+        """Lets connections through again."""
+        self._is_open = True
+
+    def end(self) -> None:
+        """Frees the port."""
+        self.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._is_open:
+                near.close()
+                continue
+            far = socket.create_connection(self._target)
+            self._connections += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for each in (source, sink):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

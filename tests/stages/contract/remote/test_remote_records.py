@@ -1,0 +1,156 @@
+"""Registry, run views and garbage collection of hosts that share a bucket."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.config import RunConfig
+from flows.gc import collect, remove
+from flows.views import RunView, StepRecord, runs
+from stages.contract.errors import UserError
+from stages.contract.registry import ModelRegistry
+from stages.contract.remote.bucket import ConflictError
+from stages.contract.remote.store import RemoteStore
+from stages.contract.request import ArtifactInput
+from tests.object_storage import objects
+
+
+def checkpoint(name: str) -> ArtifactInput:
+    return ArtifactInput(stage="train", key=name, path="checkpoint", digest=name)
+
+
+def test_models_registered_on_one_host_are_seen_on_the_other(here, there):
+    ModelRegistry(here).register("tiny", checkpoint("one"), metrics={"win_rate": 0.5})
+    ModelRegistry(here).set_alias("tiny", "production", 1)
+    registry = ModelRegistry(there)
+    registry.register("tiny", checkpoint("two"), metrics={})
+    registry.set_alias("tiny", "production", 2)
+    found = ModelRegistry(here)
+    assert [each.version for each in found.versions("tiny")] == [1, 2]
+    assert found.find("tiny@production").checkpoint == checkpoint("two")
+    assert found.rollback("tiny", "production").version == 1
+    assert ModelRegistry(there).alias("tiny", "production").version == 1
+    with pytest.raises(UserError, match="nothing to go back to"):
+        ModelRegistry(there).rollback("tiny", "production")
+
+
+def test_two_hosts_that_register_at_once_get_a_version_each(here: RemoteStore, there: RemoteStore):
+    def register(store: RemoteStore, names: list[str]) -> None:
+        for name in names:
+            ModelRegistry(store).register("tiny", checkpoint(name), metrics={})
+
+    threads = [
+        threading.Thread(target=register, args=(here, ["a", "b"])),
+        threading.Thread(target=register, args=(there, ["c", "d"])),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    versions = ModelRegistry(here).versions("tiny")
+    assert [each.version for each in versions] == [1, 2, 3, 4]
+    assert {each.checkpoint.key for each in versions} == {"a", "b", "c", "d"}
+
+
+def test_a_record_that_another_host_changed_meanwhile_is_not_overwritten(here, there):
+    ModelRegistry(here).register("tiny", checkpoint("one"), metrics={})
+    alias = "models/tiny/aliases/production.json"
+
+    def move_behind_the_back() -> None:
+        with here.exclusive("models"):
+            here.bucket.put(alias, b'{"moved": "by somebody without a lease"}')
+            path = here.root / alias
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+
+    with pytest.raises(ConflictError, match="changed meanwhile"):
+        move_behind_the_back()
+    assert objects(here.location)[alias] == b'{"moved": "by somebody without a lease"}'
+
+
+def test_records_of_a_failed_change_do_not_stay(here: RemoteStore):
+    def fail() -> None:
+        with here.exclusive("models"):
+            path = here.root / "models/tiny/versions/1.json"
+            path.parent.mkdir(parents=True)
+            path.write_text("{}")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    ModelRegistry(here).register("other", checkpoint("one"), metrics={})
+    assert ModelRegistry(here).names() == ["other"]
+
+
+def record(step: str, state: str, key: str = "k") -> StepRecord:
+    return StepRecord.model_validate(
+        {"step": step, "stage": "make", "key": key, "key_fields": {}, "state": state, "started": 0}
+    )
+
+
+def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
+    view = RunView(here, "nightly")
+    view.save_config(RunConfig(name="nightly", seed=1))
+    view.record(record("iteration-1/train", "running"))
+    far = RunView.existing(there, "nightly")
+    assert far.config().seed == 1
+    assert [each.state for each in far.steps()] == ["running"]
+    view.record(record("iteration-1/train", "failed"))
+    view.save_config(RunConfig(name="nightly", seed=2))
+    far = RunView.existing(there, "nightly")
+    assert far.config().seed == 2
+    assert [each.state for each in far.steps()] == ["failed"]
+    assert runs(there) == ["nightly"]
+    with pytest.raises(UserError, match="no run 'other' in s3://"):
+        RunView.existing(there, "other")
+
+
+def test_what_did_not_change_does_not_travel_again(here: RemoteStore, there: RemoteStore):
+    RunView(here, "nightly").save_config(RunConfig(name="nightly"))
+    fetched: list[str] = []
+    get_all = there.bucket.get_all
+
+    def counted(names: object) -> object:
+        fetched.extend(names := list(names))
+        return get_all(names)
+
+    there.bucket.get_all = counted
+    for _ in range(2):
+        RunView.existing(there, "nightly")
+    assert fetched == ["runs/nightly/config.json"]
+
+
+def test_logs_and_reports_are_shared(here: RemoteStore):
+    folder = here.log_path("make", "key")
+    folder.mkdir(parents=True)
+    (folder / "1.log").write_text("said")
+    assert here.share(folder) == f"{here.location}/logs/make/key"
+    assert objects(here.location)["logs/make/key/1.log"] == b"said"
+
+
+def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, tmp_path: Path):
+    bucket = here.bucket
+    bucket.put("artifacts/make/abandoned/1234/weights", b"12345")
+    bucket.put("work/make/forgotten/snapshot.json", b"{}")
+    bucket.put("work/make/wanted/snapshot.json", b"{}")
+    bucket.put("work/make/busy/snapshot.json", b"{}")
+    bucket.put("quarantine/make-old.json", b"unreadable")
+    view = RunView(here, "nightly")
+    view.save_config(RunConfig(name="nightly"))
+    view.record(record("make", "failed", "wanted"))
+    with here.lease("make", "busy") as lease:
+        lease.acquire()
+        garbage = collect(here)
+        assert {each.held.place: each.held.bytes for each in garbage} == {
+            "artifacts/make/abandoned/1234": 5,
+            "work/make/forgotten": 2,
+            "quarantine/make-old.json": 0,
+        }
+        remove(here, garbage)
+        assert collect(here) == []
+    assert {"work/make/wanted/snapshot.json", "work/make/busy/snapshot.json"} <= set(
+        objects(here.location)
+    )
