@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.tables import RESPONSES, write_table
+from stages.contract.tables import RESPONSES, publish_table
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,7 @@ class Chunk:
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the chunk's rows of RESPONSES; a kill leaves all of them or none."""
-        scratch = self.path.with_suffix(".partial")
-        write_table(scratch, RESPONSES, rows)
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        scratch.replace(self.path)
+        publish_table(self.path, RESPONSES, rows)
 
 
 def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,27 +12,69 @@ from stages.contract.params import Settings, StageParams, speed_only
 class VllmSettings(Settings):
     """The vLLM engine's own settings; read by the ``vllm`` backend only."""
 
-    tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs that one engine spreads the model over."""
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of each GPU's memory that the engine takes."""
-    kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory for keys and values on each GPU, or on the CPU, in GiB; unset takes what
-    ``gpu_memory_utilization`` leaves."""
-    max_num_seqs: int = Field(256, ge=1)
-    """Most sequences generated at once."""
-    enforce_eager: bool = False
-    """Skip graph capture: a quicker start, slower tokens."""
+    tensor_parallel_size: int = speed_only(
+        1, ge=1, description="GPUs that one engine spreads the model over."
+    )
+    gpu_memory_utilization: float = speed_only(
+        0.9, gt=0, le=1, description="Share of each GPU's memory that the engine takes."
+    )
+    kv_cache_gib: float | None = speed_only(
+        None,
+        gt=0,
+        description="Memory for keys and values on each GPU, or on the CPU, in GiB; unset takes "
+        "what `gpu_memory_utilization` leaves.",
+    )
+    max_num_seqs: int = speed_only(256, ge=1, description="Most sequences generated at once.")
+    enforce_eager: bool = speed_only(
+        False, description="Skip graph capture: a quicker start, slower tokens."
+    )
+    quantization: str | None = None
+    """Quantisation of the weights by vLLM's name for it (`fp8`, `awq`, …); unset takes what the
+    checkpoint says of itself."""
+    batch_invariant: bool = False
+    """Use kernels whose results do not depend on what else is in a batch, on GPUs for which vLLM
+    has them: the same responses bit by bit whatever the shards, at some cost of speed. The manifest
+    says whether it was on."""
+    extra_engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the engine by the names of vLLM's `EngineArgs`, checked against the
+    installed version. All of them are taken to change the result."""
+
+
+class OpenaiSettings(Settings):
+    """An OpenAI-compatible server; read by the ``openai`` backend only."""
+
+    model: str | None = None
+    """The model's name at the server."""
+    endpoint: Literal["completions", "chat"] = "completions"
+    """`completions` sends the prompt's token ids, rendered here; `chat` sends the messages and
+    leaves the chat template to the server."""
+    without_token_ids: Literal["refuse", "tokenize"] = "refuse"
+    """What to do with a response that comes as text alone: refuse it, or read its ids off the text
+    with the policy's tokenizer, its log-probabilities unknown (NaN)."""
+    url: str | None = speed_only(
+        None, description="Address up to the version, `http://127.0.0.1:8000/v1`."
+    )
+    key_env: str | None = speed_only(
+        None,
+        description="Name of the environment variable that holds the key; unset sends none.",
+    )
+    concurrency: int = speed_only(32, ge=1, description="Requests at once.")
+    timeout_seconds: float = speed_only(600.0, gt=0, description="Time limit of one request.")
+    attempts: int = speed_only(5, ge=1, description="Times that a request is sent.")
+    wait_seconds: float = speed_only(
+        1.0, ge=0, description="Wait before the second attempt; doubled each time."
+    )
 
 
 class GenerateParams(StageParams):
     """Samples ``num_samples`` responses per prompt from a policy."""
 
     stage: ClassVar[str] = "generate"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
 
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """Engine that samples; the two draw different responses from the same distribution."""
+    backend: Literal["transformers", "vllm", "openai"] = "transformers"
+    """Engine that samples: two that load the policy here and draw different responses from the same
+    distribution, and a server that has it loaded. See docs/generation.md."""
     num_samples: int = Field(2, ge=1)
     """Responses per prompt (K)."""
     temperature: float = Field(1.0, ge=0)
@@ -48,12 +90,17 @@ class GenerateParams(StageParams):
     """Token ids that end a response beside the checkpoint's end-of-sequence ids."""
     system_prompt: str = ""
     """System turn put before conversations that open with none; empty adds none."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template (`{enable_thinking: false}`)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations."""
     shard_index: int = Field(0, ge=0)
     """Which contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1)
-    """Parts that the prompts are split into."""
+    """Parts that the prompts are split into, of about the same expected number of tokens."""
+    expected_response_tokens: int | None = Field(None, ge=1)
+    """Length of a response that the split counts on; unset takes a quarter of
+    ``max_new_tokens``."""
     batch_size: int = speed_only(
         64, ge=1, description="Sequences in one forward pass of the transformers backend."
     )
@@ -62,9 +109,10 @@ class GenerateParams(StageParams):
         ge=1,
         description="Prompts after which what is done is written, so that a retry goes on there.",
     )
-    vllm: VllmSettings = speed_only(
-        VllmSettings(), description="Settings of the vLLM engine; ignored by the other backend."
-    )
+    vllm: VllmSettings = VllmSettings()
+    """Settings of the vLLM engine; ignored by the other backends."""
+    openai: OpenaiSettings = OpenaiSettings()
+    """The server of the `openai` backend; ignored by the others."""
 
     @model_validator(mode="after")
     def _shard_exists(self) -> GenerateParams:
@@ -73,4 +121,22 @@ class GenerateParams(StageParams):
                 f"shard_index {self.shard_index} does not exist: shards are counted from 0 and "
                 f"num_shards is {self.num_shards}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _server_is_named(self) -> GenerateParams:
+        if self.backend == "openai" and not (self.openai.url and self.openai.model):
+            raise ValueError(
+                "the backend openai needs openai.url and openai.model: the address up to the "
+                "version, and the model's name at the server"
+            )
+        if self.backend == "openai" and self.openai.without_token_ids == "tokenize":
+            unsaid = ["stop_token_ids"]
+            unsaid += ["chat_template_args"] if self.openai.endpoint == "chat" else []
+            for name in unsaid:
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} cannot be told to a server of which only text is expected "
+                        "(openai.without_token_ids: tokenize)"
+                    )
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stages.contract.context import ModelSource
@@ -11,8 +12,10 @@ from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
-from stages.modeling.chat import render_prompt, require_chat_template
+from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_tokenizer
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Policy:
 
     Attributes:
         source: Where its weights are.
+        adapter: Folder of a LoRA adapter to put on them, if any.
         tokenizer: Its tokenizer; has a chat template.
         stop_ids: Token ids that end a response.
         max_length_tokens: Most tokens of prompt and response together.
@@ -28,6 +32,7 @@ class Policy:
     """
 
     source: ModelSource
+    adapter: Path | None
     tokenizer: Any
     stop_ids: frozenset[int]
     max_length_tokens: int
@@ -42,7 +47,10 @@ class Policy:
         """
         try:
             token_ids = render_prompt(
-                self.tokenizer, row["messages"], system_prompt=params.system_prompt
+                self.tokenizer,
+                row["messages"],
+                system_prompt=params.system_prompt,
+                template_args=params.chat_template_args,
             )
         except UserError as error:
             raise UserError(f"prompt {row['prompt_id']}: {error.message}", error.remedy) from error
@@ -57,7 +65,7 @@ class Policy:
         seeds = [
             derive_seed(seed, row["prompt_id"], sample) for sample in range(params.num_samples)
         ]
-        return Prompt(token_ids, seeds)
+        return Prompt(row["messages"], token_ids, seeds)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a response, without its stop token and other special tokens."""
@@ -68,21 +76,30 @@ class Policy:
         )
 
 
-def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
+def load_policy(
+    source: ModelSource, params: GenerateParams, *, adapter: Path | None = None
+) -> Policy:
     """Reads a checkpoint's tokenizer and configuration.
 
     Raises:
-        UserError: Tokenizer or chat template is missing, or the wanted context exceeds the model's.
+        UserError: Tokenizer or chat template is missing, the wanted context exceeds the model's, or
+            ``adapter`` is none.
     """
     from transformers import AutoConfig
 
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
+    check_template_args(tokenizer, params.chat_template_args)
+    if adapter is not None and not (adapter / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{adapter} is no LoRA adapter: it has no {ADAPTER_CONFIG}",
+            "name a folder written by peft's save_pretrained",
+        )
     config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
     return Policy(
-        source, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
+        source, adapter, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +17,66 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
 from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
-from stages.generate.backend import Backend, Sample
+from stages.generate.backend import Backend
 from stages.generate.chunks import Chunk, split_chunks
+from stages.generate.filling import ChunkFiller
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy, load_policy
-from stages.generate.shards import shard_bounds
+from stages.generate.shards import expected_tokens, shard_bounds
 
 Context = StageContext[GenerateParams]
+_ENGINE_FACTS = "engine.json"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A moment: wall time, and the CPU time of this process so far, in seconds."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        """This moment."""
+        return cls(time.monotonic(), time.process_time())
 
 
 def run(ctx: Context) -> None:
     """Samples K responses for each prompt of the shard.
 
-    Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table). Outputs: ``responses.parquet``
-    (RESPONSES, grouped by prompt in the prompts' order, samples 0…K−1) and ``metrics.json``.
-    What is done is kept in ``ctx.work`` chunk by chunk; a retry goes on after the last whole one.
+    Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
+    policy, optional). Outputs: ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts'
+    order, samples 0…K−1) and ``metrics.json``. What is done is kept in ``ctx.work`` chunk by chunk;
+    a retry goes on with the chunks that are not there.
 
     Raises:
         UserError: The checkpoint or a prompt cannot be used, or no prompt fits the context.
+        EngineError: The engine does not start or breaks down; what it had done is kept.
     """
-    started = time.monotonic()
+    started = Clock.now()
     prompts = ctx.path("prompts")
-    with open_table(prompts, PROMPTS) as table:
-        num_prompts = table.metadata.num_rows
-    if num_prompts == 0:
-        raise UserError("the prompts table is empty", "check the data that the prompts are made of")
-    first, stop = shard_bounds(num_prompts, ctx.params.shard_index, ctx.params.num_shards)
+    policy = load_policy(
+        ctx.model("policy"), ctx.params, adapter=ctx.path("adapter") if ctx.has("adapter") else None
+    )
+    first, stop = _shard(ctx, prompts, policy)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not chunk.is_written]
+    ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
-    if missing:
-        _write(ctx, prompts, missing, num_done=stop - first - sum(map(len, missing)))
+    begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else Clock.now()
+    facts = ctx.work / _ENGINE_FACTS
+    if facts.exists():
+        ctx.notes.update(json.loads(facts.read_text()))
     metrics = _assemble(ctx, chunks)
+    ctx.notes["responses_without_logprobs"] = metrics["responses_without_logprobs"]
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     ctx.telemetry_path("timings.json").write_text(
         dump_json(
             {
-                "seconds": time.monotonic() - started,
+                "seconds": Clock.now().wall - started.wall,
+                "start_seconds": begun.wall - started.wall,
+                "cpu_seconds_after_start": Clock.now().cpu - begun.cpu,
                 "chunks_sampled": len(missing),
                 "chunks_reused": len(chunks) - len(missing),
             }
@@ -60,67 +84,67 @@ def run(ctx: Context) -> None:
     )
 
 
-def _write(ctx: Context, prompts: Path, chunks: Sequence[Chunk], *, num_done: int) -> None:
-    """Samples the responses of some chunks; ``num_done`` prompts of the shard are done already."""
-    policy = load_policy(ctx.model("policy"), ctx.params)
-    num_samples = ctx.params.num_samples
-    total = (num_done + sum(map(len, chunks))) * num_samples
-    rows = read_rows(prompts, PROMPTS)
-    position = 0
-    with closing(_make_backend(ctx, policy)) as backend:
-        for chunk in chunks:
-            batch = list(islice(rows, chunk.first - position, chunk.stop - position))
-            position = chunk.stop
-            chunk.write(_respond(ctx, policy, backend, batch, num_done * num_samples, total))
-            num_done += len(chunk)
-            ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
-    ctx.events.progress(total, total, "responses")
+def _total(chunks: Sequence[Chunk]) -> int:
+    return sum(map(len, chunks))
 
 
-def _respond(
-    ctx: Context,
-    policy: Policy,
-    backend: Backend,
-    rows: list[dict[str, Any]],
-    done: int,
-    total: int,
-) -> list[dict[str, Any]]:
-    """The rows of RESPONSES for some rows of PROMPTS, those too long for the context left out.
+def _shard(ctx: Context, prompts: Path, policy: Policy) -> tuple[int, int]:
+    """First prompt of the shard and the one after its last."""
+    with open_table(prompts, PROMPTS) as table:
+        num_prompts = table.metadata.num_rows
+    if num_prompts == 0:
+        raise UserError("the prompts table is empty", "check the data that the prompts are made of")
+    params = ctx.params
+    if params.num_shards == 1:
+        return 0, num_prompts
+    expected = params.expected_response_tokens or max(1, params.max_new_tokens // 4)
+    tokens = expected_tokens(
+        prompts,
+        response_tokens=params.num_samples * min(expected, params.max_new_tokens),
+        longest=policy.max_length_tokens,
+    )
+    return shard_bounds(tokens, params.shard_index, params.num_shards)
 
-    Progress counts responses from ``done`` towards ``total``.
+
+def _sample(
+    ctx: Context, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
+) -> Clock:
+    """Writes the chunks that are missing of a shard's ``num_prompts``; says when that could begin.
+
+    What the engine says of itself is kept beside the chunks: an attempt that finds them all has no
+    engine to ask.
     """
-    kept = []
-    for row in rows:
-        prompt = policy.render(row, ctx.params, ctx.seed)
-        if prompt is not None:
-            kept.append((row, prompt))
-    samples: dict[tuple[int, int], Sample] = {}
-    for index, sample_index, sample in backend.generate([prompt for _, prompt in kept]):
-        samples[index, sample_index] = sample
-        ctx.events.progress(done + len(samples), total, "responses")
-    return [
-        {
-            "prompt_id": row["prompt_id"],
-            "sample_index": sample_index,
-            "messages": row["messages"],
-            "reference_answer": row["reference_answer"],
-            "prompt_token_ids": prompt.token_ids,
-            "response_token_ids": samples[index, sample_index].token_ids,
-            "response_logprobs": samples[index, sample_index].logprobs,
-            "response": policy.decode(samples[index, sample_index].token_ids),
-            "finish_reason": samples[index, sample_index].finish_reason,
-            "seed": prompt.seeds[sample_index],
-        }
-        for index, (row, prompt) in enumerate(kept)
-        for sample_index in range(ctx.params.num_samples)
-    ]
+    total = num_prompts * ctx.params.num_samples
+    done = total - _total(chunks) * ctx.params.num_samples
+    filler = ChunkFiller(
+        chunks,
+        read_rows(prompts, PROMPTS),
+        render=lambda row: policy.render(row, ctx.params, ctx.seed),
+        decode=policy.decode,
+        on_written=lambda chunk: ctx.events.info(
+            f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}"
+        ),
+    )
+    with closing(_make_backend(ctx, policy)) as backend:
+        (ctx.work / _ENGINE_FACTS).write_text(dump_json(dict(backend.notes)))
+        begun = Clock.now()
+        for number, sample_index, sample in backend.generate(filler.prompts()):
+            filler.take(number, sample_index, sample)
+            done += 1
+            ctx.events.progress(done, total, "responses")
+    ctx.events.progress(total, total, "responses")
+    return begun
 
 
 def _make_backend(ctx: Context, policy: Policy) -> Backend:
     if ctx.params.backend == "vllm":
         from stages.generate.vllm_backend import VllmBackend
 
-        return VllmBackend(policy, ctx.params)
+        return VllmBackend(policy, ctx.params, ctx.events)
+    if ctx.params.backend == "openai":
+        from stages.generate.openai_backend import OpenaiBackend
+
+        return OpenaiBackend(policy, ctx.params)
     from stages.generate.transformers_backend import load_backend
 
     return load_backend(policy, ctx.params)
@@ -128,14 +152,15 @@ def _make_backend(ctx: Context, policy: Policy) -> Backend:
 
 def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Joins the chunks into ``responses.parquet`` and returns the metrics."""
-    num_prompts = sum(map(len, chunks))
+    num_prompts = _total(chunks)
     reasons: Counter[str] = Counter()
-    num_tokens = 0
+    num_tokens = without_logprobs = 0
     with TableWriter(ctx.out / "responses.parquet", RESPONSES) as writer:
         for row in read_rows([chunk.path for chunk in chunks], RESPONSES):
             writer.write(row)
             reasons[row["finish_reason"]] += 1
             num_tokens += len(row["response_token_ids"])
+            without_logprobs += any(map(math.isnan, row["response_logprobs"]))
     dropped = num_prompts - writer.num_rows // ctx.params.num_samples
     if dropped:
         _report_dropped(ctx, dropped, num_prompts)
@@ -143,6 +168,7 @@ def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:
         "prompts": num_prompts,
         "prompts_dropped_too_long": dropped,
         "responses": writer.num_rows,
+        "responses_without_logprobs": without_logprobs,
         "response_tokens": num_tokens,
         "mean_response_tokens": num_tokens / writer.num_rows if writer.num_rows else None,
         "finish_reasons": dict(sorted(reasons.items())),

@@ -1,17 +1,81 @@
-"""Which prompts a shard works on."""
+"""Which prompts a shard works on: contiguous parts of about the same expected work.
+
+Shapes: ``N`` prompts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 
-def shard_bounds(num_rows: int, shard_index: int, num_shards: int) -> tuple[int, int]:
-    """First row of a shard and the one after its last.
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-    Shards are contiguous, their sizes differ by at most one, and together they are all rows.
+from stages.contract.tables import PROMPTS, read_batches
 
-    >>> [shard_bounds(10, index, 3) for index in range(3)]
-    [(0, 3), (3, 6), (6, 10)]
+# UTF-8 bytes of one token: an estimate that needs no tokenizer and is fair to most scripts.
+_BYTES_PER_TOKEN = 4
+
+Tokens = npt.NDArray[np.int64]
+
+
+def shard_bounds(tokens: Tokens, shard_index: int, num_shards: int) -> tuple[int, int]:
+    """First prompt of a shard and the one after its last.
+
+    A cut is made where it comes nearest to an equal share of the tokens, so that a shard is off by
+    at most about one prompt. Shards are contiguous, together they are all prompts, and none is
+    empty unless there are fewer prompts than shards.
+
+    Args:
+        tokens: Expected work for each prompt, [N], positive.
+        shard_index: The shard, counted from 0.
+        num_shards: Number of shards.
+
+    >>> [shard_bounds(np.array([9, 1, 1, 1, 3, 3]), index, 2) for index in range(2)]
+    [(0, 1), (1, 6)]
     """
-    return (
-        num_rows * shard_index // num_shards,
-        num_rows * (shard_index + 1) // num_shards,
-    )
+    cuts = _cuts(tokens, num_shards)
+    return cuts[shard_index], cuts[shard_index + 1]
+
+
+def _cuts(tokens: Tokens, num_shards: int) -> list[int]:
+    num_prompts = len(tokens)
+    if num_prompts <= num_shards:
+        return [min(index, num_prompts) for index in range(num_shards + 1)]
+    # In integers: every machine makes the same cuts.
+    before = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
+    total = int(before[-1])
+    cuts = [0]
+    for index in range(1, num_shards):
+        share = total * index // num_shards
+        place = int(np.searchsorted(before, share))
+        if place > 0 and share - before[place - 1] <= before[place] - share:
+            place -= 1
+        # At least one prompt for this shard and for each of those after it.
+        cuts.append(min(max(place, cuts[-1] + 1), num_prompts - (num_shards - index)))
+    return [*cuts, num_prompts]
+
+
+def expected_tokens(prompts: Path, *, response_tokens: int, longest: int) -> Tokens:
+    """Tokens that each prompt and its responses will probably take, [N].
+
+    Args:
+        prompts: A PROMPTS table; only its messages are read, streaming.
+        response_tokens: Expected tokens of all responses to one prompt.
+        longest: Most tokens that a prompt is taken for; a longer one does not fit the context.
+    """
+    batches = read_batches(prompts, PROMPTS, columns=["messages"])
+    return _estimate((batch["messages"] for batch in batches), response_tokens, longest)
+
+
+def _estimate(columns: Iterable[pa.ListArray], response_tokens: int, longest: int) -> Tokens:
+    parts = [np.zeros(0, dtype=np.int64)]
+    for messages in columns:
+        sizes = pc.binary_length(messages.flatten().field("content")).to_numpy(zero_copy_only=False)
+        rows = pc.list_parent_indices(messages).to_numpy()
+        num_bytes = np.bincount(rows, weights=sizes, minlength=len(messages)).astype(np.int64)
+        prompt_tokens = np.minimum(1 + num_bytes // _BYTES_PER_TOKEN, longest)
+        parts.append(prompt_tokens + response_tokens)
+    return np.concatenate(parts)

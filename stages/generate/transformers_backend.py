@@ -6,17 +6,18 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample, engine_error
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.sampling import draw, uniforms
-from stages.modeling.load import load_causal_lm
+from stages.modeling.load import load_causal_lm, merge_adapter
 
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
@@ -38,9 +39,21 @@ class TransformersBackend:
         self._params = params
         self._stop_ids = torch.tensor(sorted(stop_ids), device=model.device)
         self._pad_id = pad_id
+        self.notes: Mapping[str, Any] = {"batch_invariant": False}
 
-    def generate(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
+        first = 0
+        # Enough at a time to make batches of like length.
+        while window := list(islice(prompts, self._params.chunk_prompts)):
+            for index, sample, response in self._generate_window(window):
+                yield first + index, sample, response
+            first += len(window)
+
+    def close(self) -> None:
+        """Nothing to end: the model goes with its last reference."""
+
+    def _generate_window(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         rows = [
             (index, sample)
             for index, each in enumerate(prompts)
@@ -49,12 +62,14 @@ class TransformersBackend:
         rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
         for start in range(0, len(rows), self._params.batch_size):
             batch = rows[start : start + self._params.batch_size]
-            samples = self._generate_batch(prompts, batch)
+            try:
+                samples = self._generate_batch(prompts, batch)
+            except (RuntimeError, MemoryError) as error:
+                size = self._params.batch_size
+                remedy = f"lower generate.batch_size={size}"
+                raise engine_error("transformers", error, remedy) from error
             for (index, sample), response in zip(batch, samples, strict=True):
                 yield index, sample, response
-
-    def close(self) -> None:
-        """Nothing to end: the model goes with its last reference."""
 
     @torch.inference_mode()
     def _generate_batch(
@@ -109,6 +124,8 @@ class TransformersBackend:
 def load_backend(policy: Policy, params: GenerateParams) -> TransformersBackend:
     """Loads the policy's weights on the GPU, or on the CPU where there is none."""
     model = load_causal_lm(policy.source, dtype=params.dtype)
+    if policy.adapter is not None:
+        model = merge_adapter(model, policy.adapter)
     pad_id = policy.tokenizer.pad_token_id
     return TransformersBackend(model, params, policy.stop_ids, 0 if pad_id is None else pad_id)
 

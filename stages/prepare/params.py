@@ -15,8 +15,8 @@ class PrepareParams(StageParams):
     stage: ClassVar[str] = "prepare"
     version: ClassVar[str] = "1"
 
-    iterations: int = Field(3, ge=1)
-    """Number T of training parts D_1…D_T."""
+    iterations: int = Field(3, ge=0)
+    """Number T of training parts D_1…D_T; 0 where there is a `test` source alone."""
 
     test_prompts: int = Field(256, ge=1)
     """Prompts held out of the training sources. Where the request names a `test` source, that
@@ -32,7 +32,8 @@ class PrepareParams(StageParams):
     """Column of plain text, read as one user message; used in rows without chat messages."""
 
     reference_column: str = "reference_answer"
-    """Column of reference answers for oracles that compare; rows may lack it."""
+    """Column of reference answers for oracles that compare; rows may lack it. A dot leads into a
+    column of structs (`reward_model.ground_truth`)."""
 
     system_prompt: str | None = None
     """System message put before every prompt that has none."""

@@ -87,7 +87,7 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
         )
     if params.system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": params.system_prompt})
-    return Prompt(messages, _reference(row.get(params.reference_column)), cut)
+    return Prompt(messages, _reference(_lookup(row, params.reference_column)), cut)
 
 
 def _messages(row: Mapping[str, Any], params: PrepareParams) -> Messages:
@@ -119,6 +119,15 @@ def _message(value: Any, column: str) -> dict[str, str]:
             "convert the messages to that form, or set `invalid_rows: drop`",
         )
     return {"role": role, "content": content}
+
+
+def _lookup(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a field in a column of structs; None where there is none."""
+    if name in row:
+        return row[name]
+    column, _, inner = name.partition(".")
+    value = row.get(column) if inner else None
+    return _lookup(value, inner) if isinstance(value, Mapping) else None
 
 
 def _reference(value: Any) -> str | None:

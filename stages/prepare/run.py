@@ -76,7 +76,12 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
         )
     if len(test) > 1:
         raise UserError(f"{len(test)} test sources", "give one, or none to hold prompts out")
-    columns = (params.messages_column, params.prompt_column, params.reference_column)
+    columns = (
+        params.messages_column,
+        params.prompt_column,
+        params.reference_column,
+        params.reference_column.partition(".")[0],
+    )
     opened = [
         (
             number,

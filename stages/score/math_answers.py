@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from stages.contract.errors import UserError
 from stages.score.grading import Grade, GraderPool
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
+
+# Answers graded before their verdicts are handed on.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,19 @@ class MathAnswers:
     identity: str
     timeout_seconds: float
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        gradable = [row for row in rows if row["reference_answer"] is not None]
-        grades = iter(
-            self.pool.grade([(row["reference_answer"], row["response"]) for row in gradable])
-        )
-        return [
-            Verdict(None, "the prompt has no reference answer")
-            if row["reference_answer"] is None
-            else self._verdict(row, next(grades))
-            for row in rows
-        ]
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            gradable = [row for row in some if row["reference_answer"] is not None]
+            grades = iter(
+                self.pool.grade([(row["reference_answer"], row["response"]) for row in gradable])
+            )
+            for place, row in enumerate(some, start):
+                if row["reference_answer"] is None:
+                    yield place, Verdict(None, "the prompt has no reference answer")
+                else:
+                    yield place, self._verdict(row, next(grades))
 
     def _verdict(self, row: Mapping[str, Any], grade: Grade) -> Verdict:
         match grade:

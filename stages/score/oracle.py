@@ -7,7 +7,7 @@ To add one: a module with a function ``load(ctx) -> Oracle``, a row in :data:`OR
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,12 +49,17 @@ class Oracle(Protocol):
         """Name and digest or revision: the same text for the same oracle on every machine."""
         ...
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Verdict]:
-        """One verdict per row of the responses table, in order.
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[int, Verdict]]:
+        """One verdict for each row of the responses table, as they are known.
 
         Args:
             rows: ``messages``, ``response``, ``reference_answer``, ``prompt_id`` and
-                ``sample_index`` of each response.
+                ``sample_index`` of each response, all those of a prompt together; ``opponent``
+                where the stage was given opponents.
+
+        Yields:
+            (place in ``rows``, verdict), in whatever order; what was yielded before an error is
+            kept.
 
         Raises:
             UserError: The oracle itself is wrong (not merely unable to score a response).

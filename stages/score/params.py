@@ -30,6 +30,8 @@ class ScoreParams(StageParams):
     """Only `math_verify`: wall time for one answer; one that takes longer gets no score."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Only `reward_model`: what runs it; `vllm` where vLLM knows the classifier's architecture."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Only the reward models: type of their weights and activations."""
     max_length_tokens: int | None = Field(None, ge=1)
@@ -37,6 +39,15 @@ class ScoreParams(StageParams):
     model's. A longer one gets no score."""
     tokens_per_batch: int = speed_only(
         16384, ge=1, description="Tokens, padding included, in one pass of the reward model."
+    )
+    gpu_memory_utilization: float = speed_only(
+        0.9, gt=0, le=1, description="Only engine `vllm`: share of the GPU's memory that it takes."
+    )
+    kv_cache_gib: float | None = speed_only(
+        None,
+        gt=0,
+        description="Only engine `vllm`: memory for keys and values in GiB; unset takes what "
+        "`gpu_memory_utilization` leaves.",
     )
     concurrency: int = speed_only(
         8,
@@ -46,12 +57,24 @@ class ScoreParams(StageParams):
     )
     judge_model: str | None = None
     """Only `judge`: the model's name at the server."""
+    judge_mode: Literal["scored", "pairwise"] = "scored"
+    """Only `judge`: mark each response by itself, or compare two and score by the comparisons won;
+    each comparison is asked in both orders."""
+    judge_opponents: int = Field(2, ge=1)
+    """Only `judge`, pairwise: with how many of the prompt's following samples each one is compared,
+    the first following the last; as many as there are at most."""
     judge_lowest: float = 1.0
-    """Only `judge`: the worst mark."""
+    """Only `judge`, scored: the worst mark."""
     judge_highest: float = 10.0
-    """Only `judge`: the best mark; another than these and those between is no score."""
+    """Only `judge`, scored: the best mark; another than these and those between is no score."""
     judge_max_tokens: int = Field(512, ge=1)
     """Only `judge`: longest answer of the judge, in tokens."""
+    judge_prompt_price: float | None = speed_only(
+        None, ge=0, description="Only `judge`: price of a million tokens read, for the cost."
+    )
+    judge_completion_price: float | None = speed_only(
+        None, ge=0, description="Only `judge`: price of a million tokens written, for the cost."
+    )
     remote_identity: str | None = None
     """Only `http`: name and version that the server must give as its own."""
     remote_url: str | None = speed_only(
@@ -79,3 +102,8 @@ class ScoreParams(StageParams):
     rows_per_batch: int = speed_only(
         4096, ge=1, description="Responses held in memory and given to the oracle at once."
     )
+
+    @property
+    def compares(self) -> bool:
+        """Whether scores say how responses stand to each other, and nothing beyond that."""
+        return self.oracle == "judge" and self.judge_mode == "pairwise"

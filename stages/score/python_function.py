@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class PythonOracle:
     identity: str
     name: str
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         scores = self._call(rows)
         if len(scores) != len(rows):
@@ -39,7 +39,8 @@ class PythonOracle:
                 f"{self.name} returned {len(scores)} scores for {len(rows)} responses",
                 f"return one score per response: {_SIGNATURE}",
             )
-        return [self._verdict(row, score) for row, score in zip(rows, scores, strict=True)]
+        for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
+            yield place, self._verdict(row, score)
 
     def _call(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         try:

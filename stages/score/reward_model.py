@@ -6,7 +6,7 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
-from stages.modeling.chat import render_conversation, require_chat_template
+from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_sequence_classifier, load_tokenizer
 from stages.score.batches import token_batches
-from stages.score.oracle import Verdict
+from stages.score.conversations import render_row, too_long
+from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
 
 
@@ -45,38 +46,26 @@ class RewardModel:
     read: Callable[[Any], list[Verdict]]
     one_bos: bool = False
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        conversations = [self._render(row) for row in rows]
-        verdicts: dict[int, Verdict] = {}
+        conversations = [render_row(self.tokenizer, row) for row in rows]
         fitting = []
         for index, token_ids in enumerate(conversations):
             reason = self._unreadable(token_ids)
             if reason is None:
                 fitting.append(index)
             else:
-                verdicts[index] = Verdict(None, reason)
+                yield index, Verdict(None, reason)
         lengths = [len(conversations[index]) for index in fitting]
         for batch in token_batches(lengths, self.tokens_per_batch):
             chosen = [fitting[place] for place in batch]
             answers = self._forward([conversations[index] for index in chosen])
-            verdicts.update(zip(chosen, answers, strict=True))
-        return [verdicts[index] for index in range(len(rows))]
-
-    def _render(self, row: Mapping[str, Any]) -> list[int]:
-        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-        try:
-            return render_conversation(self.tokenizer, messages)
-        except UserError as error:
-            raise UserError(
-                f"prompt {row['prompt_id']}, sample {row['sample_index']}: {error.message}",
-                error.remedy,
-            ) from error
+            yield from zip(chosen, answers, strict=True)
 
     def _unreadable(self, token_ids: Sequence[int]) -> str | None:
         """Why a conversation cannot be scored; None if it can."""
-        if len(token_ids) > self.max_length_tokens:
-            return f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}"
+        if reason := too_long(token_ids, self.max_length_tokens):
+            return reason
         if self.one_bos:
             bos = self.tokenizer.bos_token_id
             if token_ids[:1] != [bos]:
@@ -117,12 +106,16 @@ class RewardModel:
         return config.pad_token_id
 
 
-def load(ctx: StageContext[ScoreParams]) -> RewardModel:
-    """Loads the reward model given as input ``model``.
+def load(ctx: StageContext[ScoreParams]) -> Oracle:
+    """Loads the reward model given as input ``model``, into the engine that the parameters name.
 
     Raises:
         UserError: It is no classifier with one output, or has no tokenizer or chat template.
     """
+    if ctx.params.engine == "vllm":
+        from stages.score import vllm_reward_model
+
+        return vllm_reward_model.load(ctx)
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)

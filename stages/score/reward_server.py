@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
+from stages.remote.client import Remote
+from stages.score.agreement import connect, not_agreed
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-from stages.score.remote import Remote, not_agreed
 
 _ASKED = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
 
@@ -66,30 +68,27 @@ class HttpOracle:
         """What the server calls itself."""
         return f"http:{self.server_identity}"
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
         size = self.rows_per_request
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        payloads = [
+        payloads = (
             {"responses": [{name: row[name] for name in _ASKED} for row in batch]}
             for batch in batches
-        ]
-        answers = self.remote.post_all(payloads, lambda body: (body, self._read(body)))
-        verdicts = []
-        for batch, (body, answer) in zip(batches, answers, strict=True):
-            if len(answer.scores) != len(batch):
-                what = f"{len(answer.scores)} scores for {len(batch)} responses"
-                raise not_agreed(self.remote.url, body, what)
-            verdicts += [Verdict(each.score, each.error, each.components) for each in answer.scores]
-        return verdicts
+        )
+        with closing(self.remote.post_each(payloads, lambda body: (body, self._read(body)))) as got:
+            for number, (body, answer) in got:
+                if len(answer.scores) != len(batches[number]):
+                    what = f"{len(answer.scores)} scores for {len(batches[number])} responses"
+                    raise not_agreed(self.remote.url, body, what)
+                for place, item in enumerate(answer.scores, number * size):
+                    yield place, Verdict(item.score, item.error, item.components)
 
     def _read(self, body: bytes) -> Answer:
         try:
             answer = Answer.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise not_agreed(self.remote.url, body, f"{place or 'body'}: {first['msg']}") from error
+            raise not_agreed(self.remote.url, body, error) from error
         if answer.oracle != self.server_identity:
             raise UserError(
                 f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected is "
@@ -113,7 +112,7 @@ def load(ctx: StageContext[ScoreParams]) -> HttpOracle:
             "set the address to post to, and the name and version that the server gives as its own",
         )
     return HttpOracle(
-        remote=Remote(params.remote_url, params),
+        remote=connect(params.remote_url, params),
         server_identity=params.remote_identity,
         rows_per_request=params.rows_per_request,
     )

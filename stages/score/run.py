@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, TableWriter, open_table, read_batches
-from stages.score.oracle import Verdict, load_oracle
+from stages.score.answers import Answers, Pacer, Row, Statistics, read_prompts
+from stages.score.costs import JudgeCosts
+from stages.score.oracle import Oracle, Verdict, load_oracle
 from stages.score.params import ScoreParams
 
-_COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
+Context = StageContext[ScoreParams]
 
 
-def run(ctx: StageContext[ScoreParams]) -> None:
+def run(ctx: Context) -> None:
     """Scores each row of a responses table, in order and streaming.
 
-    Inputs: ``responses`` (one RESPONSES table), ``code`` (a Python file, oracle ``python``) or
-    ``model`` (oracle ``reward_model``). Outputs: ``scores.parquet`` (SCORES, row by row with the
-    responses) and ``metrics.json``.
+    Inputs: ``responses`` (one RESPONSES table), ``code`` (a Python file for the oracle ``python``,
+    a template for ``judge``), ``model`` (for the oracles that are one), ``opponents`` (a RESPONSES
+    table with the same rows, for a judge that compares with them). Outputs: ``scores.parquet``
+    (SCORES, row by row with the responses) and ``metrics.json``. What the oracle has said is kept
+    in ``ctx.work``; a retry asks for the rest.
 
     Raises:
         UserError: The oracle is wrong, or leaves too many responses without a score.
@@ -31,32 +33,77 @@ def run(ctx: StageContext[ScoreParams]) -> None:
     with open_table(responses, RESPONSES) as table:
         total = table.metadata.num_rows
     oracle = load_oracle(ctx)
-    statistics = Statistics()
     ctx.events.progress(0, total, "responses")
-    with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
-        for batch in read_batches(
-            responses, RESPONSES, columns=_COLUMNS, batch_rows=ctx.params.rows_per_batch
-        ):
-            rows = batch.to_pylist()
-            for row, verdict in zip(rows, oracle.score(rows), strict=True):
-                statistics.add(verdict)
-                writer.write(
-                    {
-                        "prompt_id": row["prompt_id"],
-                        "sample_index": row["sample_index"],
-                        "score": verdict.score,
-                        "error": verdict.error,
-                        "components": list(verdict.components.items()),
-                        "oracle": oracle.identity,
-                    }
-                )
-            ctx.events.progress(writer.num_rows, total, "responses")
+    parts = []
+    done = asked = 0
+    opponents = ctx.path("opponents") if ctx.has("opponents") else None
+    for first, rows in read_prompts(responses, opponents, ctx.params.rows_per_batch):
+        answers = Answers(ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet")
+        asked += _ask(ctx, oracle, rows, answers, done, total)
+        done += len(rows)
+        parts.append(answers.path)
+    if asked < total:
+        ctx.events.info(f"{total - asked} of {total} scores were there already")
+    statistics = _assemble(ctx, parts)
     _check_nulls(ctx, statistics)
     metrics = {**statistics.summary(), "oracle": oracle.identity}
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 
-def _check_nulls(ctx: StageContext[ScoreParams], statistics: Statistics) -> None:
+def _ask(
+    ctx: Context, oracle: Oracle, rows: list[Row], answers: Answers, done: int, total: int
+) -> int:
+    """Has some rows scored, those left out whose scores are known; returns how many were asked.
+
+    Progress counts responses from ``done`` towards ``total``.
+    """
+    known = answers.known(rows)
+    places = [place for place in range(len(rows)) if place not in known]
+    if not places:
+        return 0
+    pacer = Pacer()
+    num_known = len(known)
+    try:
+        for index, verdict in oracle.score([rows[place] for place in places]):
+            known[places[index]] = _to_row(rows[places[index]], verdict, oracle.identity)
+            ctx.events.progress(done + len(known), total, "responses")
+            if pacer.is_due():
+                answers.save(known)
+    finally:
+        # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
+        if len(known) > num_known:
+            answers.save(known)
+    assert len(known) == len(rows)
+    return len(places)
+
+
+def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
+    return {
+        "prompt_id": row["prompt_id"],
+        "sample_index": row["sample_index"],
+        "score": verdict.score,
+        "error": verdict.error,
+        "components": list(verdict.components.items()),
+        "oracle": identity,
+    }
+
+
+def _assemble(ctx: Context, parts: list[Path]) -> Statistics:
+    """Joins the parts into ``scores.parquet``."""
+    statistics = Statistics()
+    costs = JudgeCosts(ctx.params)
+    with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
+        for batch in read_batches(parts, SCORES):
+            writer.write_batch(batch)
+            for row in batch.select(["score", "error"]).to_pylist():
+                statistics.add(row)
+            costs.add(batch["components"])
+    if ctx.params.oracle == "judge":
+        ctx.telemetry_path("costs.json").write_text(dump_json(costs.summary()))
+    return statistics
+
+
+def _check_nulls(ctx: Context, statistics: Statistics) -> None:
     if not statistics.num_null:
         return
     total = statistics.num_null + statistics.num_scored
@@ -71,44 +118,6 @@ def _check_nulls(ctx: StageContext[ScoreParams], statistics: Statistics) -> None
             "prompts out of the pairs",
         )
     ctx.events.warning(f"{what}; their prompts are left out of the pairs")
-
-
-@dataclass
-class Statistics:
-    """Mean and spread of a stream of scores, by Welford's update."""
-
-    num_scored: int = 0
-    num_null: int = 0
-    first_error: str | None = None
-    mean: float = 0.0
-    lowest: float = math.inf
-    highest: float = -math.inf
-    _squares: float = 0.0
-
-    def add(self, verdict: Verdict) -> None:
-        """Takes one more verdict in."""
-        if verdict.score is None:
-            self.num_null += 1
-            self.first_error = self.first_error or verdict.error
-            return
-        self.num_scored += 1
-        distance = verdict.score - self.mean
-        self.mean += distance / self.num_scored
-        self._squares += distance * (verdict.score - self.mean)
-        self.lowest = min(self.lowest, verdict.score)
-        self.highest = max(self.highest, verdict.score)
-
-    def summary(self) -> dict[str, Any]:
-        """The statistics as JSON values; those of no score at all are null."""
-        some = self.num_scored > 0
-        return {
-            "responses": self.num_scored + self.num_null,
-            "null_scores": self.num_null,
-            "mean": self.mean if some else None,
-            "min": self.lowest if some else None,
-            "max": self.highest if some else None,
-            "std": math.sqrt(self._squares / self.num_scored) if some else None,
-        }
 
 
 STAGE = Stage(ScoreParams, run)

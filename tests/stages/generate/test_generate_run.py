@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.context import ModelSource
@@ -44,9 +45,11 @@ def policy(tmp_path_factory):
 def generate(policy, tmp_path):
     """Runs the stage on texts and returns the rows, the metrics and the events."""
 
-    def run(texts=TEXTS, *, model=None, seed=0, **params):
+    def run(texts=TEXTS, *, model=None, adapter=None, seed=0, **params):
         prompts = write_prompts(tmp_path / "prompts.parquet", texts)
         inputs = {"policy": model or policy, "prompts": prompts}
+        if adapter is not None:
+            inputs["adapter"] = adapter
         request = request_for(
             GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
         )
@@ -89,9 +92,10 @@ def test_a_row_says_what_was_sampled(generate):
     assert metrics["response_tokens"] == sum(len(row["response_token_ids"]) for row in rows)
 
 
-def assert_raw_logprobs(rows, policy):
+def assert_raw_logprobs(rows, policy, adapter=None):
     """Checks log-probabilities against a forward pass of each row alone, without padding."""
     model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
+    model = model if adapter is None else PeftModel.from_pretrained(model, str(adapter)).eval()
     for row in rows:
         prompt, response = row["prompt_token_ids"], row["response_token_ids"]
         with torch.inference_mode():
@@ -253,6 +257,36 @@ def test_the_system_prompt_comes_first(generate):
     system, user = SPECIAL.index("<system>"), SPECIAL.index("<user>")
     blue, red = (len(SPECIAL) + WORDS.index(word) for word in ("blue", "red"))
     assert rows[0]["prompt_token_ids"][:5] == [BOS_ID, system, blue, user, red]
+
+
+class TestAdapter:
+    def test_the_policy_wears_it(self, generate, policy, tmp_path):
+        model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
+        torch.manual_seed(1)
+        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+        rows, _, _ = generate(adapter=tmp_path / "adapter")
+        assert_raw_logprobs(rows, policy, tmp_path / "adapter")
+        with pytest.raises(AssertionError):
+            assert_raw_logprobs(rows, policy)
+
+    def test_what_is_none_is_refused(self, generate, policy):
+        with pytest.raises(UserError, match="no LoRA adapter"):
+            generate(adapter=policy)
+
+
+class TestChatTemplateArgs:
+    def test_they_reach_the_template(self, generate, tmp_path):
+        template = "{% if thinking %}{{ bos_token }}<system>{% else %}" + CHAT_TEMPLATE
+        model = make_tiny_llama(tmp_path / "thinking", chat_template=template + "{% endif %}")
+        rows, _, _ = generate(["red"], model=model, chat_template_args={"thinking": True})
+        assert rows[0]["prompt_token_ids"] == [BOS_ID, SPECIAL.index("<system>")]
+        rows, _, _ = generate(["red"], model=model)
+        assert SPECIAL.index("<user>") in rows[0]["prompt_token_ids"]
+
+    def test_options_of_the_rendering_are_refused(self, generate):
+        with pytest.raises(UserError, match="'add_generation_prompt', which says how to render"):
+            generate(chat_template_args={"add_generation_prompt": False})
 
 
 def test_a_doubled_bos_is_refused(generate, tmp_path):

@@ -1,26 +1,58 @@
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.generate.chunks import split_chunks
-from stages.generate.shards import shard_bounds
+from stages.generate.shards import expected_tokens, shard_bounds
+from tests.stage_calls import write_prompts
 
 
-@given(st.integers(0, 1000), st.integers(1, 50))
-def test_shards_are_balanced_and_lose_no_row(rows, shards):
-    bounds = [shard_bounds(rows, index, shards) for index in range(shards)]
-    assert [row for first, stop in bounds for row in range(first, stop)] == list(range(rows))
-    sizes = [stop - first for first, stop in bounds]
-    assert max(sizes) - min(sizes) <= 1
+def bounds(tokens, num_shards):
+    return [shard_bounds(np.array(tokens), index, num_shards) for index in range(num_shards)]
 
 
-def test_chunks_cover_a_shard(tmp_path):
-    chunks = split_chunks(tmp_path, 3, 10, 4)
-    assert [(chunk.first, chunk.stop) for chunk in chunks] == [(3, 7), (7, 10)]
-    assert [len(chunk) for chunk in chunks] == [4, 3]
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=80), st.integers(1, 12))
+def test_every_prompt_is_in_one_shard_and_none_is_far_from_its_share(tokens, num_shards):
+    cuts = bounds(tokens, num_shards)
+    covered = [row for first, stop in cuts for row in range(first, stop)]
+    assert covered == list(range(len(tokens)))
+    if len(tokens) >= num_shards:
+        assert all(first < stop for first, stop in cuts)
+    if max(tokens) * num_shards <= sum(tokens):
+        share = sum(tokens) / num_shards
+        for first, stop in cuts:
+            assert abs(sum(tokens[first:stop]) - share) <= max(tokens) + 1
 
 
-def test_chunks_of_another_size_have_other_files(tmp_path):
-    paths = {chunk.path for chunk in split_chunks(tmp_path, 0, 8, 4)}
-    assert paths.isdisjoint({chunk.path for chunk in split_chunks(tmp_path, 0, 8, 2)})
+def test_long_prompts_make_shards_of_fewer():
+    assert bounds([900] * 2 + [100] * 18, 2) == [(0, 2), (2, 20)]
+    assert bounds([100] * 18 + [900] * 2, 2) == [(0, 18), (18, 20)]
+
+
+def test_equal_prompts_are_split_evenly():
+    assert bounds([7] * 10, 3) == [(0, 3), (3, 7), (7, 10)]
+
+
+def test_more_shards_than_prompts_leave_some_empty():
+    assert bounds([5, 5], 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    turns = [
+        {"role": "user", "content": "x" * 40},
+        {"role": "assistant", "content": "y" * 40},
+        {"role": "user", "content": ""},
+    ]
+    return write_prompts(tmp_path / "prompts.parquet", ["a" * 400, "日" * 40, turns, "z" * 4000])
+
+
+def test_all_turns_count_by_their_bytes_and_every_response_is_added(prompts):
+    found = expected_tokens(prompts, response_tokens=100, longest=10_000)
+    assert found.tolist() == [201, 131, 121, 1101]
+
+
+def test_what_cannot_fit_the_context_does_not_weigh_more_than_it(prompts):
+    assert expected_tokens(prompts, response_tokens=0, longest=200).tolist() == [101, 31, 21, 200]

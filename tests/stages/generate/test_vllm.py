@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
@@ -22,63 +22,59 @@ from stages.contract.errors import UserError
 from stages.contract.events import Failure, Log, parse_event
 from stages.contract.request import Request
 from stages.contract.store import Store
-from stages.contract.tables import RESPONSES, SCORES, read_rows
+from stages.contract.tables import PROMPTS, RESPONSES, SCORES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
-from stages.modeling.load import load_causal_lm
+from stages.modeling.load import load_causal_lm, merge_adapter
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
 from tests.stage_calls import call_request, request_for, user_turn, write_prompts
 from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama
+from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[3]
-PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
+# Of unlike lengths, the longest at the end.
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
+TEXTS += [" ".join(WORDS * repeats) for repeats in (2, 3, 4)]
+ENGINE = {"kv_cache_gib": 0.25, "enforce_eager": True, "max_num_seqs": 16}
 PARAMS = {
     "backend": "vllm",
     "num_samples": 3,
     "max_new_tokens": 12,
     "dtype": "float32",
-    "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True},
+    "vllm": ENGINE,
 }
 # Two engines, two orders of summation: float32 rounding, far below what a wrong temperature or a
 # shifted position would show.
 ROUNDING = 1e-3
 
 
-def start(request: Request, path: Path) -> subprocess.Popen[str]:
-    """Starts the stage as a program of the vLLM environment."""
-    assert PYTHON.exists(), f"no interpreter at {PYTHON}: run `make setup-vllm`"
-    request.write(path)
-    with path.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(
-            [str(PYTHON), "-m", "stages.generate", str(path)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        )
-
-
-def finish(request: Request, path: Path) -> Path:
-    """Runs the stage to its end and returns the artifact's folder."""
-    with start(request, path) as stage:
-        output = stage.communicate()[0]
-    assert stage.returncode == 0, f"{output}\n{path.with_suffix('.log').read_text()}"
-    artifact = Store.open(request.store).load("generate", request.key)
-    assert artifact is not None
-    return artifact.path
+def engine(**settings):
+    return {**PARAMS, "vllm": {**ENGINE, **settings}}
 
 
 def rows_of(artifact: Path) -> list[dict]:
     return list(read_rows(artifact / "responses.parquet", RESPONSES))
 
 
+def tokens_of(rows: list[dict]) -> list[tuple]:
+    return [(row["prompt_id"], row["sample_index"], row["response_token_ids"]) for row in rows]
+
+
+def manifest_of(artifact: Path) -> dict:
+    return json.loads((artifact / "manifest.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def session(folder):
+    with vllm_session(folder) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +87,24 @@ def inputs(folder):
 
 
 @pytest.fixture(scope="module")
-def artifact(folder, inputs):
+def artifact(session, folder, inputs):
     """Responses sampled in one go."""
     request = request_for(GenerateParams(**PARAMS), inputs, folder / "store", seed=5)
-    return finish(request, folder / "whole.json")
+    return session.finish(request, folder / "whole.json")
+
+
+@pytest.fixture
+def attempt(session, inputs, tmp_path):
+    """Executes the stage with other parameters and returns exit code and last event."""
+
+    def run(params, **other_inputs):
+        request = request_for(
+            GenerateParams(**params), {**inputs, **other_inputs}, tmp_path / "store", seed=5
+        )
+        code, events = session.execute(request, tmp_path / "request.json")
+        return code, events[-1]
+
+    return run
 
 
 def test_rows_are_those_of_the_contract(artifact):
@@ -110,11 +120,17 @@ def test_rows_are_those_of_the_contract(artifact):
         assert "</s>" not in row["response"]
     metrics = json.loads((artifact / "metrics.json").read_text())
     assert metrics["finish_reasons"].keys() == {"stop", "length"}
+    timings = json.loads((artifact / "timings.json").read_text())
+    assert 0 < timings["start_seconds"] < timings["seconds"]
 
 
 def test_logprobs_are_those_of_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
-    for row in rows_of(artifact):
+    assert_logprobs(rows_of(artifact), model)
+
+
+def assert_logprobs(rows, model):
+    for row in rows:
         prompt, response = row["prompt_token_ids"], row["response_token_ids"]
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
@@ -134,27 +150,29 @@ def test_the_responses_can_be_scored(artifact, tmp_path):
     assert [each["score"] for each in scores] == [len(row["response"]) for row in rows_of(artifact)]
 
 
-def test_responses_depend_neither_on_shards_nor_on_chunks(artifact, inputs, tmp_path):
-    parts = []
-    for index in range(2):
+@pytest.mark.parametrize("num_shards", [1, 2, 7])
+def test_responses_depend_on_no_layout(session, artifact, inputs, tmp_path, num_shards):
+    parts, shares = [], []
+    for index in range(num_shards):
         params = GenerateParams(
-            **{**PARAMS, "vllm": {**PARAMS["vllm"], "max_num_seqs": 4}},
-            shard_index=index,
-            num_shards=2,
-            chunk_prompts=5,
+            **engine(max_num_seqs=4), shard_index=index, num_shards=num_shards, chunk_prompts=5
         )
         request = request_for(params, inputs, tmp_path / "store", seed=5)
-        parts += rows_of(finish(request, tmp_path / f"shard-{index}.json"))
-    assert [row["response_token_ids"] for row in parts] == [
-        row["response_token_ids"] for row in rows_of(artifact)
-    ]
+        shard = session.finish(request, tmp_path / f"shard-{index}.json")
+        parts += rows_of(shard)
+        notes = manifest_of(shard)["notes"]
+        shares.append((notes["first_prompt"], notes["stop_prompt"]))
+    assert tokens_of(parts) == tokens_of(rows_of(artifact))
+    assert [first for first, _ in shares[1:]] == [stop for _, stop in shares[:-1]]
+    sizes = [stop - first for first, stop in shares]
+    # The long prompts are at the end: its shard has fewer of them.
+    assert num_shards == 1 or sizes[-1] < sizes[0]
 
 
-def test_temperature_zero_agrees_with_the_other_backend(inputs, tmp_path):
+def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_path):
     params = {**PARAMS, "temperature": 0.0, "num_samples": 1}
-    vllm = finish(
-        request_for(GenerateParams(**params), inputs, tmp_path / "store"), tmp_path / "request.json"
-    )
+    request = request_for(GenerateParams(**params), inputs, tmp_path / "store")
+    vllm = session.finish(request, tmp_path / "request.json")
     params["backend"] = "transformers"
     other, _ = call_request(
         STAGE, request_for(GenerateParams(**params), inputs, tmp_path / "store")
@@ -165,8 +183,104 @@ def test_temperature_zero_agrees_with_the_other_backend(inputs, tmp_path):
         assert row == expected
 
 
-def test_a_killed_shard_goes_on_where_it_was(artifact, inputs, tmp_path):
-    params = GenerateParams(**PARAMS, chunk_prompts=2)
+def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
+    model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapter = tmp_path / "adapter"
+    get_peft_model(model, config).save_pretrained(adapter)
+    wearing = {**inputs, "adapter": adapter}
+    request = request_for(GenerateParams(**PARAMS), wearing, tmp_path / "store", seed=5)
+    rows = rows_of(session.finish(request, tmp_path / "request.json"))
+    bare = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
+    with pytest.raises(AssertionError):
+        assert_logprobs(rows, bare)
+    assert_logprobs(rows, merge_adapter(bare, adapter))
+
+
+class TestBatchInvariance:
+    def test_the_manifest_says_that_it_was_not_asked_for(self, artifact):
+        assert manifest_of(artifact)["notes"]["batch_invariant"] is False
+
+    def test_where_vllm_has_none_the_manifest_and_a_warning_say_so(self, session, inputs, tmp_path):
+        params = GenerateParams(**engine(batch_invariant=True))
+        request = request_for(params, inputs, tmp_path / "store", seed=5)
+        code, events = session.execute(request, tmp_path / "request.json")
+        assert code == 0, events
+        assert "batch_invariant is off" in json.dumps(events)
+        artifact = Store.open(request.store).load("generate", request.key)
+        assert artifact.manifest.notes["batch_invariant"] is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "remedy"),
+    [
+        (
+            {"extra_engine_args": {"max_num_batched_token": 64}},
+            "extra_engine_args.max_num_batched_token: the installed vLLM's EngineArgs has no such",
+            "did you mean 'max_num_batched_tokens'?",
+        ),
+        (
+            {"extra_engine_args": {"seed": 1, "max_model_len": 64}},
+            "extra_engine_args.max_model_len is set by the stage itself",
+            "docs/generation.md",
+        ),
+        ({"quantization": "int3"}, "Unknown quantization method: int3", "generate.vllm"),
+        ({"tensor_parallel_size": 3}, "divisible by tensor parallel size (3)", "generate.vllm"),
+    ],
+    ids=["unknown", "own", "quantization", "tensor-parallel"],
+)
+def test_what_vllm_does_not_know_is_the_users_mistake(attempt, settings, message, remedy):
+    code, last = attempt(engine(**settings))
+    assert code == 64
+    assert message in last["message"]
+    assert remedy in last["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"kv_cache_gib": 100_000.0}, "kv_cache_gib=100000"),
+        ({"kv_cache_gib": 1e-6, "max_num_seqs": 9}, "max_num_seqs=9"),
+    ],
+    ids=["too-much", "too-little"],
+)
+def test_want_of_memory_may_be_retried_and_names_what_to_lower(attempt, settings, named):
+    code, last = attempt(engine(**settings))
+    assert code == 1
+    assert "vLLM has not enough memory" in last["message"]
+    assert named in last["message"]
+
+
+def test_more_prompt_tokens_than_a_step_takes(session, artifact, inputs, tmp_path):
+    params = GenerateParams(**engine(extra_engine_args={"max_num_batched_tokens": 128}))
+    request = request_for(params, inputs, tmp_path / "store", seed=5)
+    rows = rows_of(session.finish(request, tmp_path / "request.json"))
+    assert tokens_of(rows) == tokens_of(rows_of(artifact))
+
+
+def test_an_engine_argument_reaches_the_engine(attempt):
+    code, last = attempt(engine(extra_engine_args={"max_num_batched_tokens": 8}))
+    # Less than a sequence may have tokens at once without chunked prefill, or than max_num_seqs.
+    assert code == 64
+    assert "max_num_batched_tokens (8)" in last["message"]
+
+
+def start(request: Request, path: Path) -> subprocess.Popen[str]:
+    """Starts the stage as a program of the vLLM environment."""
+    request.write(path)
+    with path.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(
+            [str(PYTHON), "-m", "stages.generate", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=ENVIRONMENT,
+        )
+
+
+def test_a_killed_shard_goes_on_where_it_was(session, artifact, inputs, tmp_path):
+    params = GenerateParams(**engine(max_num_seqs=2), chunk_prompts=2, shard_index=1, num_shards=2)
     request = request_for(params, inputs, tmp_path / "store", seed=5)
     with start(request, tmp_path / "killed.json") as stage:
         assert stage.stdout is not None
@@ -179,11 +293,12 @@ def test_a_killed_shard_goes_on_where_it_was(artifact, inputs, tmp_path):
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, "the engine outlived the stage"
 
-    resumed = finish(request, tmp_path / "resumed.json")
-    assert json.loads((resumed / "timings.json").read_text())["chunks_reused"] >= 1
-    assert [row["response_token_ids"] for row in rows_of(resumed)] == [
-        row["response_token_ids"] for row in rows_of(artifact)
-    ]
+    resumed = session.finish(request, tmp_path / "resumed.json")
+    timings = json.loads((resumed / "timings.json").read_text())
+    assert timings["chunks_reused"] >= 1
+    assert timings["chunks_sampled"] >= 1
+    first = manifest_of(resumed)["notes"]["first_prompt"]
+    assert tokens_of(rows_of(resumed)) == tokens_of(rows_of(artifact))[3 * first :]
 
 
 def test_a_bad_checkpoint_ends_with_exit_code_64(inputs, tmp_path):
@@ -202,3 +317,8 @@ def test_an_interpreter_without_vllm_says_so(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs vLLM"):
         call_request(STAGE, request_for(GenerateParams(**PARAMS), inputs, tmp_path / "store"))
+
+
+def test_prompts_of_the_table_are_those_of_the_responses(artifact, inputs):
+    asked = [row["prompt_id"] for row in read_rows(inputs["prompts"], PROMPTS)]
+    assert asked == [row["prompt_id"] for row in rows_of(artifact)[::3]]

@@ -5,8 +5,8 @@ import pytest
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.remote.client import RemoteError
 from stages.score.params import ScoreParams
-from stages.score.remote import RemoteError
 from stages.score.run import STAGE
 from tests.stage_calls import call_request, request_for, response
 

@@ -10,9 +10,9 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.score.breaker import FAILURES_TO_OPEN
+from stages.remote.breaker import FAILURES_TO_OPEN
+from stages.remote.client import RemoteError
 from stages.score.params import ScoreParams
-from stages.score.remote import RemoteError
 from stages.score.run import STAGE
 from tests.stage_calls import call_request, request_for, response
 
@@ -188,6 +188,46 @@ class TestKey:
             score(server.url, remote_key_env="REWARD_KEY")
         assert "REWARD_KEY" in str(caught.value)
         assert "wr0ng" not in str(caught.value)
+
+
+def test_after_a_failure_only_the_rest_is_asked(serve, score):
+    up = threading.Event()
+
+    def behave(number, request):
+        return lengths(request) if number <= 3 or up.is_set() else (500, {})
+
+    server = serve(behave)
+    settings = {"rows_per_request": 2, "concurrency": 1, "remote_attempts": 1}
+    with pytest.raises(RemoteError):
+        score(server.url, **settings)
+    failed = len(server.requests)
+    up.set()
+    assert [row["score"] for row in score(server.url, **settings)] == [
+        len(row["response"]) for row in ROWS
+    ]
+    asked = [row["prompt_id"] for each in server.requests[failed:] for row in each["responses"]]
+    assert asked == [row["prompt_id"] for row in ROWS[6:]]
+
+
+def test_responses_without_a_score_are_asked_again(serve, score):
+    well = threading.Event()
+
+    def behave(number, request):
+        answer = [
+            {"score": len(row["response"])}
+            if row["sample_index"] or well.is_set()
+            else {"score": None, "error": "not now"}
+            for row in request["responses"]
+        ]
+        return 200, {"oracle": IDENTITY, "scores": answer}
+
+    rows = [ROWS[0], response("question 1", 1, "word")]
+    server = serve(behave)
+    with pytest.raises(UserError, match="not now"):
+        score(server.url, rows)
+    well.set()
+    assert len(score(server.url, rows)) == 2
+    assert [len(each["responses"]) for each in server.requests] == [2, 1]
 
 
 def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):

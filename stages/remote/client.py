@@ -1,0 +1,188 @@
+"""Requests to a server: several at once, retried, and held back while it is down."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from stages.contract.errors import GebError, UserError
+from stages.remote.breaker import CircuitBreaker
+
+T = TypeVar("T")
+_TOO_MANY_REQUESTS = 429
+# A server that asks for a longer wait than this is as good as down.
+_LONGEST_WAIT_SECONDS = 60.0
+# Requests handed to the threads, for each of those that can be under way.
+_QUEUED = 2
+
+
+class RemoteError(GebError):
+    """The server did not answer, however often it was asked; a later attempt may find it well."""
+
+
+@dataclass(frozen=True)
+class RemoteSettings:
+    """Where to post and how patiently.
+
+    Attributes:
+        url: Where to post.
+        key_env: Name of the environment variable with the bearer token; None sends none.
+        concurrency: Requests at once.
+        timeout_seconds: Time limit of one request.
+        attempts: Times that a request is sent.
+        wait_seconds: Wait before the second attempt; doubled each time.
+        key_setting: Name of the setting that ``key_env`` comes from, for messages.
+        check: What to look at when the server refuses a request, for messages.
+    """
+
+    url: str
+    key_env: str | None
+    concurrency: int
+    timeout_seconds: float
+    attempts: int
+    wait_seconds: float
+    key_setting: str
+    check: str
+
+
+class Remote:
+    """A server that takes JSON by POST.
+
+    Threads send and the main thread waits, so that SIGTERM ends the stage at once.
+
+    Args:
+        settings: Where to post and how patiently.
+
+    Raises:
+        UserError: The environment variable that shall hold the key is not set.
+    """
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        self.url = settings.url
+        self._settings = settings
+        self._headers = _authorization(settings)
+
+    def post_each(
+        self, payloads: Iterable[Any], read: Callable[[bytes], T]
+    ) -> Generator[tuple[int, T], None, None]:
+        """Posts payloads and yields what ``read`` makes of the answers, as they come.
+
+        Args:
+            payloads: JSON values, one per request; taken as there is room for them.
+            read: An answer's body to its value; raises UserError if it is not what was agreed.
+
+        Yields:
+            (number of the payload, value). Close the iterator, or exhaust it, to end the requests.
+
+        Raises:
+            RemoteError: The server cannot be reached, or fails again and again.
+            UserError: The server refuses a request, or ``read`` its answer.
+        """
+        settings = self._settings
+        breaker = CircuitBreaker(settings.wait_seconds, settings.attempts)
+        stopped = threading.Event()
+        pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
+        limits = httpx.Limits(max_connections=settings.concurrency)
+        timeout = settings.timeout_seconds
+        waiting = enumerate(payloads)
+        under_way: dict[Future[T], int] = {}
+        with httpx.Client(headers=self._headers, timeout=timeout, limits=limits) as client:
+
+            def send(payload: Any) -> T:
+                return read(self._post(client, payload, breaker, stopped))
+
+            try:
+                while True:
+                    while len(under_way) < _QUEUED * settings.concurrency:
+                        number, payload = next(waiting, (None, None))
+                        if number is None:
+                            break
+                        under_way[pool.submit(send, payload)] = number
+                    if not under_way:
+                        return
+                    done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                    # Answers before failures: what has been answered shall not be asked again.
+                    for future in sorted(done, key=lambda each: each.exception() is not None):
+                        number = under_way.pop(future)
+                        yield number, future.result()
+            finally:
+                stopped.set()
+                breaker.close()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _post(
+        self,
+        client: httpx.Client,
+        payload: Any,
+        breaker: CircuitBreaker,
+        stopped: threading.Event,
+    ) -> bytes:
+        for attempt in range(self._settings.attempts):
+            if not breaker.enter():
+                break
+            wait_seconds = self._settings.wait_seconds * 2**attempt
+            try:
+                response = client.post(self.url, json=payload)
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if not _is_passing(response.status_code):
+                    breaker.succeeded()
+                    return self._accepted(response)
+                reason = f"status {response.status_code}: {start_of(response.content)}"
+                wait_seconds = max(wait_seconds, _retry_after(response))
+            breaker.failed(reason)
+            if attempt + 1 < self._settings.attempts:
+                stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
+        raise RemoteError(f"{self.url} does not serve; its last failure: {breaker.last_failure}")
+
+    def _accepted(self, response: httpx.Response) -> bytes:
+        settings = self._settings
+        if response.status_code in (401, 403):
+            raise UserError(
+                f"{self.url} refuses the key (status {response.status_code})",
+                f"check the environment variable {settings.key_env}"
+                if settings.key_env
+                else f"set {settings.key_setting} to the name of the variable that holds the key",
+            )
+        if not response.is_success:
+            raise UserError(
+                f"{self.url} refuses a request with status {response.status_code}: "
+                f"{start_of(response.content)}",
+                settings.check,
+            )
+        return response.content
+
+
+def start_of(body: bytes) -> str:
+    """The first words of an answer, for messages."""
+    return repr(body[:200].decode(errors="replace"))
+
+
+def _is_passing(status: int) -> bool:
+    """Whether a retry may cure what the status tells."""
+    return status == _TOO_MANY_REQUESTS or status >= 500
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds that the server asks to wait; 0 if it says nothing or names a date."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _authorization(settings: RemoteSettings) -> dict[str, str]:
+    name = settings.key_env
+    if name is None:
+        return {}
+    if not os.environ.get(name):
+        raise UserError(
+            f"{settings.key_setting} is {name}, and that environment variable is not set",
+            f"export {name} where the stage runs",
+        )
+    return {"Authorization": f"Bearer {os.environ[name]}"}

@@ -1,0 +1,176 @@
+"""A judge that compares two responses to a prompt, in both orders.
+
+Judges prefer the answer that they read first (or last) whatever it says: so each comparison is
+asked twice with the answers swapped, and what does not survive the swap counts as a tie.
+
+Shapes: ``K`` responses per prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from stages.score.answers import prompt_starts
+from stages.score.completion import Question, Reply, Tokens
+from stages.score.oracle import Verdict
+
+# Share of the point that the answer shown as A gets.
+_POINTS = {"Verdict: A": 1.0, "Verdict: B": 0.0, "Verdict: tie": 0.5}
+_TIE = 0.5
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class _Comparison:
+    """Two responses to one prompt, and what the judge has said so far.
+
+    Attributes:
+        first: Place of a row.
+        second: Place of another row of the prompt; None for the first row's opponent.
+        texts: The two responses.
+        points: Of the first response, in the order of asking: shown as A, shown as B.
+        error: Why there is no result, if there is none.
+    """
+
+    first: int
+    second: int | None
+    texts: tuple[str, str]
+    points: dict[int, float] = field(default_factory=dict)
+    error: str | None = None
+    tokens: Tokens = field(default_factory=Tokens)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the judge has still to be asked; the same text twice is a tie unasked."""
+        return self.texts[0] != self.texts[1] and len(self.points) < 2
+
+    @property
+    def result(self) -> float | None:
+        """Points of the first response: 1 won, 0 lost, ½ a tie or won in one order only."""
+        if self.error is not None:
+            return None
+        return sum(self.points.values()) / len(self.points) if self.points else _TIE
+
+    def take(self, order: int, reply: Reply) -> None:
+        """Takes in what the judge said with the first response shown as A (0) or as B (1)."""
+        self.tokens = self.tokens.plus(reply)
+        points = _POINTS.get(reply.last_line)
+        if points is None:
+            self.error = (
+                f"the judge's last line is {reply.last_line[:80]!r}, not 'Verdict: A', "
+                "'Verdict: B' or 'Verdict: tie'"
+            )
+            points = _TIE
+        self.points[order] = points if order == 0 else 1 - points
+
+
+@dataclass(frozen=True)
+class PairwiseJudge:
+    """Scores a response by the share of points that it gets in its comparisons, from 0 to 1.
+
+    Each response is compared with some other samples of its prompt or, where the rows name one,
+    with its opponent.
+
+    Attributes:
+        question: Asks the server; its template sees ``messages``, ``first``, ``second`` and
+            ``reference_answer``.
+        identity: The model's name, and the digest of the template.
+        num_opponents: How many of the following samples each one is compared with.
+    """
+
+    question: Question
+    identity: str
+    num_opponents: int
+
+    def score(self, rows: Rows) -> Iterator[tuple[int, Verdict]]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`.
+
+        The verdicts on a prompt's responses come together, when the last comparison is decided.
+        """
+        starts = prompt_starts(rows)
+        prompts = [self._compare(rows, start, stop) for start, stop in pairwise(starts)]
+        for number, comparisons in enumerate(prompts):
+            if not any(each.is_open for each in comparisons):
+                yield from _verdicts(starts[number], starts[number + 1], comparisons)
+        asked = [
+            (number, comparison, order)
+            for number, comparisons in enumerate(prompts)
+            for comparison in comparisons
+            if comparison.is_open
+            for order in (0, 1)
+        ]
+        questions = (_variables(rows, comparison, order) for _, comparison, order in asked)
+        with closing(self.question.ask(questions)) as replies:
+            for place, reply in replies:
+                number, comparison, order = asked[place]
+                comparison.take(order, reply)
+                if not any(each.is_open for each in prompts[number]):
+                    yield from _verdicts(starts[number], starts[number + 1], prompts[number])
+
+    def _compare(self, rows: Rows, start: int, stop: int) -> list[_Comparison]:
+        """The comparisons that a prompt's rows ask for."""
+        if "opponent" in rows[start]:
+            return [
+                _Comparison(place, None, (rows[place]["response"], rows[place]["opponent"]))
+                for place in range(start, stop)
+            ]
+        size = stop - start
+        pairs = {
+            (min(place, other), max(place, other))
+            for place in range(size)
+            for step in range(1, min(self.num_opponents, size - 1) + 1)
+            for other in [(place + step) % size]
+        }
+        return [
+            _Comparison(
+                start + first,
+                start + second,
+                (rows[start + first]["response"], rows[start + second]["response"]),
+            )
+            for first, second in sorted(pairs)
+        ]
+
+
+def _variables(rows: Rows, comparison: _Comparison, order: int) -> dict[str, Any]:
+    row = rows[comparison.first]
+    first, second = comparison.texts if order == 0 else comparison.texts[::-1]
+    return {
+        "messages": row["messages"],
+        "first": first,
+        "second": second,
+        "reference_answer": row["reference_answer"],
+    }
+
+
+def _verdicts(
+    start: int, stop: int, comparisons: Sequence[_Comparison]
+) -> Iterator[tuple[int, Verdict]]:
+    """The verdicts on a prompt's rows; the tokens of a comparison are shared by its rows."""
+    for place in range(start, stop):
+        own = [each for each in comparisons if place in (each.first, each.second)]
+        tokens = Tokens()
+        for each in own:
+            share = 0.5 if each.second is not None else 1.0
+            tokens = Tokens(
+                tokens.read + share * each.tokens.read, tokens.written + share * each.tokens.written
+            )
+        yield place, _verdict(place, own, tokens)
+
+
+def _verdict(place: int, own: Sequence[_Comparison], tokens: Tokens) -> Verdict:
+    components = tokens.components()
+    if not own:
+        return Verdict(None, "the prompt has no second response to compare with", components)
+    error = next((each.error for each in own if each.error is not None), None)
+    if error is not None:
+        return Verdict(None, error, components)
+    results = [each.result for each in own if each.result is not None]
+    points = [
+        result if each.first == place else 1 - result
+        for each, result in zip(own, results, strict=True)
+    ]
+    return Verdict(sum(points) / len(points), None, {"comparisons": len(points), **components})

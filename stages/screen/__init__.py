@@ -1,0 +1,1 @@
+"""Screen stage: prompts without those that the starting policy solves."""

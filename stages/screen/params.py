@@ -1,0 +1,26 @@
+"""Parameters of the screen stage."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from stages.contract.params import StageParams
+
+
+class ScreenParams(StageParams):
+    """Drops the prompts that the starting policy solves, before anything is trained on them."""
+
+    stage: ClassVar[str] = "screen"
+    version: ClassVar[str] = "1"
+
+    num_samples: int = Field(0, ge=0)
+    """Samples of the starting policy for each prompt; 0 screens nothing. The paper's mathematics
+    experiment takes 2."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling mass."""
+    solved_score: float = 1.0
+    """A prompt is solved where a sample scores at least this, in the oracle's units."""

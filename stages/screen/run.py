@@ -1,0 +1,64 @@
+"""Screen: prompts, and a policy's scored responses to them, to the prompts that it does not solve.
+
+Memory holds 16 bytes and some overhead for each solved prompt.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.join import read_scored
+from stages.contract.program import Stage
+from stages.contract.tables import PROMPTS, TableWriter, num_rows, read_rows
+from stages.screen.params import ScreenParams
+
+
+def run(ctx: StageContext[ScreenParams]) -> None:
+    """Writes the unsolved prompts in their order.
+
+    Inputs: ``prompts`` (a PROMPTS table), ``responses`` and ``scores`` (shard by shard). Outputs:
+    ``prompts.parquet`` and ``metrics.json``. A prompt without responses (too long for the context)
+    or without scores is not known to be solved, and stays.
+
+    Raises:
+        UserError: The tables do not belong together, or all prompts are solved.
+    """
+    prompts = ctx.path("prompts")
+    total = num_rows(prompts)
+    solved = _solved(ctx)
+    with TableWriter(ctx.out / "prompts.parquet", PROMPTS) as writer:
+        for row in ctx.events.track(read_rows(prompts, PROMPTS), total, "prompts"):
+            if bytes.fromhex(row["prompt_id"]) not in solved:
+                writer.write(row)
+    report = {"prompts": total, "solved": total - writer.num_rows, "kept": writer.num_rows}
+    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.notes.update(report)
+    if writer.num_rows == 0:
+        raise UserError(
+            f"the starting policy solves all {total} prompts: nothing is left to train on",
+            "use harder prompts, lower screen.num_samples, or raise screen.solved_score",
+        )
+    ctx.events.info(
+        f"dropped {report['solved']} of {total} prompts: the starting policy solves them"
+    )
+
+
+def _solved(ctx: StageContext[ScreenParams]) -> set[bytes]:
+    """Ids of the prompts with a response that scores well enough."""
+    solved = set()
+    for batch in read_scored(ctx.paths("responses"), ctx.paths("scores"), columns=()):
+        # NaN, where there is no score, is not greater than anything.
+        scores = batch.scores.to_numpy(zero_copy_only=False)
+        enough = np.greater_equal(scores, ctx.params.solved_score)
+        for prompt_id, (start, stop) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
+            if enough[start:stop].any():
+                solved.add(bytes.fromhex(prompt_id))
+    return solved
+
+
+STAGE = Stage(ScreenParams, run)

@@ -1,0 +1,63 @@
+"""A scripted HTTP server on loopback, for what asks one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """Answers by ``behave(number of the request, its JSON)``: status, value or text, headers.
+
+    Attributes:
+        requests: JSON of the requests so far.
+        headers_seen: Their headers.
+        paths: Their paths.
+        released: Set when the test is over, for replies that wait.
+        url: Address of a path of its own; any other answers alike.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, behave: Callable[[int, Any], Reply]) -> None:
+        served = self
+        self.requests: list[Any] = []
+        self.headers_seen: list[Any] = []
+        self.paths: list[str] = []
+        self.released = threading.Event()
+        lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    served.requests.append(request)
+                    served.headers_seen.append(self.headers)
+                    served.paths.append(self.path)
+                    number = len(served.requests)
+                status, value, *headers = behave(number, request)
+                content = (value if isinstance(value, str) else json.dumps(value)).encode()
+                self.send_response(status)
+                for name, text in (headers[0] if headers else {}).items():
+                    self.send_header(name, text)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.origin = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"{self.origin}/score"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that hung up is what some tests are about.
+        pass

@@ -1,0 +1,158 @@
+"""The judge that compares, against a scripted server."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.remote.client import RemoteError
+from stages.score.params import ScoreParams
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, response
+
+_SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>")
+
+
+def shown(request):
+    """The two answers in the order in which the judge sees them."""
+    [message] = request["messages"]
+    return _SHOWN.search(message["content"]).groups()
+
+
+def verdict(text):
+    usage = {"prompt_tokens": 100, "completion_tokens": 7}
+    choices = [{"index": 0, "message": {"role": "assistant", "content": f"Hm.\nVerdict: {text}"}}]
+    return 200, {"choices": choices, "usage": usage}
+
+
+def prefer_longer(number, request):
+    first, second = map(len, shown(request))
+    return verdict("tie" if first == second else "A" if first > second else "B")
+
+
+@pytest.fixture
+def score(tmp_path):
+    def run(url, rows, *, opponents=None, **params):
+        inputs = {"responses": tmp_path / "responses.parquet"}
+        write_table(inputs["responses"], RESPONSES, rows)
+        if opponents is not None:
+            inputs["opponents"] = tmp_path / "opponents.parquet"
+            write_table(inputs["opponents"], RESPONSES, opponents)
+        defaults = {
+            "oracle": "judge",
+            "judge_mode": "pairwise",
+            "remote_url": url,
+            "judge_model": "some-judge",
+            "remote_wait_seconds": 0.0,
+            "remote_timeout_seconds": 60.0,
+        }
+        settings = ScoreParams(**{**defaults, **params})
+        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+def samples(question, *texts):
+    return [response(question, sample, text) for sample, text in enumerate(texts)]
+
+
+def points(rows):
+    return [row["score"] for row in rows]
+
+
+def test_each_pair_is_asked_in_both_orders(serve, score):
+    server = serve(prefer_longer)
+    rows = score(server.url, samples("q", "long answer", "short"))
+    assert points(rows) == [1.0, 0.0]
+    assert sorted(map(shown, server.requests)) == [
+        ("long answer", "short"),
+        ("short", "long answer"),
+    ]
+    # The comparison's tokens are shared by its two responses.
+    assert [dict(row["components"]) for row in rows] == 2 * [
+        {"comparisons": 1, "judge_prompt_tokens": 100, "judge_completion_tokens": 7}
+    ]
+    assert rows[0]["oracle"].startswith("judge-pairwise:some-judge@")
+
+
+@pytest.mark.parametrize("always", ["A", "B"])
+def test_a_liking_for_a_place_makes_a_tie(serve, score, always):
+    server = serve(lambda number, request: verdict(always))
+    assert points(score(server.url, samples("q", "one", "two"))) == [0.5, 0.5]
+
+
+def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, score):
+    texts = ["a", "bbb", "cc", "dddd"]
+    server = serve(prefer_longer)
+    assert points(score(server.url, samples("q", *texts), judge_opponents=9)) == [
+        0,
+        2 / 3,
+        1 / 3,
+        1,
+    ]
+    assert len(server.requests) == 2 * 6
+    ring = serve(prefer_longer)
+    # With the next only: a < bbb > cc < dddd > a.
+    assert points(score(ring.url, samples("q", *texts), judge_opponents=1)) == [0, 1, 0, 1]
+    assert len(ring.requests) == 2 * 4
+
+
+def test_the_same_text_twice_is_a_tie_unasked(serve, score):
+    server = serve(prefer_longer)
+    rows = [*samples("q", "same", "same"), *samples("r", "long answer", "short")]
+    assert points(score(server.url, rows)) == [0.5, 0.5, 1.0, 0.0]
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("text", ["C", "a", "A.", "A or B", "tie!"])
+def test_an_unclear_verdict_leaves_the_prompt_without_scores(serve, score, text):
+    def behave(number, request):
+        return verdict(text) if "odd" in shown(request)[0] else prefer_longer(number, request)
+
+    rows = [*samples("q", "odd", "even"), *samples("r", "long answer", "short")]
+    found = score(serve(behave).url, rows, max_null_share=0.5)
+    assert points(found) == [None, None, 1.0, 0.0]
+    assert f"'Verdict: {text}', not 'Verdict: A'" in found[0]["error"]
+
+
+def test_opponents_are_compared_with_sample_by_sample(serve, score):
+    rows = [*samples("q", "long answer", "tiny"), *samples("r", "same", "b")]
+    others = [*samples("q", "short", "longer"), *samples("r", "same", "c")]
+    server = serve(prefer_longer)
+    found = score(server.url, rows, opponents=others)
+    assert points(found) == [1.0, 0.0, 0.5, 0.5]
+    assert len(server.requests) == 2 * 3
+    assert dict(found[0]["components"])["judge_prompt_tokens"] == 200
+
+
+def test_opponents_must_be_of_the_same_prompts(serve, score):
+    with pytest.raises(UserError, match="opponents' row for prompt"):
+        score(serve(prefer_longer).url, samples("q", "a", "b"), opponents=samples("r", "a", "b"))
+
+
+def test_one_response_alone_has_no_score(serve, score):
+    [row] = score(serve(prefer_longer).url, samples("q", "a"), max_null_share=1)
+    assert "no second response" in row["error"]
+
+
+def test_after_a_failure_only_the_rest_is_asked(serve, score):
+    up = threading.Event()
+
+    def behave(number, request):
+        return prefer_longer(number, request) if number <= 4 or up.is_set() else (500, {})
+
+    rows = [row for name in "qrst" for row in samples(name, "long answer", "short")]
+    server = serve(behave)
+    settings = {"concurrency": 1, "remote_attempts": 1}
+    with pytest.raises(RemoteError):
+        score(server.url, rows, **settings)
+    failed = len(server.requests)
+    up.set()
+    assert points(score(server.url, rows, **settings)) == [1.0, 0.0] * 4
+    # Two prompts were decided before.
+    assert len(server.requests) - failed == 2 * 2
