@@ -139,8 +139,8 @@ class SampleSummary:
             **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct, 1)},
             "mean_log_pi_ref": _mean(log_pi_ref),
             "log_pi_ref_quantiles": _quantiles(log_pi_ref),
-            "mean_log_pi": self._log_pi / self._responses,
-            "entropy_per_token": -self._log_pi / self._tokens if self._tokens else None,
+            "mean_log_pi": _known(self._log_pi / self._responses),
+            "entropy_per_token": _known(-self._log_pi / self._tokens) if self._tokens else None,
             "mean_response_tokens": self._tokens / self._responses,
             "truncated_share": self._truncated / self._responses,
             "empty_share": self._empty / self._responses,
@@ -168,3 +168,8 @@ def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
         return None
     found = np.quantile(values, QUANTILES)
     return {str(q): float(value) for q, value in zip(QUANTILES, found, strict=True)}
+
+
+def _known(value: float) -> float | None:
+    """None for NaN: samples of a server that gives no log-probabilities."""
+    return None if math.isnan(value) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stages.contract.errors import UserError
@@ -27,13 +28,42 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
         )
 
 
-def render_prompt(tokenizer: Any, messages: Messages, *, system_prompt: str = "") -> list[int]:
+def check_template_args(tokenizer: Any, names: Iterable[str]) -> None:
+    """Checks that variables for the chat template are not options of the rendering itself.
+
+    Raises:
+        UserError: One is.
+    """
+    options = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+    for name in sorted(options.difference({"tools", "documents"}).intersection(names)):
+        raise UserError(
+            f"chat_template_args has {name!r}, which says how to render, not what",
+            "leave it out; chat_template_args are variables of the template "
+            "(`enable_thinking: false`)",
+        )
+
+
+def with_system_prompt(messages: Messages, system_prompt: str) -> Messages:
+    """``messages`` with a system turn in front where they open with none of their own."""
+    if system_prompt and messages[0]["role"] != "system":
+        return [{"role": "system", "content": system_prompt}, *messages]
+    return messages
+
+
+def render_prompt(
+    tokenizer: Any,
+    messages: Messages,
+    *,
+    system_prompt: str = "",
+    template_args: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids after which the model's next token is the first of its response.
 
     Args:
         tokenizer: A tokenizer with a chat template.
         messages: The conversation so far; needs a user turn.
         system_prompt: Put in front where the conversation opens with no system turn of its own.
+        template_args: Variables for the template.
 
     Raises:
         UserError: There is no user turn, the template refuses the messages, or it doubles the BOS.
@@ -41,9 +71,8 @@ def render_prompt(tokenizer: Any, messages: Messages, *, system_prompt: str = ""
     if not any(message["role"] == "user" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise UserError(f"a prompt has no user turn (its roles: {roles})", "add a user message")
-    if system_prompt and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return _render(tokenizer, messages, add_generation_prompt=True)
+    messages = with_system_prompt(messages, system_prompt)
+    return _render(tokenizer, messages, add_generation_prompt=True, **(template_args or {}))
 
 
 def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
@@ -55,14 +84,12 @@ def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
     return _render(tokenizer, messages, add_generation_prompt=False)
 
 
-def _render(tokenizer: Any, messages: Messages, *, add_generation_prompt: bool) -> list[int]:
+def _render(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
     from jinja2 import TemplateError
 
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
+            [dict(message) for message in messages], tokenize=False, **template_args
         )
     except TemplateError as error:
         raise UserError(

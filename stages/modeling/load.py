@@ -49,6 +49,30 @@ def load_tokenizer(source: ModelSource) -> Any:
         raise _not_loadable("the tokenizer", source, error) from error
 
 
+def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
+    """Checks that two models read token ids alike.
+
+    Raises:
+        UserError: Their vocabularies or special tokens differ.
+    """
+    ours, theirs = load_tokenizer(policy), load_tokenizer(reference)
+    remedy = "use a reference with the policy's tokenizer: both read the same token ids"
+    if ours.get_vocab() != theirs.get_vocab():
+        differ = dict(ours.get_vocab().items() ^ theirs.get_vocab().items())
+        raise UserError(
+            f"the tokenizer of the policy {policy.name_or_path} and that of the reference "
+            f"{reference.name_or_path} differ in {len(differ)} tokens: {_some(differ)}",
+            remedy,
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise UserError(
+                f"{name} is {getattr(ours, name)} for the policy {policy.name_or_path} and "
+                f"{getattr(theirs, name)} for the reference {reference.name_or_path}",
+                remedy,
+            )
+
+
 def load_causal_lm(
     source: ModelSource,
     *,
@@ -68,6 +92,26 @@ def load_causal_lm(
         UserError: There is no checkpoint, or weights of the model are missing from it.
     """
     return _load(AutoModelForCausalLM, source, dtype, device, attention)
+
+
+def merge_adapter(model: Any, adapter: Path) -> Any:
+    """Merges a LoRA adapter into a causal language model, and returns it in evaluation mode.
+
+    Raises:
+        UserError: The adapter does not fit the model.
+    """
+    # Takes a second to import: only where there is an adapter.
+    from peft import PeftModel
+
+    try:
+        merged = PeftModel.from_pretrained(model, str(adapter), torch_device=str(model.device))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the adapter {adapter} does not fit {type(model).__name__}: "
+            f"{str(error).strip().splitlines()[0]}",
+            "name the checkpoint that the adapter was trained on as the policy",
+        ) from error
+    return merged.merge_and_unload().eval()
 
 
 def load_sequence_classifier(

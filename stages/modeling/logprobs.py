@@ -1,7 +1,7 @@
 """Log-probabilities of response tokens, without a `[B, T, V]` tensor.
 
 Only the positions that predict a response token are projected onto the vocabulary, a chunk at a
-time, and the chunk is computed again in the backward pass.
+time; the backward pass computes the chunks again unless they are small.
 
 Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width, `V` vocabulary.
 """
@@ -15,8 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from stages.modeling.shared_prefix import Group, RowLayout
+
+_PROBE_TOKENS = 8
+
 LOGIT_CHUNK_BYTES = 64 << 20
 """Size of one chunk of float32 logits: large enough to keep a matrix multiplication busy."""
+LOGIT_KEEP_BYTES = 256 << 20
+"""Logits of a forward pass that are kept for the backward pass rather than computed again."""
 
 
 class ResponseLogprobs(nn.Module):
@@ -43,22 +49,35 @@ class ResponseLogprobs(nn.Module):
             )
         self.head = _ChunkedHead(head)
 
-    def forward(self, input_ids: Tensor, source_index: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        source_index: Tensor,
+        targets: Tensor,
+        groups: tuple[Group, ...] | None = None,
+    ) -> Tensor:
         """Computes log π of the targets.
 
         Args:
             input_ids: Rows padded on the right, [R, T]. Under a causal mask no real token sees
-                the padding, so none is masked.
+                the padding, so none is masked. With ``groups`` one row without padding, [1, T].
             source_index: Places in the flattened rows whose output predicts a target, [N].
             targets: Token ids, [N].
+            groups: Lengths of the prompts and responses that lie one after the other in the row,
+                each prompt shared by the responses after it; the model must have been loaded with
+                the attention ``SHARED_PREFIX``.
 
         Returns:
             Float32 log-probabilities at temperature 1, [N].
         """
         # Looked up per call: peft replaces layers inside the decoder.
         decoder = causal_lm(self.policy).get_decoder()
-        hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
-        return self.head(hidden.flatten(0, 1)[source_index], targets)
+        options: dict[str, Any] = {}
+        if groups is not None:
+            layout = RowLayout(groups)
+            options = {"position_ids": layout.position_ids(input_ids.device), "row_layout": layout}
+        hidden = decoder(input_ids=input_ids, use_cache=False, **options).last_hidden_state
+        return self.head(hidden.flatten(0, 1).index_select(0, source_index), targets)
 
 
 def causal_lm(policy: nn.Module) -> Any:
@@ -75,7 +94,10 @@ def head_is_plain(policy: nn.Module) -> bool:
     if any(hasattr(weight, "ds_id") for weight in model.parameters()):
         # Sharded by ZeRO-3 before an engine gathers it: cannot be run yet.
         return True
-    probe = torch.ones((1, 2), dtype=torch.long, device=model.device)
+    # Spread over the vocabulary: the padding token, say, may have an embedding of zeros, whose
+    # logits are zero with a cap and without.
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    probe = torch.linspace(0, vocabulary - 1, _PROBE_TOKENS, device=model.device).long()[None]
     training = model.training
     model.eval()
     with torch.no_grad():
@@ -93,6 +115,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     chunk_bytes: int = LOGIT_CHUNK_BYTES,
+    keep_bytes: int = LOGIT_KEEP_BYTES,
 ) -> Tensor:
     """Computes log softmax(hidden · weightᵀ + bias)[targets] in float32.
 
@@ -102,12 +125,16 @@ def token_logprobs(
         bias: The head's bias, [V], or None.
         targets: Token ids, [N].
         chunk_bytes: Memory that one chunk of float32 logits may take.
+        keep_bytes: Memory that all chunks may take between forward and backward pass; where they
+            need more they are computed again.
 
     Returns:
         Log-probabilities, [N], float32.
     """
-    chunk = max(1, chunk_bytes // (4 * weight.shape[0]))
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, chunk)
+    row_bytes = 4 * weight.shape[0]
+    chunk = max(1, chunk_bytes // row_bytes)
+    keep = hidden.shape[0] * row_bytes <= keep_bytes
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, chunk, keep)
 
 
 class _ChunkedHead(nn.Module):
@@ -123,42 +150,76 @@ class _ChunkedHead(nn.Module):
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax at the targets; ∂/∂logits = onehot(target) − softmax(logits)."""
+    """log softmax at the targets; ∂/∂logits = onehot(target) − softmax(logits).
+
+    What the backward pass needs of the logits is kept where it is small, and computed again where
+    it is not. Where the head is frozen it is not needed: the forward pass then computes ∂/∂hidden
+    of each log-probability, one product in place of two.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+        keep: bool,
     ) -> Tensor:
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        frozen = wants_hidden and not (wants_weight or wants_bias)
+        keep = keep and (wants_weight or wants_bias)
         dtype = _compute_dtype(hidden)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         log_normalizers = torch.empty_like(logprobs)
+        d_hidden = torch.empty_like(hidden) if frozen else None
+        kept = []
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
             for rows in _chunks(hidden.shape[0], chunk):
-                logits = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
-                log_normalizers[rows] = logits.logsumexp(dim=1)
-                chosen = logits.gather(1, targets[rows, None]).squeeze(1)
+                scores = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
+                chosen = scores.gather(1, targets[rows, None]).squeeze(1)
+                largest = scores.amax(dim=1)
+                # In place: a second tensor of this size costs more than the exponentials.
+                scores.sub_(largest[:, None]).exp_()
+                log_normalizers[rows] = largest + scores.sum(dim=1).log_()
                 logprobs[rows] = chosen - log_normalizers[rows]
-        ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers)
-        ctx.chunk, ctx.dtype = chunk, dtype
+                if d_hidden is not None or keep:
+                    scores.mul_((largest - log_normalizers[rows]).exp_()[:, None])
+                if d_hidden is not None:
+                    expected = scores.to(dtype) @ cast_weight
+                    d_hidden[rows] = (cast_weight[targets[rows]] - expected).to(hidden.dtype)
+                if keep:
+                    kept.append(scores)
+        ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers, d_hidden)
+        ctx.chunk, ctx.dtype, ctx.kept = chunk, dtype, kept
         return logprobs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_normalizers = ctx.saved_tensors
+        hidden, weight, bias, targets, log_normalizers, d_hidden = ctx.saved_tensors
+        if d_hidden is not None:
+            scaled = d_hidden.float().mul_(gradient[:, None]).to(hidden.dtype)
+            return scaled, None, None, None, None, None
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dtype = ctx.dtype
+        # Used up here; a second backward pass would compute them again.
+        kept, ctx.kept = ctx.kept, []
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
             # Summed over chunks in float32, whatever the dtype of the products.
             d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
             d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
-            for rows in _chunks(hidden.shape[0], ctx.chunk):
+            for place, rows in enumerate(_chunks(hidden.shape[0], ctx.chunk)):
                 inputs = hidden[rows].to(dtype)
-                logits = functional.linear(inputs, cast_weight, cast_bias).float()
-                d_logits = logits.sub_(log_normalizers[rows, None]).exp_()
+                if kept:
+                    d_logits, kept[place] = kept[place], None
+                else:
+                    d_logits = functional.linear(inputs, cast_weight, cast_bias).float()
+                    d_logits.sub_(log_normalizers[rows, None]).exp_()
                 d_logits.mul_(-gradient[rows, None])
                 d_logits.scatter_add_(1, targets[rows, None], gradient[rows, None])
                 if d_bias is not None:
@@ -172,6 +233,7 @@ class _TokenLogprobs(torch.autograd.Function):
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
+            None,
             None,
             None,
         )

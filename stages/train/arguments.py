@@ -35,7 +35,7 @@ def training_arguments(
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.logs / "tensorboard"))
     return TrainingArguments(
         output_dir=str(written),
-        per_device_train_batch_size=plan.micro_batch,
+        per_device_train_batch_size=1,
         gradient_accumulation_steps=plan.accumulation,
         max_steps=plan.num_steps,
         learning_rate=params.learning_rate,
@@ -43,7 +43,7 @@ def training_arguments(
         if params.lr_schedule != "constant"
         else "constant_with_warmup",
         warmup_steps=round(params.warmup_ratio * plan.num_steps),
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         weight_decay=params.weight_decay,
         adam_beta1=params.adam_beta1,
         adam_beta2=params.adam_beta2,

@@ -1,17 +1,16 @@
-"""Which pairs make up which step, and their tensors.
+"""Which pairs make up which step, and in which micro-batches they are computed.
 
-The pairs of a step depend on seed and global batch size alone; world size and micro-batch only
-decide where and in how many pieces they are computed.
-
-Shapes: `B` pairs, `R = 2B` rows (the chosen ones first), `T` tokens of a row, `S` tokens of a
-response, `N` response tokens of all rows.
+The pairs of a step depend on seed and global batch size alone; world size, row layout and token
+budget only decide where and in how many pieces they are computed.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,152 +19,147 @@ from torch.utils.data import Dataset
 
 from stages.contract.digests import derive_seed
 from stages.train.data import Pair
+from stages.train.params import RowLayoutName
+from stages.train.rows import ROWS, Batch
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
 """Per-token log π_ref by `Pair.index`: of the chosen and of the rejected response."""
 
-Batch = dict[str, Tensor]
-
 
 @dataclass(frozen=True)
 class Plan:
-    """How many pairs each step sees.
+    """What each step sees, and in how many micro-batches.
 
     Attributes:
-        num_pairs: Pairs to train on.
+        pairs: What is trained on; a pair's place in it is its name here.
         epochs: Passes over them.
         global_batch: Pairs per step; an epoch's last step may see fewer.
-        micro_batch: Most pairs of one process in one forward pass.
         world_size: Processes.
         seed: Seed of the order.
+        row_layout: How the pairs of a micro-batch are laid out.
+        micro_batch_tokens: Most tokens in one micro-batch of a process, padding counted; a pair
+            that is longer makes a micro-batch of its own.
     """
 
-    num_pairs: int
+    pairs: Sequence[Pair]
     epochs: int
     global_batch: int
-    micro_batch: int
     world_size: int
     seed: int
+    row_layout: RowLayoutName
+    micro_batch_tokens: int
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch."""
-        return math.ceil(self.num_pairs / self.global_batch)
+        return math.ceil(len(self.pairs) / self.global_batch)
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps in all."""
         return self.epochs * self.steps_per_epoch
 
-    @property
+    @cached_property
     def accumulation(self) -> int:
-        """Micro-batches of each process in a step."""
-        largest = min(self.global_batch, self.num_pairs)
-        return math.ceil(largest / (self.micro_batch * self.world_size))
+        """Micro-batches of each process in a step: as few as keep within the budget in all steps.
+
+        The same for all steps, as the Trainer and DeepSpeed want it.
+        """
+        steps = [self.pairs_of(step) for step in range(self.num_steps)]
+        at_once = self.micro_batch_tokens * self.world_size
+        count = max(math.ceil(self._tokens(places) / at_once) for places in steps)
+        if self.row_layout == "padded":
+            count = 1
+        while not all(self._fits(self._deal(places, count)) for places in steps):
+            count += 1
+        return count
 
     def pairs_of(self, step: int) -> list[int]:
         """Places of the pairs of a step (from 0), in the epoch's shuffled order."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        order = _permutation(self.num_pairs, derive_seed(self.seed, "order", epoch))
+        order = _permutation(len(self.pairs), derive_seed(self.seed, "order", epoch))
         return order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
 
-    def micro_batches(self, step: int, lengths: Sequence[int]) -> list[list[list[int]]]:
-        """Deals the pairs of a step out, longest first so that rows of like length meet.
+    def micro_batches(self, step: int) -> list[list[list[int]]]:
+        """Deals the pairs of a step out, so that processes have about as much to do.
 
         Returns:
             For each micro-batch of the step, for each process, the places of its pairs. A process
             for which no pair is left gets an empty list.
         """
-        pairs = sorted(self.pairs_of(step), key=lambda place: (-lengths[place], place))
-        pieces = np.array_split(np.array(pairs), self.accumulation * self.world_size)
-        parts = [piece.tolist() for piece in pieces]
+        parts = self._deal(self.pairs_of(step), self.accumulation)
         return [
             parts[start : start + self.world_size]
             for start in range(0, len(parts), self.world_size)
         ]
+
+    def tokens(self, places: Sequence[int]) -> int:
+        """Tokens of a micro-batch of the pairs at ``places``, padding counted."""
+        if self.row_layout == "packed":
+            return self._tokens(places)
+        return 2 * len(places) * max((self.pairs[place].num_tokens for place in places), default=0)
+
+    def _tokens(self, places: Sequence[int]) -> int:
+        return sum(self.pairs[place].num_tokens_shared for place in places)
+
+    def _fits(self, parts: Sequence[Sequence[int]]) -> bool:
+        budget = self.micro_batch_tokens
+        return all(len(part) <= 1 or self.tokens(part) <= budget for part in parts)
+
+    def _deal(self, places: Sequence[int], accumulation: int) -> list[list[int]]:
+        """Splits pairs into micro-batches, the largest first: what needs too much fails early."""
+        count = accumulation * self.world_size
+        if self.row_layout == "padded":
+            by_length = sorted(places, key=lambda place: (-self.pairs[place].num_tokens, place))
+            return [part.tolist() for part in np.array_split(np.array(by_length), count)]
+        by_size = sorted(places, key=lambda place: (-self.pairs[place].num_tokens_shared, place))
+        parts: list[list[int]] = [[] for _ in range(count)]
+        # The longest pair that is left goes where the fewest tokens are.
+        loads = [(0, part) for part in range(count)]
+        for place in by_size:
+            load, part = heapq.heappop(loads)
+            parts[part].append(place)
+            heapq.heappush(loads, (load + self.pairs[place].num_tokens_shared, part))
+        return [parts[part] for _, part in sorted(loads, key=lambda each: (-each[0], each[1]))]
 
 
 class MicroBatches(Dataset[Batch]):
     """All micro-batches of one process, in the order of training.
 
     Args:
-        pairs: What is trained on.
-        reference: Their log π_ref.
+        reference: Log π_ref of the plan's pairs.
         plan: Which pairs are where.
         rank: This process, from 0.
     """
 
-    def __init__(
-        self, pairs: Sequence[Pair], reference: RefLogprobs, plan: Plan, rank: int
-    ) -> None:
-        self._pairs = pairs
+    def __init__(self, reference: RefLogprobs, plan: Plan, rank: int) -> None:
         self._reference = reference
         self._plan = plan
         self._rank = rank
-        self._lengths = [pair.num_tokens for pair in pairs]
-        self._shortest = min(range(len(pairs)), key=self._lengths.__getitem__)
+        sizes = [pair.num_tokens_shared for pair in plan.pairs]
+        self._shortest = min(range(len(sizes)), key=sizes.__getitem__)
         self._dealt: tuple[int, list[list[list[int]]]] = (-1, [])
 
     def __len__(self) -> int:
         return self._plan.num_steps * self._plan.accumulation
 
     def __getitem__(self, index: int) -> Batch:
-        step, micro = divmod(index, self._plan.accumulation)
+        plan = self._plan
+        step, micro = divmod(index, plan.accumulation)
         if self._dealt[0] != step:
-            self._dealt = (step, self._plan.micro_batches(step, self._lengths))
+            self._dealt = (step, plan.micro_batches(step))
         dealt = self._dealt[1]
         places = dealt[micro][self._rank]
         # A process without pairs still takes part in the step's collectives, with weight 0.
         weight = 1.0 / sum(len(part) for parts in dealt for part in parts) if places else 0.0
-        pairs = [self._pairs[place] for place in places or [self._shortest]]
-        batch = collate(pairs)
+        pairs = [plan.pairs[place] for place in places or [self._shortest]]
+        batch = ROWS[plan.row_layout](pairs)
         batch["ref_logprobs"] = _padded_reference(pairs, self._reference)
         batch["tie"] = torch.tensor([pair.tie for pair in pairs])
         batch["weight"] = torch.tensor(weight, dtype=torch.float32)
-        batch["num_tokens"] = torch.tensor(
-            sum(
-                2 * len(p.prompt) + len(p.chosen.token_ids) + len(p.rejected.token_ids)
-                for p in pairs
-            )
-        )
+        batch["num_tokens"] = torch.tensor(sum(pair.num_tokens_unshared for pair in pairs))
+        batch["num_tokens_shared"] = torch.tensor(sum(pair.num_tokens_shared for pair in pairs))
         return batch
-
-
-def collate(pairs: Sequence[Pair]) -> Batch:
-    """Rows of a micro-batch, padded on the right to the longest.
-
-    Returns:
-        `input_ids` [R, T]; `source_index` [N], places in the flattened rows whose output predicts a
-        response token; `targets` [N], those tokens; `response_mask` [R, S], true on response tokens
-        in the order of `targets`.
-    """
-    rows = [(pair.prompt, pair.chosen.token_ids) for pair in pairs]
-    rows += [(pair.prompt, pair.rejected.token_ids) for pair in pairs]
-    width = max(len(prompt) + len(response) for prompt, response in rows)
-    longest = max(len(response) for _, response in rows)
-    input_ids = np.zeros((len(rows), width), dtype=np.int64)
-    response_mask = np.zeros((len(rows), longest), dtype=bool)
-    sources = []
-    for row, (prompt, response) in enumerate(rows):
-        start, end = len(prompt), len(prompt) + len(response)
-        input_ids[row, :start] = prompt
-        input_ids[row, start:end] = response
-        response_mask[row, : len(response)] = True
-        sources.append(row * width + np.arange(start - 1, end - 1))
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "source_index": torch.from_numpy(np.concatenate(sources)),
-        "targets": torch.from_numpy(
-            np.concatenate([response for _, response in rows]).astype(np.int64)
-        ),
-        "response_mask": torch.from_numpy(response_mask),
-    }
-
-
-def pad_responses(logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Lays out per-token values [N] as [R, S], zero where there is no token."""
-    padded = torch.zeros(response_mask.shape, dtype=logprobs.dtype, device=logprobs.device)
-    return padded.masked_scatter(response_mask, logprobs)
 
 
 def _padded_reference(pairs: Sequence[Pair], reference: RefLogprobs) -> Tensor:

@@ -20,12 +20,14 @@ class StepReporter(TrainerCallback):
         process: This process.
         log: Where the records go.
         plan: How many steps there are.
+        peak_flops: What the devices of all processes can do a second, as measured.
     """
 
-    def __init__(self, process: Process, log: MetricsLog, plan: Plan) -> None:
+    def __init__(self, process: Process, log: MetricsLog, plan: Plan, *, peak_flops: float) -> None:
         self._events = process.events
         self._log = log
         self._plan = plan
+        self._peak_flops = peak_flops
         self._last = time.perf_counter()
 
     def on_train_begin(
@@ -60,10 +62,10 @@ class StepReporter(TrainerCallback):
             "step": step,
             "epoch": (step - 1) // self._plan.steps_per_epoch + 1,
             **values,
-            "num_pairs": int(values["num_pairs"]),
-            "num_tokens": int(values["num_tokens"]),
+            **{name: int(value) for name, value in values.items() if name.startswith("num_")},
             "step_seconds": seconds,
             "tokens_per_second": values["num_tokens"] / seconds,
+            "model_flops_utilisation": values["model_tflop"] * 1e12 / seconds / self._peak_flops,
         }
         self._log.write(record)
         self._events.metric(step, **values)

@@ -70,6 +70,16 @@ class Pair:
         """Tokens of the longer of the two rows."""
         return len(self.prompt) + max(len(self.chosen.token_ids), len(self.rejected.token_ids))
 
+    @property
+    def num_tokens_shared(self) -> int:
+        """Tokens of the prompt, once, and of both responses."""
+        return len(self.prompt) + len(self.chosen.token_ids) + len(self.rejected.token_ids)
+
+    @property
+    def num_tokens_unshared(self) -> int:
+        """Tokens of both rows, the prompt in each."""
+        return self.num_tokens_shared + len(self.prompt)
+
 
 @dataclass(frozen=True)
 class PairCounts:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from stages.contract.events import dump_json
@@ -18,10 +19,12 @@ from stages.train.batches import MicroBatches, Plan, RefLogprobs
 from stages.train.callbacks import CheckpointSchedule, StepReporter
 from stages.train.data import load_pairs
 from stages.train.job import Job, Process
+from stages.train.memory import OutOfMemoryError, is_out_of_memory
 from stages.train.numerics import Numerics, repeatable
 from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
 from stages.train.saving import policy_weights, save_average, save_policy
 from stages.train.settings import check_trackers, kappa_controller, objective_settings
+from stages.train.timing import matmul_flops_per_second
 from stages.train.trainer import PairTrainer
 
 METRICS = "metrics.jsonl"
@@ -32,9 +35,16 @@ def fit(job: Job, process: Process) -> None:
 
     Raises:
         UserError: Parameters, models or pairs are wrong.
+        OutOfMemoryError: It did not fit into memory.
     """
-    with repeatable(on_gpu=job.on_gpu):
-        _Fit(job, process).run()
+    try:
+        with repeatable(on_gpu=job.on_gpu):
+            _Fit(job, process).run()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise OutOfMemoryError(said or type(error).__name__) from None
 
 
 class _Fit:
@@ -47,16 +57,17 @@ class _Fit:
         check_trackers(params.report_to)
         self._settings = objective_settings(params)
         self._kappa = kappa_controller(params)
-        self._numerics = Numerics.of(params, on_gpu=job.on_gpu, local_rank=process.rank)
+        self._numerics = Numerics.of(params, on_gpu=job.on_gpu, local_rank=process.local_rank)
         self._tokenizer = load_tokenizer(job.policy)
         self._pairs, self._counts = load_pairs(job.pairs, params)
         self._plan = Plan(
-            num_pairs=len(self._pairs),
+            pairs=self._pairs,
             epochs=params.epochs,
             global_batch=params.global_batch_pairs,
-            micro_batch=params.micro_batch_pairs,
             world_size=process.world_size,
             seed=job.seed,
+            row_layout=params.row_layout,
+            micro_batch_tokens=params.micro_batch_tokens,
         )
         self._loaded: ResponseLogprobs | None = None
 
@@ -89,21 +100,24 @@ class _Fit:
             self._reference_model,
             folder=folder,
             numerics=self._numerics,
-            micro_batch=job.params.micro_batch_pairs,
+            row_layout=job.params.row_layout,
+            micro_batch_tokens=job.params.micro_batch_tokens,
             process=self._process,
         )
         self._process.barrier()
         return reference.read_reference(folder)
 
     def _reference_model(self) -> ResponseLogprobs:
-        model = load_logprob_model(self._job.reference, self._numerics)
+        model = load_logprob_model(self._job.reference, self._numerics, self._job.params.row_layout)
         if self._job.same_model and self._job.params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = model
         return model
 
     def _policy(self) -> ResponseLogprobs:
-        model = self._loaded or load_logprob_model(self._job.policy, self._numerics)
+        model = self._loaded or load_logprob_model(
+            self._job.policy, self._numerics, self._job.params.row_layout
+        )
         self._loaded = None
         if self._job.params.lora.rank:
             model = ResponseLogprobs(add_adapters(model.policy, self._job.params.lora))
@@ -138,7 +152,11 @@ class _Fit:
         params, process = self._job.params, self._process
         # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
         arguments = training_arguments(self._job, process, self._plan, self._numerics)
-        callbacks: list[Any] = [StepReporter(process, log, self._plan)] if log else []
+        callbacks: list[Any] = []
+        if log is not None:
+            dtype = torch.bfloat16 if self._numerics.bfloat16 else torch.float32
+            rate = matmul_flops_per_second(self._numerics.device, dtype) * process.world_size
+            callbacks.append(StepReporter(process, log, self._plan, peak_flops=rate))
         callbacks.append(
             CheckpointSchedule(
                 process,
@@ -149,7 +167,7 @@ class _Fit:
         return PairTrainer(
             model=self._policy(),
             args=arguments,
-            batches=MicroBatches(self._pairs, ref_logprobs, self._plan, process.rank),
+            batches=MicroBatches(ref_logprobs, self._plan, process.rank),
             plan=self._plan,
             settings=self._settings,
             kappa=self._kappa,
@@ -193,10 +211,11 @@ class _Fit:
         reference.write_reference(out / "reference_logprobs.parquet", self._pairs, ref_logprobs)
         shutil.copyfile(self._job.work / METRICS, out / METRICS)
         gap = reference.difference_to_sampler(self._pairs, ref_logprobs)
-        self._process.events.info(
-            f"log π_ref differs from the sampler's by {gap.mean:.2g} per token, "
-            f"at most {gap.max:.2g}"
-        )
+        if gap.mean is not None:
+            self._process.events.info(
+                f"log π_ref differs from the sampler's by {gap.mean:.2g} per token, "
+                f"at most {gap.max:.2g}"
+            )
         counts = self._counts
         summary = {
             "steps": self._plan.num_steps,

@@ -70,12 +70,14 @@ class Process:
 
     Attributes:
         rank: Its number, from 0.
+        local_rank: Its number among those of its node, from 0; that of its GPU.
         world_size: How many there are.
         events: Where it reports to; only that of rank 0 is read.
         stop_requested: Whether SIGTERM came.
     """
 
     rank: int
+    local_rank: int
     world_size: int
     events: Emitter
     stop_requested: StopRequested

@@ -7,8 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-TIMINGS = ("step_seconds", "tokens_per_second")
+from stages.train.timing import PARTS
+
+TIMINGS = (
+    "step_seconds",
+    *(f"{part}_seconds" for part in PARTS),
+    "tokens_per_second",
+    "model_flops_utilisation",
+    "peak_memory_mib",
+)
 """Values that differ between computations of the same result; they stay out of the summary."""
+_COUNTED = (
+    *("step", "epoch", "num_pairs"),
+    *("num_tokens", "num_tokens_shared", "num_response_tokens", "model_tflop"),
+)
 
 
 class MetricsLog:
@@ -51,11 +63,7 @@ def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
     """
     chosen = [record for record in records if record["epoch"] == epoch]
     pairs = sum(record["num_pairs"] for record in chosen)
-    names = [
-        name
-        for name in chosen[0]
-        if name not in ("step", "epoch", "num_pairs", "num_tokens", *TIMINGS)
-    ]
+    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS)]
     return {
         name: sum(record[name] * record["num_pairs"] for record in chosen) / pairs for name in names
     }

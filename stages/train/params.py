@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+
+RowLayoutName = Literal["packed", "padded"]
+
+Divergence = (
+    Annotated[Literal["reverse_kl", "hellinger", "forward_kl", "js"], Field(title="name")]
+    | Annotated[float, Field(ge=0, le=1, title="α")]
+)
 
 
 class ObjectiveParams(Settings):
@@ -15,7 +22,7 @@ class ObjectiveParams(Settings):
     The preference term L of a tied pair is zero; its bonus and NLL count.
     """
 
-    divergence: str | float = "reverse_kl"
+    divergence: Divergence = "reverse_kl"
     """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence in [0, 1]."""
     design: Literal[
         "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
@@ -131,7 +138,7 @@ class DeepSpeedParams(Settings):
     """Keep weights in CPU memory (stage 3)."""
 
 
-class TrainParams(ObjectiveParams, KappaParams, OptimizerParams, LengthParams, StageParams):
+class TrainParams(StageParams, LengthParams, OptimizerParams, KappaParams, ObjectiveParams):
     """Trains a policy on preference pairs by f-DPO with an exploratory bonus.
 
     Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables).
@@ -158,8 +165,14 @@ class TrainParams(ObjectiveParams, KappaParams, OptimizerParams, LengthParams, S
     save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the saved weights; `auto` keeps the starting checkpoint's."""
 
-    micro_batch_pairs: int = speed_only(2, ge=1)
-    """Most pairs per process in one forward pass; the global batch is the same for every value."""
+    row_layout: RowLayoutName = speed_only("packed")
+    """`packed`: pairs one after the other in one row, each prompt computed once for both of its
+    responses. `padded`: a row for each response, padded to the longest."""
+    micro_batch_tokens: int = speed_only(8192, ge=1)
+    """Most tokens per process in one forward pass, padding counted; a longer pair goes alone. The
+    global batch is the same for every value."""
+    retry_out_of_memory: bool = speed_only(True)
+    """Where memory runs out, go on from the last checkpoint with half of `micro_batch_tokens`."""
     gradient_checkpointing: bool = speed_only(True)
     """Recompute activations in the backward pass: less memory, a third more time."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())

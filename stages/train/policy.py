@@ -12,23 +12,47 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.load import load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs, head_is_plain
+from stages.modeling.shared_prefix import (
+    SHARED_PREFIX,
+    UnsupportedAttentionError,
+    supports_shared_prefix,
+)
 from stages.train.numerics import Numerics
-from stages.train.params import LoraParams
+from stages.train.params import LoraParams, RowLayoutName
 
 
-def load_logprob_model(source: ModelSource, numerics: Numerics) -> ResponseLogprobs:
+def load_logprob_model(
+    source: ModelSource, numerics: Numerics, row_layout: RowLayoutName
+) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives log-probabilities.
 
+    Args:
+        source: Folder or hub id.
+        numerics: Device and dtypes.
+        row_layout: Of the rows that it is to compute.
+
     Raises:
-        UserError: There is no such model, or its logits are not a plain linear head's.
+        UserError: There is no such model, its logits are not a plain linear head's, or it cannot
+            compute such rows.
     """
-    model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
+    model = load_causal_lm(
+        source,
+        dtype=numerics.weights,
+        device=numerics.device,
+        attention=SHARED_PREFIX if row_layout == "packed" else "sdpa",
+    )
+    if row_layout == "packed" and not supports_shared_prefix(model):
+        raise _cannot_share_prompts(source, f"{type(model).__name__} has another attention")
     remove_dropout(model)
     try:
         wrapped = ResponseLogprobs(model)
     except ValueError as error:
         raise _unusable_head(source, str(error)) from error
-    if not head_is_plain(model):
+    try:
+        plain = head_is_plain(model)
+    except UnsupportedAttentionError as error:
+        raise _cannot_share_prompts(source, str(error)) from error
+    if not plain:
         raise _unusable_head(source, "its logits are capped or scaled after the head")
     return wrapped
 
@@ -74,6 +98,13 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
             f"lora.target_modules = {list(params.target_modules)}: {error}",
             "name linear layers of the model, such as q_proj and v_proj",
         ) from error
+
+
+def _cannot_share_prompts(source: ModelSource, reason: str) -> UserError:
+    return UserError(
+        f"the prompts of pairs cannot be shared by {source.name_or_path}: {reason}",
+        "set train.row_layout=padded",
+    )
 
 
 def _unusable_head(source: ModelSource, reason: str) -> UserError:

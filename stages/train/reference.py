@@ -9,22 +9,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from stages.contract.errors import UserError
 from stages.contract.tables import TableWriter, read_batches
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.train.batches import RefLogprobs, collate
+from stages.train.batches import RefLogprobs
 from stages.train.data import Pair
 from stages.train.job import Process
 from stages.train.numerics import Numerics
+from stages.train.params import RowLayoutName
+from stages.train.rows import MODEL_INPUTS, ROWS
 
 PART_PAIRS = 512
 """Pairs in one part: what a killed attempt loses at most, per process."""
 FORWARD_FACTOR = 4
-"""A pass without gradients holds few activations: it takes so many micro-batches at once."""
+"""A pass without gradients holds few activations: it takes so many times the tokens at once."""
 
 REFERENCE_LOGPROBS = pa.schema(
     [
@@ -42,8 +46,9 @@ REFERENCE_LOGPROBS = pa.schema(
 class SamplerDifference:
     """|log π_ref − the sampler's log-probability| per response token, in nats."""
 
-    mean: float
-    max: float
+    mean: float | None
+    """None where no log-probability of the sampler's is known."""
+    max: float | None
 
 
 def compute_reference(
@@ -52,7 +57,8 @@ def compute_reference(
     *,
     folder: Path,
     numerics: Numerics,
-    micro_batch: int,
+    row_layout: RowLayoutName,
+    micro_batch_tokens: int,
     process: Process,
 ) -> None:
     """Writes the parts of this process that ``folder`` lacks.
@@ -62,7 +68,8 @@ def compute_reference(
         load_model: Gives the reference model; called only where a part is missing.
         folder: Where parts are kept between attempts.
         numerics: Those of the policy.
-        micro_batch: Pairs in a forward pass of training.
+        row_layout: That of training.
+        micro_batch_tokens: Most tokens in a forward pass of training.
         process: This process.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,9 +87,9 @@ def compute_reference(
     for start in missing:
         part = pairs[start : start + PART_PAIRS]
         found: RefLogprobs = {}
-        for batch in _by_length(part, micro_batch * FORWARD_FACTOR):
+        for batch in _by_length(part, micro_batch_tokens * FORWARD_FACTOR):
             with torch.no_grad(), numerics.forward_context():
-                found |= _logprobs(model, batch, numerics.device)
+                found |= _logprobs(model, batch, row_layout, numerics.device)
             done += len(batch)
             process.check_stop()
             process.events.progress(done, own, "pairs", "reference log-probabilities")
@@ -92,7 +99,18 @@ def compute_reference(
 
 
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
-    """The sampler's own log-probabilities, in place of the reference model's."""
+    """The sampler's own log-probabilities, in place of the reference model's.
+
+    Raises:
+        UserError: They are not all known.
+    """
+    for pair in pairs:
+        if any(np.isnan(each.logprobs).any() for each in (pair.chosen, pair.rejected)):
+            raise UserError(
+                f"pair {pair.index}: the sampler's log-probabilities are not known, and "
+                "train.reference_logprobs is 'sampler'",
+                "set train.reference_logprobs to 'model', or sample with a backend that gives them",
+            )
     return {pair.index: (pair.chosen.logprobs, pair.rejected.logprobs) for pair in pairs}
 
 
@@ -121,17 +139,20 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Samp
             (pair.chosen, pair.rejected), reference[pair.index], strict=True
         ):
             gaps = np.abs(response.logprobs.astype(np.float64) - logprobs)
+            gaps = gaps[~np.isnan(gaps)]
             total += float(gaps.sum())
-            largest = max(largest, float(gaps.max()))
+            largest = max(largest, float(gaps.max(initial=0.0)))
             tokens += len(gaps)
+    if tokens == 0:
+        return SamplerDifference(mean=None, max=None)
     return SamplerDifference(mean=total / tokens, max=largest)
 
 
-def _logprobs(model: ResponseLogprobs, batch: Sequence[Pair], device: torch.device) -> RefLogprobs:
-    rows = collate(batch)
-    flat = model(
-        *(rows[name].to(device) for name in ("input_ids", "source_index", "targets"))
-    ).cpu()
+def _logprobs(
+    model: ResponseLogprobs, batch: Sequence[Pair], layout: RowLayoutName, device: torch.device
+) -> RefLogprobs:
+    rows = ROWS[layout](batch)
+    flat = model(*(_on(device, rows[name]) for name in MODEL_INPUTS)).cpu()
     lengths = rows["response_mask"].sum(dim=1).tolist()
     by_row = [row.numpy() for row in flat.split(lengths)]
     return {
@@ -139,10 +160,20 @@ def _logprobs(model: ResponseLogprobs, batch: Sequence[Pair], device: torch.devi
     }
 
 
-def _by_length(pairs: Sequence[Pair], size: int) -> Iterator[list[Pair]]:
-    ordered = sorted(pairs, key=lambda pair: (-pair.num_tokens, pair.index))
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _by_length(pairs: Sequence[Pair], budget: int) -> Iterator[list[Pair]]:
+    """Pairs of like length together, with at most ``budget`` tokens, padding counted."""
+    batch: list[Pair] = []
+    for pair in sorted(pairs, key=lambda pair: (-pair.num_tokens, pair.index)):
+        if batch and 2 * (len(batch) + 1) * batch[0].num_tokens > budget:
+            yield batch
+            batch = []
+        batch.append(pair)
+    if batch:
+        yield batch
 
 
 def _write(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:

@@ -12,6 +12,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from stages.contract.context import ModelSource
 from stages.modeling.load import DTYPES, load_causal_lm
 from stages.modeling.logprobs import causal_lm
+from stages.modeling.save import save_tokenizer
 from stages.train.params import LoraParams
 
 _POLICY = "policy."
@@ -78,7 +79,7 @@ def save_policy(
     # save_pretrained records the dtype in memory, which is not that of the saved weights.
     model.config.dtype = DTYPES[dtype]
     model.config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def save_average(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,13 @@ from stages.objectives import (
     metric_sums,
     step_metrics,
 )
-from stages.train.batches import Batch, MicroBatches, Plan, pad_responses
+from stages.train.batches import MicroBatches, Plan
+from stages.train.rows import MODEL_INPUTS, Batch, pad_responses
+from stages.train.timing import StepClock, flops_per_token, peak_memory_mib
 
 WEIGHTS_FILE = "model.safetensors"
+# Sums over a step that are kept after those of the objective's metrics.
+_COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
 
 class PairTrainer(Trainer):
@@ -75,6 +80,9 @@ class PairTrainer(Trainer):
         self._publish = publish
         self._step_kappa = 0.0
         self._sums = self._no_sums()
+        self._clock = StepClock(args.device)
+        self._flops = flops_per_token(model.policy)
+        self.add_callback(_OptimizerClock(self._clock))
 
     def get_train_dataloader(self) -> DataLoader:
         """The micro-batches in their order; accelerate must neither shard nor shuffle them."""
@@ -84,13 +92,21 @@ class PairTrainer(Trainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], None]:
         """Fetches a step's micro-batches and settles its κ, before any gradient is computed."""
-        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        with self._clock.measure("data"):
+            samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._kappa.calibrating:
             self._calibrate(samples)
         self._step_kappa = self._kappa.kappa(
             step=self.state.global_step, num_steps=self._plan.num_steps, iteration=self._iteration
         )
         return samples, None
+
+    def training_step(
+        self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward pass of a micro-batch; the clock takes the forward pass out."""
+        with self._clock.measure("backward"):
+            return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
         self,
@@ -100,14 +116,16 @@ class PairTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """This micro-batch's part of the global batch's mean loss."""
-        chosen, rejected = self._responses(model, inputs)
-        output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
+        with self._clock.measure("forward"):
+            chosen, rejected = self._responses(model, inputs)
+            output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
         # Gradients are averaged over processes, the mean is over the pairs of all of them.
         share = inputs["weight"] * self._plan.world_size
         if inputs["weight"] > 0:
             sums = metric_sums(chosen, rejected, self._settings, self._step_kappa, inputs["tie"])
-            self._sums[:-1] += sums
-            self._sums[-1] += inputs["num_tokens"]
+            self._sums[: len(METRIC_SUMS)] += sums
+            counts = [inputs[name] for name in _COUNTS[:-1]] + [inputs["response_mask"].sum()]
+            self._sums[len(METRIC_SUMS) :] += torch.stack(counts)
         return output.loss(self._step_kappa).sum() * share
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -115,10 +133,19 @@ class PairTrainer(Trainer):
         if "loss" in logs:
             sums = self._reduce(self._sums)
             self._sums = self._no_sums()
-            logs = {**logs, **step_metrics(sums[:-1]), "kappa": self._step_kappa}
-            logs["num_pairs"] = sums[METRIC_SUMS.index("num_pairs")].item()
-            logs["num_tokens"] = sums[-1].item()
+            objective = sums[: len(METRIC_SUMS)]
+            logs = {**logs, **step_metrics(objective), "kappa": self._step_kappa}
+            logs["num_pairs"] = objective[METRIC_SUMS.index("num_pairs")].item()
+            counts = dict(zip(_COUNTS, sums[len(METRIC_SUMS) :].tolist(), strict=True))
+            logs |= counts
             self._check_finite(logs)
+            per_token, per_response_token = self._flops
+            logs["model_tflop"] = (
+                per_token * counts["num_tokens_shared"]
+                + per_response_token * counts["num_response_tokens"]
+            ) / 1e12
+            logs |= {f"{part}_seconds": spent for part, spent in self._clock.take().items()}
+            logs["peak_memory_mib"] = peak_memory_mib(self.args.device)
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -175,7 +202,7 @@ class PairTrainer(Trainer):
 
     def _responses(self, model: nn.Module, inputs: Batch) -> tuple[ResponseLogps, ResponseLogps]:
         mask = inputs["response_mask"]
-        flat = model(inputs["input_ids"], inputs["source_index"], inputs["targets"])
+        flat = model(*(inputs[name] for name in MODEL_INPUTS))
         logp = pad_responses(flat, mask)
         reference = inputs["ref_logprobs"]
         pairs = mask.shape[0] // 2
@@ -199,7 +226,8 @@ class PairTrainer(Trainer):
 
     def _no_sums(self) -> Tensor:
         """Sums of the objective's metrics, and of tokens."""
-        return torch.zeros(len(METRIC_SUMS) + 1, dtype=torch.float64, device=self.args.device)
+        length = len(METRIC_SUMS) + len(_COUNTS)
+        return torch.zeros(length, dtype=torch.float64, device=self.args.device)
 
     def _check_finite(self, logs: dict[str, float]) -> None:
         if not math.isfinite(logs["loss"]):
@@ -208,6 +236,22 @@ class PairTrainer(Trainer):
                 f"(largest terms: bonus {logs['bonus']:g}, kappa {logs['kappa']:g})",
                 "lower train.learning_rate or train.kappa, or choose another train.design",
             )
+
+
+class _OptimizerClock(TrainerCallback):
+    """Measures the optimizer's step; under DeepSpeed it is part of the backward pass."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._measuring = ExitStack()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Starts."""
+        self._measuring.enter_context(self._clock.measure("optimizer"))
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Ends."""
+        self._measuring.close()
 
 
 def _only(items: list[Batch]) -> Batch:

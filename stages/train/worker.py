@@ -23,6 +23,7 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Emitter, Failure
 from stages.train.job import Job, Process
+from stages.train.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 
 
 def main() -> int:
@@ -31,16 +32,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     said = _claim_stdout()
-    rank = int(os.environ["RANK"])
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     # Only the first process reports how far it is; each says why it failed.
     report = Emitter(said if rank == 0 else os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     failures = Emitter(said)
     try:
         job = Job.parse(Path(sys.argv[1]).read_text())
-        _join(job, rank)
+        _join(job, local_rank)
         from stages.train.fit import fit
 
-        process = Process(rank, int(os.environ["WORLD_SIZE"]), report, stop.is_set)
+        world_size = int(os.environ["WORLD_SIZE"])
+        process = Process(rank, local_rank, world_size, report, stop.is_set)
         fit(job, process)
         process.check_stop()
     except UserError as error:
@@ -49,6 +51,9 @@ def main() -> int:
     except StoppedError as error:
         failures.emit(Failure(kind="stopped", message=str(error)))
         return EXIT_STOPPED
+    except OutOfMemoryError as error:
+        failures.emit(Failure(kind="crash", message=str(error)))
+        return EXIT_OUT_OF_MEMORY
     except Exception as error:
         traceback.print_exc()
         failures.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
@@ -56,12 +61,12 @@ def main() -> int:
     return EXIT_OK
 
 
-def _join(job: Job, rank: int) -> None:
+def _join(job: Job, local_rank: int) -> None:
     """Makes the process group; accelerate and DeepSpeed then use it."""
     import torch
 
     if job.on_gpu:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(local_rank)
     torch.distributed.init_process_group("nccl" if job.on_gpu else "gloo")
 
 

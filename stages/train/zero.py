@@ -27,7 +27,8 @@ def deepspeed_config(
     if params.zero_stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        # A micro-batch is one item of the data set, however many pairs are in it.
+        "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": max_grad_norm,
         "zero_optimization": zero,

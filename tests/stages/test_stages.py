@@ -50,6 +50,7 @@ def test_the_stages_are_those_of_the_design() -> None:
         "prepare",
         "promote",
         "score",
+        "screen",
         "sft",
         "train",
     ]

@@ -11,8 +11,9 @@ from stages.modeling.load import (
     load_causal_lm,
     load_sequence_classifier,
     load_tokenizer,
+    require_same_tokenizer,
 )
-from tests.tiny_models import make_tiny_llama, make_tiny_reward_model, tiny_config
+from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, tiny_config
 
 
 @pytest.fixture
@@ -85,3 +86,21 @@ def test_the_context_is_the_models_unless_less_is_wanted(checkpoint):
     assert context_tokens(config, 64, source(checkpoint)) == 64
     with pytest.raises(UserError, match="max_length_tokens is 129"):
         context_tokens(config, 129, source(checkpoint))
+
+
+class TestSameTokenizer:
+    def test_equal_ones_pass(self, checkpoint, tmp_path):
+        require_same_tokenizer(source(checkpoint), source(make_tiny_llama(tmp_path / "other")))
+
+    def test_another_vocabulary_is_named(self, checkpoint, tmp_path):
+        other = make_tiny_llama(tmp_path / "other", words=[*WORDS[:-1], "purple"])
+        with pytest.raises(UserError, match=r"differ in 2 tokens: \?, purple"):
+            require_same_tokenizer(source(checkpoint), source(other))
+
+    def test_another_end_token_is_named(self, checkpoint, tmp_path):
+        other = make_tiny_llama(tmp_path / "other")
+        tokenizer = load_tokenizer(source(other))
+        tokenizer.eos_token = "<assistant>"
+        tokenizer.save_pretrained(other)
+        with pytest.raises(UserError, match="eos_token_id is 2 for the policy"):
+            require_same_tokenizer(source(checkpoint), source(other))

@@ -89,15 +89,19 @@ def test_values_and_gradients_equal_those_of_the_plain_forward_pass(family):
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 7, 100])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_chunk_size_changes_nothing(chunk_rows, with_bias):
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_neither_chunks_nor_what_is_kept_change_anything(chunk_rows, with_bias, keep_bytes, frozen):
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, requires_grad=True)
-    weight = torch.randn(11, 5, requires_grad=True)
-    bias = torch.randn(11, requires_grad=True) if with_bias else None
+    weight = torch.randn(11, 5, requires_grad=not frozen)
+    bias = torch.randn(11, requires_grad=not frozen) if with_bias else None
     targets = torch.randint(0, 11, (7,))
-    inputs = [each for each in (hidden, weight, bias) if each is not None]
+    inputs = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
 
-    found = token_logprobs(hidden, weight, bias, targets, chunk_bytes=4 * 11 * chunk_rows)
+    found = token_logprobs(
+        hidden, weight, bias, targets, chunk_bytes=4 * 11 * chunk_rows, keep_bytes=keep_bytes
+    )
     logits = torch.nn.functional.linear(hidden, weight, bias)
     expected = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
 
@@ -109,6 +113,15 @@ def test_the_chunk_size_changes_nothing(chunk_rows, with_bias):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_second_backward_pass_gives_the_same():
+    hidden = torch.randn(3, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=True)
+    found = token_logprobs(hidden, weight, None, torch.tensor([1, 2, 3])).sum()
+    first = torch.autograd.grad(found, [hidden, weight], retain_graph=True)
+    for one, two in zip(first, torch.autograd.grad(found, [hidden, weight]), strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_a_frozen_head_gets_no_gradient():
@@ -134,6 +147,16 @@ def test_a_capped_head_is_noticed():
     capped = Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=1.0))
     assert not head_is_plain(capped)
     assert head_is_plain(FAMILIES["llama"]())
+
+
+@pytest.mark.parametrize("silent", [0, 1, 36])
+def test_a_capped_head_is_noticed_where_a_token_says_nothing(silent):
+    capped = Gemma2ForCausalLM(
+        Gemma2Config(**{**SIZES, "head_dim": 4}, final_logit_softcapping=1.0)
+    )
+    with torch.no_grad():
+        capped.get_input_embeddings().weight[silent] = 0.0
+    assert not head_is_plain(capped)
 
 
 def test_a_model_without_a_linear_head_is_refused():

@@ -122,6 +122,21 @@ def test_jsonl_and_parquet_of_the_same_rows_give_the_same_prompts(store, tmp_pat
         assert table(one, name) == table(other, name)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_reference_answer_may_be_inside_a_column_of_structs(store, tmp_path, kind):
+    rows = [chat(f"q{n}", reward_model={"ground_truth": str(n), "style": "rule"}) for n in range(9)]
+    if kind == "jsonl":
+        source = jsonl(tmp_path / "p.jsonl", [*rows, chat("none", reward_model=None)])
+    else:
+        source = tmp_path / "p.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    artifact = prepare(store, source, iterations=1, reference_column="reward_model.ground_truth")
+    found = {text(row): row["reference_answer"] for row in table(artifact, "iteration-1")}
+    assert found.pop("none", None) is None
+    assert found
+    assert all(question == f"q{answer}" for question, answer in found.items())
+
+
 def test_a_folder_of_files_is_one_source(store, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()

@@ -58,8 +58,8 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     trained = train(store, "one")
     artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5)
     registry = ModelRegistry(store)
-    version, path = registry.resolve("tiny@production")
-    assert path == trained.path / "checkpoint"
+    version, found = registry.resolve("tiny@production")
+    assert found.file(version.checkpoint.path) == trained.path / "checkpoint"
     assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
     assert version.metrics == METRICS
     decision = json.loads((artifact.path / "decision.json").read_text())

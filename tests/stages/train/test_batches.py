@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.batches import MicroBatches, Plan, collate, pad_responses
+from stages.train.batches import MicroBatches, Plan
 from stages.train.data import Pair, Response
 from stages.train.reference import sampler_logprobs
+from stages.train.rows import ROWS, pad_responses
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -24,42 +28,52 @@ def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(index, str(index), ids, response(chosen, 1), response(rejected, 2), tie=False)
 
 
-def make_plan(**changes: int) -> Plan:
-    fields = {
-        "num_pairs": 10,
+def make_plan(pairs: Sequence[Pair], **changes: Any) -> Plan:
+    fields: dict[str, Any] = {
         "epochs": 2,
         "global_batch": 4,
-        "micro_batch": 2,
         "world_size": 1,
         "seed": 0,
+        "row_layout": "packed",
+        "micro_batch_tokens": 20,
     }
-    return Plan(**fields | changes)
+    return Plan(pairs, **fields | changes)
+
+
+def odd_pairs(num_pairs: int) -> list[Pair]:
+    return [
+        make_pair(place, 1 + place % 3, 1 + (7 * place) % 5, 1 + (5 * place) % 11)
+        for place in range(num_pairs)
+    ]
 
 
 @given(
     num_pairs=st.integers(1, 40),
     global_batch=st.integers(1, 16),
-    micro_batch=st.integers(1, 5),
+    budget=st.integers(1, 60),
     world_size=st.integers(1, 4),
+    row_layout=st.sampled_from(["packed", "padded"]),
 )
 def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
-    num_pairs, global_batch, micro_batch, world_size
+    num_pairs, global_batch, budget, world_size, row_layout
 ):
     plan = make_plan(
-        num_pairs=num_pairs,
+        odd_pairs(num_pairs),
         global_batch=global_batch,
-        micro_batch=micro_batch,
+        micro_batch_tokens=budget,
         world_size=world_size,
+        row_layout=row_layout,
     )
-    lengths = [(7 * place) % 5 for place in range(num_pairs)]
     for epoch in range(plan.epochs):
         seen = []
         for batch in range(plan.steps_per_epoch):
             step = epoch * plan.steps_per_epoch + batch
-            dealt = plan.micro_batches(step, lengths)
+            dealt = plan.micro_batches(step)
             assert len(dealt) == plan.accumulation
             assert all(len(parts) == world_size for parts in dealt)
-            assert all(len(part) <= micro_batch for parts in dealt for part in parts)
+            for part in (part for parts in dealt for part in parts):
+                rows = ROWS[row_layout]([plan.pairs[place] for place in part]) if part else {}
+                assert len(part) <= 1 or rows["input_ids"].numel() <= budget
             pairs = sorted(place for parts in dealt for part in parts for place in part)
             assert pairs == sorted(plan.pairs_of(step))
             seen += pairs
@@ -67,38 +81,51 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
 
 
 def test_the_pairs_of_a_step_depend_on_the_seed_but_not_on_the_layout():
-    steps = range(make_plan().num_steps)
-    order = [make_plan().pairs_of(step) for step in steps]
-    wide = make_plan(micro_batch=1, world_size=3)
-    assert [sorted(wide.pairs_of(step)) for step in steps] == [sorted(step) for step in order]
-    assert [make_plan(seed=1).pairs_of(step) for step in steps] != order
+    plan = make_plan(odd_pairs(10))
+    steps = range(plan.num_steps)
+    order = [plan.pairs_of(step) for step in steps]
+    wide = make_plan(odd_pairs(10), micro_batch_tokens=1, world_size=3, row_layout="padded")
+    assert [wide.pairs_of(step) for step in steps] == order
+    assert [make_plan(odd_pairs(10), seed=1).pairs_of(step) for step in steps] != order
     assert order[: len(order) // 2] != order[len(order) // 2 :]
 
 
-def test_rows_of_like_length_meet():
-    plan = make_plan(num_pairs=8, global_batch=8, micro_batch=2, world_size=2)
-    dealt = plan.micro_batches(0, [1, 9, 1, 9, 5, 5, 3, 3])
-    by_micro = [[sorted(part) for part in parts] for parts in dealt]
+def test_processes_have_about_as_much_to_do():
+    pairs = [make_pair(place, 2, 1 + 9 * (place % 4), 3) for place in range(32)]
+    plan = make_plan(pairs, global_batch=32, world_size=4, micro_batch_tokens=100)
+    for parts in plan.micro_batches(0):
+        loads = [sum(pairs[place].num_tokens_shared for place in part) for part in parts]
+        assert max(loads) - min(loads) <= 9
+
+
+def test_padded_rows_of_like_length_meet():
+    pairs = [
+        make_pair(place, 1, length, 1) for place, length in enumerate([1, 9, 1, 9, 5, 5, 3, 3])
+    ]
+    plan = make_plan(
+        pairs, global_batch=8, world_size=2, micro_batch_tokens=40, row_layout="padded"
+    )
+    by_micro = [[sorted(part) for part in parts] for parts in plan.micro_batches(0)]
     assert by_micro == [[[1, 3], [4, 5]], [[6, 7], [0, 2]]]
 
 
 def test_a_process_without_pairs_takes_part_with_weight_zero():
     pairs = [make_pair(index, 2, 3, 1 + index) for index in range(3)]
-    plan = make_plan(num_pairs=3, epochs=1, global_batch=4, micro_batch=1, world_size=2)
+    plan = make_plan(pairs, epochs=1, micro_batch_tokens=1, world_size=2)
     weights = [
-        [float(batch["weight"]) * (len(batch["tie"]))]
+        float(batch["weight"]) * len(batch["tie"])
         for rank in range(2)
         for batch in (
-            MicroBatches(pairs, sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
+            MicroBatches(sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
         )
     ]
-    assert sum(weight for [weight] in weights) == pytest.approx(1.0)
-    assert weights.count([0.0]) == 1
+    assert sum(weights) == pytest.approx(1.0)
+    assert weights.count(0.0) == 1
 
 
-def test_collated_rows_hold_the_sampled_ids_and_their_places():
+def test_padded_rows_hold_the_sampled_ids_and_their_places():
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
-    batch = collate(pairs)
+    batch = ROWS["padded"](pairs)
     assert batch["input_ids"].tolist() == [
         [1, 2, 10, 11, 12],
         [1, 110, 0, 0, 0],
@@ -112,9 +139,21 @@ def test_collated_rows_hold_the_sampled_ids_and_their_places():
     assert batch["response_mask"].sum(dim=1).tolist() == [3, 1, 1, 2]
 
 
-def test_reference_values_lie_where_the_policy_s_do():
+def test_packed_rows_hold_each_prompt_once():
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
-    plan = make_plan(num_pairs=2, epochs=1, global_batch=2, micro_batch=2)
-    batch = MicroBatches(pairs, sampler_logprobs(pairs), plan, 0)[0]
+    batch = ROWS["packed"](pairs)
+    assert batch["input_ids"].tolist() == [[1, 2, 10, 11, 12, 20, 1, 110, 120, 121]]
+    assert batch["groups"] == ((2, 3, 1), (1, 1, 2))
+    # The prompt's last token predicts the first of both responses.
+    assert batch["source_index"].tolist() == [1, 2, 3, 6, 1, 6, 8]
+    assert batch["targets"].tolist() == [10, 11, 12, 110, 20, 120, 121]
+    assert batch["response_mask"].sum(dim=1).tolist() == [3, 1, 1, 2]
+
+
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+def test_reference_values_lie_where_the_policy_s_do(row_layout):
+    pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
+    plan = make_plan(pairs, epochs=1, row_layout=row_layout)
+    batch = MicroBatches(sampler_logprobs(pairs), plan, 0)[0]
     policy = pad_responses(-batch["targets"].float(), batch["response_mask"])
     assert torch.equal(batch["ref_logprobs"], policy)

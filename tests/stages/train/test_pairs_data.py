@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_rows, write_table
 from stages.train.data import load_pairs
 from stages.train.params import TrainParams
+from stages.train.reference import difference_to_sampler, sampler_logprobs
 from tests.stages.train.train_helpers import make_pairs
 
 
@@ -99,3 +101,32 @@ def test_log_probabilities_that_do_not_fit_their_tokens_are_refused(tmp_path):
     path = write_changed(tmp_path, chosen_logprobs=[-1.0, -2.0])
     with pytest.raises(UserError, match="chosen response has 1 token ids and 2 log"):
         load_pairs([path], params())
+
+
+class TestUnknownLogprobs:
+    """Pairs of responses that a server gave without log-probabilities: NaN in the table."""
+
+    @pytest.fixture
+    def pairs(self, tmp_path):
+        path = write_changed(tmp_path, chosen_logprobs=[float("nan")])
+        return load_pairs([path], params())[0]
+
+    def test_the_difference_to_the_sampler_is_of_those_that_are_known(self, pairs):
+        reference = {
+            pair.index: (pair.chosen.logprobs * 0 - 1.5, pair.rejected.logprobs - 0.5)
+            for pair in pairs
+        }
+        found = difference_to_sampler(pairs, reference)
+        assert (found.mean, found.max) == (pytest.approx(0.5), pytest.approx(0.5))
+
+    def test_of_none_there_is_no_difference(self, pairs):
+        unknown = {
+            pair.index: (pair.chosen.logprobs * np.nan, pair.rejected.logprobs * np.nan)
+            for pair in pairs
+        }
+        found = difference_to_sampler(pairs, unknown)
+        assert (found.mean, found.max) == (None, None)
+
+    def test_they_cannot_stand_for_the_references(self, pairs):
+        with pytest.raises(UserError, match="pair 1: the sampler's log-probabilities are not"):
+            sampler_logprobs(pairs)

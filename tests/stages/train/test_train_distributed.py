@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,8 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.events import Metric, parse_event
-from tests.stages.train.train_helpers import make_pairs, request_for, train
+from tests.stages.train.train_helpers import (
+    at_step,
+    make_pairs,
+    request_for,
+    run_until,
+    train,
+    workers_of,
+)
 from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -37,10 +38,12 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, policy, pairs):
-    return train(tmp_path_factory.mktemp("store"), policy, [pairs], **SETTINGS)
+    """One process without DeepSpeed, in padded rows: what all the others are compared with."""
+    store = tmp_path_factory.mktemp("store")
+    return train(store, policy, [pairs], **SETTINGS, row_layout="padded")
 
 
-SETTINGS = {"micro_batch_pairs": 1, "target_ratio": 0.5, "calibration_batches": 2}
+SETTINGS = {"micro_batch_tokens": 16, "target_ratio": 0.5, "calibration_batches": 2}
 
 
 @pytest.mark.parametrize(("zero_stage", "processes"), LAYOUTS)
@@ -81,67 +84,16 @@ def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy,
             torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
-def run_and_signal(request, folder: Path, number: int, *, step: int, worker: bool) -> list[str]:
-    """Runs the stage as a program and signals it, or one of its workers, at a step."""
-    path = folder / "request.json"
-    request.write(path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "stages.train", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            event = parse_event(line)
-            if isinstance(event, Metric) and event.step >= step:
-                target = _children(process.pid)[-1] if worker else process.pid
-                os.kill(target, number)
-                break
-        lines += process.stdout.read().splitlines()
-        process.wait()
-        return lines
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.parametrize("zero_stage", ["off", 2, 3])
-def test_a_killed_worker_ends_the_others_and_a_retry_goes_on(tmp_path, policy, pairs, zero_stage):
-    settings = SETTINGS | {"deepspeed": {"zero_stage": zero_stage}, "processes": 2, "epochs": 12}
-    whole = train(tmp_path / "whole", policy, [pairs], **settings)
-    request = request_for(tmp_path / "store", policy, [pairs], **settings, checkpoint_every_steps=2)
-    lines = run_and_signal(request, tmp_path, signal.SIGKILL, step=5, worker=True)
-    failure = json.loads(lines[-1])
-    assert failure["type"] == "failure"
-    assert "killed by SIGKILL" in failure["message"]
-
-    resumed = train(tmp_path / "store", policy, [pairs], **settings, checkpoint_every_steps=2)
-    steps = [event["step"] for event in resumed.events if event["type"] == "metric"]
-    assert steps[0] > 1
-    assert resumed.weights == whole.weights
-
-
 def test_workers_end_with_the_stage(tmp_path, policy, pairs):
     request = request_for(tmp_path / "store", policy, [pairs], processes=2, epochs=10_000)
-    path = tmp_path / "request.json"
-    request.write(path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "stages.train", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if isinstance(parse_event(line), Metric))
-        workers = [psutil.Process(pid) for pid in _children(process.pid)]
+    workers = []
+
+    def kill(process):
+        workers.extend(workers_of(process.pid))
         process.kill()
-        gone, alive = psutil.wait_procs(workers, timeout=60)
+
+    run_until(request, tmp_path, at_step(1), kill)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
     assert len(gone) == 2
     assert not alive
 
@@ -150,8 +102,8 @@ def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
     settings = SETTINGS | {"processes": 2, "epochs": 12}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
-    lines = run_and_signal(request, tmp_path, signal.SIGTERM, step=3, worker=False)
-    assert json.loads(lines[-1])["kind"] == "stopped"
+    ended = run_until(request, tmp_path, at_step(3), lambda process: process.terminate())
+    assert json.loads(ended.lines[-1])["kind"] == "stopped"
     resumed = train(tmp_path / "store", policy, [pairs], **settings)
     steps = [event["step"] for event in resumed.events if event["type"] == "metric"]
     assert steps[0] > 3

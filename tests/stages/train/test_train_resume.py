@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.contract.events import Event, Metric, Progress, parse_event
+from stages.contract.events import Event, Progress
 from stages.contract.request import Request
 from stages.contract.store import Store
-from tests.stages.train.train_helpers import make_pairs, request_for, train
+from tests.stages.train.train_helpers import (
+    at_step,
+    make_pairs,
+    request_for,
+    run_until,
+    train,
+)
 from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -42,26 +45,7 @@ def uninterrupted(tmp_path_factory, policy, pairs):
 
 def end_when(request: Request, folder: Path, number: int, due: Callable[[Any], bool]) -> int:
     """Runs the stage as a program and signals it at the first event that is ``due``."""
-    path = folder / "request.json"
-    request.write(path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "stages.train", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if due(parse_event(line)):
-                process.send_signal(number)
-                break
-        process.stdout.read()
-        return process.wait()
-
-
-def at_step(step: int) -> Callable[[Any], bool]:
-    return lambda event: isinstance(event, Metric) and event.step >= step
+    return run_until(request, folder, due, lambda process: process.send_signal(number)).code
 
 
 def work_of(request: Request) -> Path:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from stages.contract.digests import prompt_id, sha256_file, sha256_tree
-from stages.contract.events import Emitter
+from stages.contract.events import Emitter, Event, Metric, parse_event
 from stages.contract.program import execute
 from stages.contract.request import FileInput, Request, Resources, make_request
 from stages.contract.store import Artifact, Store
@@ -30,7 +34,7 @@ PARAMS: dict[str, Any] = {
     "global_batch_pairs": 8,
     "epochs": 2,
     "gradient_checkpointing": False,
-    "micro_batch_pairs": 4,
+    "micro_batch_tokens": 64,
 }
 
 
@@ -104,6 +108,8 @@ def request_for(
     reference: Path | None = None,
     seed: int = 0,
     processes: int = 1,
+    nodes: int = 1,
+    rendezvous: str = "",
     reference_kind: str = "previous",
     **changes: Any,
 ) -> Request:
@@ -119,12 +125,91 @@ def request_for(
         },
         seed=seed,
         store=str(store),
-        resources=Resources(processes=processes),
+        resources=Resources(processes=processes, nodes=nodes, rendezvous=rendezvous),
     )
 
 
-def train(store: Path, policy: Path, pairs: Sequence[Path], **options: Any) -> Trained:
-    """Runs the stage in this process."""
-    stream = io.StringIO()
-    artifact = execute(STAGE, request_for(store, policy, pairs, **options), Emitter(stream))
-    return Trained(artifact, [json.loads(line) for line in stream.getvalue().splitlines()])
+def train(
+    store: Path,
+    policy: Path,
+    pairs: Sequence[Path],
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    **options: Any,
+) -> Trained:
+    """Runs the stage in this process.
+
+    Args:
+        store: Root of a store.
+        policy: Checkpoint.
+        pairs: PAIRS tables.
+        on_event: Called with each event as it is emitted.
+        **options: Those of :func:`request_for`.
+    """
+    events = _Watched(on_event or (lambda event: None))
+    artifact = execute(STAGE, request_for(store, policy, pairs, **options), events)
+    return Trained(artifact, [json.loads(line) for line in events.stream.getvalue().splitlines()])
+
+
+class _Watched(Emitter):
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self.stream = io.StringIO()
+        super().__init__(self.stream)
+        self._on_event = on_event
+
+    def emit(self, event: Any) -> None:
+        super().emit(event)
+        self._on_event(event)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A stage that ran as a program.
+
+    Attributes:
+        code: Its exit code.
+        lines: What it printed.
+    """
+
+    code: int
+    lines: list[str]
+
+
+def run_until(
+    request: Request,
+    folder: Path,
+    due: Callable[[Any], bool],
+    act: Callable[[subprocess.Popen[str]], None],
+) -> Ended:
+    """Runs the stage as a program, acts on it at the first event that is due, awaits its end."""
+    path = folder / "request.json"
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.train", str(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if due(parse_event(line)):
+                act(process)
+                break
+        lines += process.stdout.read().splitlines()
+        return Ended(process.wait(), lines)
+
+
+def at_step(step: int) -> Callable[[Any], bool]:
+    """Whether an event is the metric of ``step`` or a later one."""
+    return lambda event: isinstance(event, Metric) and event.step >= step
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The worker processes that a stage's process started, by rank."""
+    children = psutil.Process(pid).children()
+    workers = [each for each in children if "stages.train.worker" in each.cmdline()]
+    return sorted(workers, key=lambda each: int(each.environ()["RANK"]))

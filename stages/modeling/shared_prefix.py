@@ -1,0 +1,245 @@
+"""Attention over rows in which several responses share one prompt, which is computed once.
+
+A row is the concatenation of groups; a group is a prompt followed by its responses. A token sees
+its own group's prompt and what came before it in its own response. The positions of every response
+go on from its prompt's, so that each response has the log-probabilities that it has alone.
+
+The attention is registered with transformers, whose models call it by name: no code of a model
+family is needed here.
+
+Shapes: `T` tokens of the row, `A` attention heads, `D` width of a head, `L` queries, `S` keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+SHARED_PREFIX = "shared_prefix"
+"""Name under which the attention is registered (``attn_implementation``)."""
+
+Group = tuple[int, ...]
+"""Lengths in tokens: of the prompt, then of each response."""
+
+# What these ask for would be ignored here, silently: a cap on scores, sinks, a bias by distance.
+_UNKNOWN_HERE = ("softcap", "s_aux", "position_bias")
+
+
+class UnsupportedAttentionError(ValueError):
+    """A model's attention has something that attention over shared prompts would leave out."""
+
+
+@dataclass(frozen=True)
+class VarlenPlaces:
+    """A row as a kernel of variable length sees it: stretches of queries, each with its keys.
+
+    Attributes:
+        keys: Places in the row of all stretches' keys, one after the other.
+        query_starts: Where each stretch's queries start in the row, and the row's length.
+        key_starts: Where each stretch's keys start in ``keys``, and their number.
+        most_queries: Of one stretch.
+        most_keys: Of one stretch.
+    """
+
+    keys: Tensor
+    query_starts: Tensor
+    key_starts: Tensor
+    most_queries: int
+    most_keys: int
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the prompts and responses of a row lie.
+
+    Attributes:
+        groups: The row's groups in their order, at least one token in every part.
+    """
+
+    groups: tuple[Group, ...]
+    _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, compare=False)
+    _varlen: list[VarlenPlaces] = field(default_factory=list, compare=False)
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """Stretches of the row that attend alike: (tokens, tokens of the prompt before them).
+
+        A prompt and its first response are one stretch with no prompt before it.
+        """
+        found: list[tuple[int, int]] = []
+        for prompt, first, *others in self.groups:
+            found.append((prompt + first, 0))
+            found += [(response, prompt) for response in others]
+        return tuple(found)
+
+    def position_ids(self, device: torch.device) -> Tensor:
+        """Positions of the tokens, [1, T]."""
+        parts = [
+            np.arange(prefix, prefix + tokens, dtype=np.int64) for tokens, prefix in self.pieces
+        ]
+        return torch.from_numpy(np.concatenate(parts)[None]).to(device)
+
+    def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
+        """Which of the keys each of the last ``queries`` tokens sees, [L, S]; kept for all layers.
+
+        Args:
+            queries: L.
+            keys: S.
+            window: Most keys that a token sees, itself counted; None for all before it.
+            like: A tensor on the device wanted.
+        """
+        place = (queries, keys, window)
+        if place not in self._masks:
+            self._masks[place] = causal_mask(queries, keys, window, like.device)
+        return self._masks[place]
+
+    def varlen(self, device: torch.device) -> VarlenPlaces:
+        """What a kernel of variable length needs to know; kept for all layers."""
+        if not self._varlen:
+            self._varlen.append(self._varlen_places(device))
+        return self._varlen[0]
+
+    def _varlen_places(self, device: torch.device) -> VarlenPlaces:
+        places, starts = [], [0]
+        prompt_start = start = 0
+        for tokens, prefix in self.pieces:
+            own = np.arange(start, start + tokens)
+            if prefix:
+                own = np.concatenate([np.arange(prompt_start, prompt_start + prefix), own])
+            else:
+                prompt_start = start
+            places.append(own)
+            start += tokens
+            starts.append(start)
+        key_starts = np.cumsum([0, *(len(each) for each in places)])
+        return VarlenPlaces(
+            keys=torch.from_numpy(np.concatenate(places)).to(device),
+            query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+            key_starts=torch.from_numpy(key_starts.astype(np.int32)).to(device),
+            most_queries=int(np.diff(starts).max()),
+            most_keys=int(np.diff(key_starts).max()),
+        )
+
+
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """True where the last ``queries`` of ``keys`` tokens see a key, [L, S]."""
+    own = torch.arange(keys - queries, keys, device=device)[:, None]
+    key = torch.arange(keys, device=device)[None]
+    seen = key <= own
+    return seen if window is None else seen & (key > own - window)
+
+
+def shared_prefix_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    row_layout: RowLayout | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, as transformers calls it.
+
+    Args:
+        module: The layer.
+        query: [R, A, T, D].
+        key: [R, A', T, D]; A' divides A.
+        value: [R, A', T, D].
+        attention_mask: None: the layout says what is seen.
+        scaling: Factor on the scores.
+        dropout: Of the attention's weights.
+        sliding_window: Most tokens that a token sees, itself counted.
+        row_layout: Of the one row (R = 1); None for plain causal rows.
+        **options: What other attentions know.
+
+    Returns:
+        [R, T, A, D], and no weights.
+
+    Raises:
+        UnsupportedAttentionError: The layer asks for what is not known here.
+    """
+    unknown = [name for name in _UNKNOWN_HERE if options.get(name) is not None]
+    if unknown or attention_mask is not None:
+        raise UnsupportedAttentionError(
+            f"{SHARED_PREFIX} attention knows no {', '.join(unknown) or 'attention mask'}"
+        )
+    layout = row_layout or RowLayout(((0, query.shape[2]),))
+    fused = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout
+    if row_layout is not None and fused:
+        return attend_varlen(query, key, value, scaling, sliding_window, layout), None
+    pieces = [tokens for tokens, _ in layout.pieces]
+    attended = []
+    prompt_key, prompt_value = key, value
+    for (_, prefix), own_query, own_key, own_value in zip(
+        layout.pieces, *(each.split(pieces, dim=2) for each in (query, key, value)), strict=True
+    ):
+        if prefix:
+            own_key = torch.cat([prompt_key[:, :, :prefix], own_key], dim=2)
+            own_value = torch.cat([prompt_value[:, :, :prefix], own_value], dim=2)
+        else:
+            prompt_key, prompt_value = own_key, own_value
+        queries, keys = own_query.shape[2], own_key.shape[2]
+        window = sliding_window if sliding_window is not None and sliding_window < keys else None
+        is_causal = queries == keys and window is None
+        found = functional.scaled_dot_product_attention(
+            own_query,
+            own_key,
+            own_value,
+            attn_mask=None if is_causal else layout.mask(queries, keys, window, query),
+            is_causal=is_causal,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        attended.append(found.transpose(1, 2))
+    return torch.cat(attended, dim=1), None
+
+
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    layout: RowLayout,
+) -> Tensor:
+    """All stretches in one call of torch's variable-length flash attention (GPU, 16 bits)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    places = layout.varlen(query.device)
+    attended = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1)[places.keys],
+        value[0].transpose(0, 1)[places.keys],
+        places.query_starts,
+        places.key_starts,
+        places.most_queries,
+        places.most_keys,
+        scale=scaling,
+        # Tokens to the left, the token itself not counted.
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended[None]
+
+
+def supports_shared_prefix(model: Any) -> bool:
+    """Whether a model calls the attention by its name and knows only the masks made here."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    backend = bool(getattr(model, "_supports_attention_backend", False))
+    return backend and kinds <= {"full_attention", "sliding_attention"}
+
+
+AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)

@@ -1,0 +1,28 @@
+"""Fixtures of several stages."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Starts scripted servers, which end with the test."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers = []
+
+    def start(behave):
+        server = ScriptedServer(behave)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.released.set()
+        server.shutdown()
+        server.server_close()

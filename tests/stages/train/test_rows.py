@@ -1,0 +1,170 @@
+"""Packed rows with shared prompts give what padded rows give, for every family of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.shared_prefix import SHARED_PREFIX
+from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
+from stages.train.data import Pair, Response, truncate
+from stages.train.numerics import Numerics
+from stages.train.params import LoraParams, TrainParams
+from stages.train.policy import add_adapters, load_logprob_model
+from stages.train.rows import MODEL_INPUTS, ROWS, pad_responses
+from tests.tiny_models import make_tiny_tokenizer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "llama-all-heads-tied": LlamaConfig(
+        **{**SIZES, "num_key_value_heads": 4}, tie_word_embeddings=True
+    ),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "mistral-windowed": MistralConfig(**SIZES, sliding_window=5),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2-windowed": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+}
+LIMIT = 24
+MODES = {"full": (0, False), "checkpointed": (0, True), "lora": (4, False), "lora-c": (4, True)}
+
+
+def a_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
+    random = np.random.default_rng(index)
+
+    def ids(length: int) -> Any:
+        return random.integers(3, SIZES["vocab_size"], length).astype(np.int32)
+
+    def response(length: int) -> Response:
+        return Response(ids(length), np.full(length, -3.0, dtype=np.float32))
+
+    return Pair(index, str(index), ids(prompt), response(chosen), response(rejected), index == 2)
+
+
+def odd_pairs() -> list[Pair]:
+    """One-token prompts and responses, equal responses, rows at the limit, truncated rows."""
+    lengths = [(1, 1, 1), (1, 5, 2), (7, 1, 6), (9, 4, 4), (3, LIMIT - 3, 1), (LIMIT - 1, 1, 1)]
+    pairs = [a_pair(index, *each) for index, each in enumerate(lengths)]
+    equal = a_pair(6, 4, 5, 5)
+    pairs.append(Pair(6, "6", equal.prompt, equal.chosen, equal.chosen, tie=False))
+    params = TrainParams(max_length_tokens=LIMIT, max_prompt_tokens=6)
+    # Neither response keeps its end-of-sequence token.
+    pairs.append(truncate(a_pair(7, 20, 30, 25), params))
+    return pairs
+
+
+def make_model(config: PretrainedConfig, layout: str, rank: int, checkpointed: bool) -> Any:
+    torch.manual_seed(0)
+    attention = SHARED_PREFIX if layout == "packed" else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not rank:
+        return ResponseLogprobs(model).train()
+    adapted = add_adapters(model, LoraParams(rank=rank))
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return ResponseLogprobs(adapted).train()
+
+
+def compute(
+    model: Any, pairs: Sequence[Pair], layout: Any
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probabilities of the sequences, the loss, and the gradients."""
+    rows = ROWS[layout](pairs)
+    mask = rows["response_mask"]
+    token_logp = pad_responses(model(*(rows[name] for name in MODEL_INPUTS)), mask)
+    reference = torch.where(mask, -3.0, 0.0)
+    sides = [
+        ResponseLogps(
+            logp=token_logp[part].sum(dim=1),
+            ref_logp=reference[part].sum(dim=1),
+            num_tokens=mask[part].sum(dim=1),
+            token_logp=token_logp[part],
+            token_mask=mask[part],
+            ref_token_logp=reference[part],
+        )
+        for part in (slice(0, len(pairs)), slice(len(pairs), None))
+    ]
+    settings = ObjectiveSettings(design="arctanh", probability="token", beta=0.1, nll_weight=0.5)
+    ties = torch.tensor([pair.tie for pair in pairs])
+    loss = geb_objective(*sides, settings, ties).loss(0.7).mean()
+    loss.backward()
+    gradients = {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
+    return token_logp.sum(dim=1).detach(), loss.detach(), gradients
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_rows_give_the_padded_rows_values_and_gradients(family, mode):
+    rank, checkpointed = MODES[mode]
+    pairs = odd_pairs()
+    expected = compute(make_model(FAMILIES[family], "padded", rank, checkpointed), pairs, "padded")
+    found = compute(make_model(FAMILIES[family], "packed", rank, checkpointed), pairs, "packed")
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    assert found[2].keys() == expected[2].keys()
+    for name, gradient in expected[2].items():
+        gap = (found[2][name] - gradient).norm() / gradient.norm()
+        assert gap < 1e-5, (name, float(gap))
+
+
+@pytest.mark.parametrize("place", range(len(odd_pairs())))
+def test_a_pair_has_the_values_in_a_row_that_it_has_alone(place):
+    model = make_model(FAMILIES["llama"], "packed", 0, False)
+    pairs = odd_pairs()
+    together, _, _ = compute(model, pairs, "packed")
+    alone, _, _ = compute(model, [pairs[place]], "packed")
+    expected = together[[place, len(pairs) + place]]
+    torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_rows_hold_each_token_once():
+    rows = ROWS["packed"](odd_pairs())
+    assert rows["input_ids"].shape == (1, sum(pair.num_tokens_shared for pair in odd_pairs()))
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
+    config = GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    numerics = Numerics.of(TrainParams(), on_gpu=False, local_rank=0)
+    with pytest.raises(UserError, match="cannot be shared") as caught:
+        load_logprob_model(ModelSource(str(tmp_path)), numerics, "packed")
+    assert "train.row_layout=padded" in caught.value.remedy
