@@ -1,0 +1,97 @@
+"""``geb images``: build the container images and list them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands.common import AsJson, console, print_json
+from stages.contract.errors import UserError
+
+if TYPE_CHECKING:
+    from flows.images.table import Image
+
+images = typer.Typer(help="Container images of the stages and of the orchestrator.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(images, name="images")
+
+
+@images.command("build")
+def build(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE...", help="core, torch, vllm, flows; all if none is named."),
+    ] = None,
+    flavour: Annotated[
+        str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
+    ] = "cpu",
+    base: Annotated[
+        str | None,
+        typer.Option(envvar="GEB_BASE_IMAGE", help="Base image; python:3.X-slim if unset."),
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(envvar="GEB_TORCH_INDEX", help="A further package index for the wheels."),
+    ] = None,
+    uid: Annotated[int, typer.Option(min=1, help="User and group id of what runs there.")] = 10001,
+) -> None:
+    """Build images, with wheels that are downloaded here first."""
+    from flows.engine import connect
+    from flows.images.build import DEFAULT_BASE, Options
+    from flows.images.build import build as build_image
+
+    chosen = _choose(names or [], flavour)
+    client = connect()
+    options = Options(base=base or DEFAULT_BASE, index=index, uid=uid)
+    for image in chosen:
+        console.print(f"[bold]{image.tag}[/] [dim]{image.purpose}[/]")
+        built = build_image(client, image, options, lambda line: console.print(line, markup=False))
+        size = f"{built.bytes / 2**20:,.0f} MiB"
+        console.print(f"[green]✓[/] {built.tag}: {size}, {built.seconds:.1f} s")
+
+
+@images.command("list")
+def list_images(as_json: AsJson = False) -> None:
+    """Show which images there are, how large, and whether they hold the code that is here."""
+    from docker.errors import ImageNotFound
+
+    from flows.engine import connect
+    from flows.images.table import CODE_LABEL, IMAGES, REVISION_LABEL, stages_digest
+
+    client = connect()
+    here = stages_digest()
+    found = []
+    for image in IMAGES:
+        line = {"image": image.title, "tag": image.tag, "purpose": image.purpose, "state": "none"}
+        try:
+            attributes = client.images.get(image.tag).attrs
+        except ImageNotFound:
+            found.append(line)
+            continue
+        labels = attributes["Config"]["Labels"] or {}
+        line["state"] = "current" if labels.get(CODE_LABEL) == here else "of other code"
+        line["revision"] = labels.get(REVISION_LABEL, "")
+        line["mib"] = str(attributes["Size"] >> 20)
+        found.append(line)
+    if as_json:
+        print_json(found)
+        return
+    for line in found:
+        size = f"{line['mib']:>7} MiB" if "mib" in line else " " * 11
+        state = f"{line['state']} {line.get('revision', '')}"
+        console.print(f"{line['tag']:<24} {size}  {state:<28} [dim]{line['purpose']}[/]")
+
+
+def _choose(names: list[str], flavour: str) -> list[Image]:
+    from flows.images.table import IMAGES
+
+    if flavour not in ("cpu", "gpu"):
+        raise UserError(f"--flavour {flavour}: no such flavour", "cpu or gpu")
+    offered = {image.name: image for image in IMAGES if image.flavour in (None, flavour)}
+    if unknown := [name for name in names if name not in offered]:
+        raise UserError(f"no image {', '.join(unknown)}", f"images: {', '.join(offered)}")
+    return [offered[name] for name in names or offered]
