@@ -24,6 +24,10 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     base = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
     assert base is not None
     base_samples = _evaluation_samples(config, steps, do, "base", 0, base, prompts)
+    train_prompts = {
+        iteration: _train_prompts(config, steps, do, iteration, base, prompts)
+        for iteration in range(1, config.iterations + 1)
+    }
     policy = reference = base
     history: list[Output] = []
     previous_metrics: Output | None = None
@@ -31,7 +35,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         place = f"iteration-{iteration}"
         samples = Samples()
         for shard in range(config.generate.num_shards):
-            responses = do(steps.generate(iteration, shard, policy, prompts))
+            responses = do(steps.generate(iteration, shard, policy, train_prompts[iteration]))
             samples.responses.append(responses.at("responses.parquet"))
             scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
             samples.scores.append(scores.at("scores.parquet"))
@@ -45,9 +49,10 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             "ema": trained.at("ema"),
         }[config.train.reference]
         own = _evaluation_samples(
-            config, steps, do, f"{place}/evaluate", iteration, policy, prompts
+            config, steps, do, f"{place}/evaluate", iteration, policy, prompts, base_samples
         )
-        metrics = do(steps.evaluate(iteration, own, base_samples, base)).at("metrics.json")
+        evaluated = do(steps.evaluate(f"{place}/evaluate", iteration, own, base_samples, base))
+        metrics = evaluated.at("metrics.json")
         do(steps.promote(iteration, policy, metrics, previous_metrics))
         previous_metrics = metrics
 
@@ -60,12 +65,35 @@ def _evaluation_samples(
     iteration: int,
     policy: Source,
     prompts: Output,
+    base: Samples | None = None,
 ) -> Samples:
-    """Samples and scores on the held-out prompts; the base's are shared by all iterations."""
+    """Samples and scores on the held-out prompts; the base's are shared by all iterations.
+
+    A judge that compares sets them against the base's, sample by sample, so that ½ means as good as
+    the base; other oracles need no opponents.
+    """
     samples = Samples()
     for shard in range(config.evaluation.num_shards):
         made = do(steps.generate_test(place, iteration, shard, policy, prompts))
         samples.responses.append(made.at("responses.parquet"))
-        scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
+        opponents = (base or samples).responses[shard] if config.score.compares else None
+        scores = do(steps.score(place, iteration, shard, samples.responses[-1], opponents))
         samples.scores.append(scores.at("scores.parquet"))
     return samples
+
+
+def _train_prompts(
+    config: RunConfig, steps: Steps, do: Do, iteration: int, base: Source, prompts: Output
+) -> Output:
+    """D_t, without the prompts that the starting policy solves where those are screened."""
+    table = prompts.at(f"iteration-{iteration}.parquet")
+    if config.screen.num_samples == 0:
+        return table
+    place = f"screen/iteration-{iteration}"
+    samples = Samples()
+    for shard in range(config.generate.num_shards):
+        made = do(steps.generate_screen(place, iteration, shard, base, table))
+        samples.responses.append(made.at("responses.parquet"))
+        scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
+        samples.scores.append(scores.at("scores.parquet"))
+    return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

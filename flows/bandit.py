@@ -8,10 +8,11 @@ from prefect import Flow, flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
-from flows.config import Execution
+from flows.cancellation import ends_cancelled
+from flows.execution import Execution
 from flows.session import Session, Watcher
 from flows.steps import Step
-from flows.tasks import PrefectExecutor
+from flows.tasks import executing
 from flows.watchers import Silent
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
@@ -38,7 +39,7 @@ class BanditConfig(Settings):
     seed: int = Field(0, ge=0)
     """Seed from which every repetition's is derived."""
     store: str = "store"
-    """Folder of the store, local or on a shared file system."""
+    """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
     bandit: BanditParams = BanditParams()
     """The experiment."""
     resources: BanditResources = BanditResources()
@@ -48,6 +49,7 @@ class BanditConfig(Settings):
 
 
 @flow(name="bandit", flow_run_name="{config.name}", persist_result=False)
+@ends_cancelled
 def bandit(config: BanditConfig) -> Artifact:
     """Compares f-DPO, GEB and the baselines on a bandit whose best arm is rarely played.
 
@@ -59,6 +61,7 @@ def bandit(config: BanditConfig) -> Artifact:
 def watched_flow(watcher: Watcher) -> Flow[[BanditConfig], Artifact]:
     """The same flow for a terminal: it tells ``watcher`` what happens."""
 
+    @ends_cancelled
     def run(config: BanditConfig) -> Artifact:
         return execute(config, watcher)
 
@@ -68,18 +71,15 @@ def watched_flow(watcher: Watcher) -> Flow[[BanditConfig], Artifact]:
 def execute(config: BanditConfig, watcher: Watcher) -> Artifact:
     """Runs the experiment and returns its artifact; to be called inside a flow."""
     session = Session(config, watcher)
-    executor = PrefectExecutor(session)
-    try:
+    with executing(session) as executor:
         executor.do(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
         artifact = executor.wait()["bandit"]
-    finally:
-        session.stop()
     _show(artifact)
     return artifact
 
 
 def _show(artifact: Artifact) -> None:
-    create_markdown_artifact((artifact.path / "table.md").read_text(), key="bandit-table")
+    create_markdown_artifact(artifact.file("table.md").read_text(), key="bandit-table")
     for figure in _SHOWN_FIGURES:
-        data = base64.b64encode((artifact.path / f"{figure}.png").read_bytes()).decode()
+        data = base64.b64encode(artifact.file(f"{figure}.png").read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{data}", key=f"bandit-{figure}")

@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from flows.commands import bandit, inspect, models, run, store
+from flows.commands import bandit, evaluate, images, inspect, models, run, store, up, worker
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
     GebError,
+    RunCancelledError,
     StageFailedError,
     StoppedError,
     UserError,
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-for module in (run, inspect, models, store, bandit):
+for module in (run, evaluate, inspect, models, store, bandit, up, worker, images):
     module.register(app)
 
 
@@ -66,6 +67,9 @@ def _run() -> int:
             "[bold]remedy[/] mend the cause, then `geb resume RUN`: what is done stays done"
         )
         return EXIT_FAILED
+    except RunCancelledError as error:
+        errors.print(_plain(str(error)))
+        return _EXIT_INTERRUPTED
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED

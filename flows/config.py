@@ -6,19 +6,20 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from flows.execution import Execution, StageResources
 from stages.contract.params import Settings
-from stages.contract.request import Resources
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
+from stages.screen.params import ScreenParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
 
 # Set by the run for each call; a configuration that sets them is refused.
-_SET_BY_THE_RUN = {
+SET_BY_THE_RUN = {
     "prepare": ("iterations",),
     "generate": ("shard_index",),
     "train": ("iteration",),
@@ -56,44 +57,8 @@ class Evaluation(Settings):
     """Longest response in tokens."""
     num_shards: int = Field(1, ge=1)
     """Shards of the held-out prompts, each a task of its own."""
-
-
-class StageResources(Settings):
-    """What each stage may use. Changes speed and place only."""
-
-    prepare: Resources = Resources()
-    """Resources of `prepare`."""
-    sft: Resources = Resources()
-    """Resources of `sft`."""
-    generate: Resources = Resources()
-    """Resources of each `generate` shard."""
-    score: Resources = Resources()
-    """Resources of each `score` shard."""
-    pair: Resources = Resources()
-    """Resources of `pair`."""
-    train: Resources = Resources()
-    """Resources of `train`."""
-    evaluate: Resources = Resources()
-    """Resources of `evaluate`."""
-    promote: Resources = Resources()
-    """Resources of `promote`."""
-
-
-class Execution(Settings):
-    """How stages are started. Changes speed and place only."""
-
-    runner: Literal["process"] = "process"
-    """Where stages run: subprocesses of this machine."""
-    parallel: int = Field(1, ge=1)
-    """Stages that may run at the same time."""
-    retries: int = Field(1, ge=0)
-    """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
-    retry_delay_seconds: float = Field(5, ge=0)
-    """Pause before another attempt."""
-    grace_seconds: float = Field(30, gt=0)
-    """Time for a stage to end after it was asked to, before it is killed."""
-    interpreters: dict[str, str] = Field(default_factory=dict)
-    """Python interpreter of a stage where it is not the orchestrator's, by stage name."""
+    backend: Literal["transformers", "vllm"] | None = None
+    """Engine that samples; unset takes that of `generate`."""
 
 
 class RunConfig(Settings):
@@ -106,7 +71,7 @@ class RunConfig(Settings):
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
-    """Folder of the store, local or on a shared file system."""
+    """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
     iterations: int = Field(3, ge=1)
     """Iterations T."""
     pair_data: Literal["current", "accumulate"] = "current"
@@ -117,6 +82,8 @@ class RunConfig(Settings):
     """Prompts."""
     sft: SftParams = SftParams()
     """Warm start, used where `inputs.warm_start` names data."""
+    screen: ScreenParams = ScreenParams()
+    """Dropping of the prompts that the starting policy solves; off unless it samples."""
     generate: GenerateParams = GenerateParams()
     """Sampling of the responses to train on."""
     score: ScoreParams = ScoreParams()
@@ -138,18 +105,54 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check_whole(self) -> RunConfig:
-        for section, names in _SET_BY_THE_RUN.items():
+        for section, names in SET_BY_THE_RUN.items():
             for name in names:
                 if name in getattr(self, section).model_fields_set:
                     raise ValueError(f"{section}.{name} is set by the run; leave it out")
+        if self.generate.num_samples < 2:
+            raise ValueError(
+                f"generate.num_samples is {self.generate.num_samples}, and the pair strategy "
+                f"{self.pair.strategy!r} compares two responses to a prompt: sample at least 2"
+            )
+        if self.screen.num_samples and self.score.compares:
+            raise ValueError(
+                "screen.num_samples is set, and a judge that compares (score.judge_mode) cannot "
+                "tell whether a prompt is solved: use an oracle that scores"
+            )
+        if self.generate.backend == "openai":
+            self._check_server()
         return self
+
+    def _check_server(self) -> None:
+        if self.iterations > 1:
+            raise ValueError(
+                "generate.backend is 'openai': a server's model does not follow the training, so "
+                f"that iterations 2 to {self.iterations} would train on another policy's samples; "
+                "set iterations to 1"
+            )
+        if self.evaluation.backend is None:
+            raise ValueError(
+                "generate.backend is 'openai', and the server does not have the trained policy: "
+                "set evaluation.backend to 'vllm' or 'transformers'"
+            )
+        unknown = self.generate.openai.without_token_ids == "tokenize"
+        if unknown and self.train.reference_logprobs == "sampler":
+            raise ValueError(
+                "train.reference_logprobs is 'sampler', and with generate.openai.without_token_ids "
+                "'tokenize' the sampler's log-probabilities are unknown: set it to 'model'"
+            )
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
-        hidden = {section: set(names) for section, names in _SET_BY_THE_RUN.items()}
+        hidden = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
         return self.model_dump_json(indent=2, exclude=hidden)
+
+    def screen_sampling(self, shard: int) -> GenerateParams:
+        """The generate stage's parameters for one shard of the prompts to be screened."""
+        own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
+        return self.generate.model_copy(update={**own, "shard_index": shard})
 
     def evaluation_sampling(self, shard: int) -> GenerateParams:
         """The generate stage's parameters for one shard of the held-out prompts."""
-        own = self.evaluation.model_dump()
+        own = self.evaluation.model_dump(exclude_none=True)
         return self.generate.model_copy(update={**own, "shard_index": shard})

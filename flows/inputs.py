@@ -6,13 +6,15 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from stages.contract.digests import sha256_file, sha256_tree
+from stages.contract.digests import files_of, sha256_file, sha256_tree
 from stages.contract.errors import StoreError, UserError
-from stages.contract.request import FileInput, HubInput
+from stages.contract.registry import ModelRegistry
+from stages.contract.request import ArtifactInput, FileInput, HubInput
+from stages.contract.store import Store
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-External = FileInput | HubInput
+External = FileInput | HubInput | ArtifactInput
 
 
 def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
@@ -39,15 +41,28 @@ def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
     return HubInput(repo=repo, revision=revision, repo_type=repo_type)
 
 
+def resolve_model(place: str, store: Store) -> External:
+    """Turns a registered model, a checkpoint folder or a hub id into an input with an identity.
+
+    Args:
+        place: ``name``, ``name@alias`` or ``name:version`` of the registry, or see :func:`resolve`.
+        store: The store whose registry is asked.
+
+    Raises:
+        UserError: There is no such model.
+        StoreError: The hub cannot be asked for the revision.
+    """
+    if "/" in place or Path(place).expanduser().exists():
+        return resolve(place, "model")
+    version, _ = ModelRegistry(store).resolve(place)
+    return version.checkpoint
+
+
 def digest_of(path: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden."""
     if path.is_file():
         return sha256_file(path)
-    files = {
-        each.relative_to(path).as_posix(): sha256_file(each)
-        for each in sorted(path.rglob("*"))
-        if each.is_file() and not any(part.startswith(".") for part in each.parts[-2:])
-    }
+    files = {each.relative_to(path).as_posix(): sha256_file(each) for each in files_of(path)}
     if not files:
         raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
     return sha256_tree(files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,39 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
     for override in overrides:
         _apply(values, override)
     return _check(values, "--set" if path is None else str(path), schema)
+
+
+def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
+    """Reads the configuration of a run and lays nested ``overrides`` over it.
+
+    Args:
+        path: The file.
+        overrides: Sections and fields as in a configuration file; what is absent stays.
+        place: Says in messages where the overrides come from.
+
+    Raises:
+        UserError: The file cannot be read or a value is wrong; the message names all of them.
+    """
+    values = _read(path, ())
+    _merge(values, overrides)
+    return check_config(values, place)
+
+
+def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> RunConfig:
+    """A configuration with some fields changed.
+
+    Args:
+        config: The configuration.
+        fields: Values by the fields' full names, ``train.kappa``.
+        place: Says in messages where the values come from.
+
+    Raises:
+        UserError: There is no such field, or a value is wrong; the message names all of them.
+    """
+    values = json.loads(config.to_json())
+    for name, value in fields.items():
+        _set(values, name, value)
+    return check_config(values, place)
 
 
 def check_config(values: dict[str, Any], place: str) -> RunConfig:
@@ -85,7 +118,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return merged
 
 
-def _merge(values: dict[str, Any], others: dict[str, Any]) -> None:
+def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:
     for name, other in others.items():
         if isinstance(other, dict) and isinstance(values.get(name), dict):
             _merge(values[name], other)
@@ -118,15 +151,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise UserError(f"--set {override!r} is not NAME=VALUE", "write --set train.kappa=1e-3")
+    try:
+        _set(values, name, yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {override!r}: the value is not YAML", "quote it") from error
+
+
+def _set(values: dict[str, Any], name: str, value: Any) -> None:
     *sections, last = name.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise UserError(f"--set {override!r}: {section!r} is no section", "check the name")
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override!r}: the value is not YAML", "quote it") from error
+            raise UserError(f"{name}: {section!r} is no section", "check the name")
+    values[last] = value
 
 
 def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:

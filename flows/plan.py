@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from flows.algorithm import iterative_geb
 from flows.config import RunConfig
+from flows.preflight import check_checkpoints
 from flows.session import build_request, resolve_inputs
 from flows.steps import Output, Step, Steps
 from flows.views import RunView, StepRecord
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
+from stages.contract.stores import open_store
 
 _SHOWN_CHANGES = 3
 
@@ -41,6 +43,7 @@ def plan(
 def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     """Hands every step of a run to ``do``, in an order in which they could be computed."""
     external = resolve_inputs(config)
+    check_checkpoints(config, external)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 
@@ -60,7 +63,7 @@ def all_steps(config: RunConfig) -> list[Step]:
 class _Planner:
     def __init__(self, config: RunConfig, forced: Callable[[Step], bool]) -> None:
         self._config = config
-        self._store = Store.open(config.store, create=True)
+        self._store = open_store(config.store, create=True)
         self._view = RunView(self._store, config.name)
         self._forced = forced
         self._made: dict[str, Artifact] = {}
@@ -72,7 +75,7 @@ class _Planner:
             reason = f"{waiting_for[0]} runs before it"
             self._add(step, "run", reason, None)
             return Output(step.name)
-        request = build_request(self._config, step, self._made)
+        request = build_request(self._config, self._store, step, self._made)
         artifact, damage = self._load(request)
         if artifact is not None and not self._forced(step):
             self._made[step.name] = artifact

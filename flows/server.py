@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,7 @@ from stages.contract.errors import GebError
 
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
+_GRACE_SECONDS = 10.0
 
 
 # Kept open to the end of this process: the server ends when the pipe does, after Prefect has sent
@@ -46,41 +48,87 @@ def ensure_prefect_server(log: Path) -> str | None:
     """
     if get_current_settings().api.url:
         return None
-    port = _free_port()
-    address = f"http://127.0.0.1:{port}"
+    address = f"http://127.0.0.1:{_free_port()}"
+    server = start_server(address, log, {})
+    assert server.stdin is not None
+    _lifelines.append(server.stdin)
+    use_server(f"{address}/api")
+    return address
+
+
+def start_server(
+    address: str, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts a Prefect server that ends when the returned process's stdin is closed.
+
+    Args:
+        address: ``http://HOST:PORT`` to serve at.
+        log: File for its output; its folder is created.
+        environment: Variables for it beside this process's.
+
+    Raises:
+        GebError: The server does not start.
+    """
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    server = _start_supervised(
+        ["-m", "prefect", "server", "start", "--host", host, "--port", port],
+        log,
+        # The UI asks port 4200 unless it is told; links in messages lead to it.
+        {
+            "PREFECT_SERVER_UI_API_URL": f"{address}/api",
+            "PREFECT_UI_URL": address,
+            # What it says goes into a file of its own, whatever the terminal is to show.
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+            **environment,
+        },
+    )
+    deadline = time.monotonic() + _START_SECONDS
+    while not is_prefect(f"{address}/api"):
+        if server.poll() is not None or time.monotonic() > deadline:
+            last = "\n".join(log.read_text().splitlines()[-5:])
+            raise GebError(f"Prefect's server does not start; see {log}:\n{last}")
+        time.sleep(_POLL_SECONDS)
+    return server
+
+
+def _start_supervised(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts this interpreter under the supervisor: it ends, with all below it, when stdin closes.
+
+    Args:
+        arguments: What the interpreter is to run.
+        log: File for the output; its folder is created.
+        environment: Variables beside this process's.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
-        server = subprocess.Popen(
+        return subprocess.Popen(
             [
-                *(sys.executable, "-m", "stages.contract.supervisor", "--grace", "10", "--"),
-                *(sys.executable, "-m", "prefect", "server", "start", "--port", str(port)),
+                *(sys.executable, "-m", "stages.contract.supervisor"),
+                *("--grace", str(_GRACE_SECONDS), "--", sys.executable, *arguments),
             ],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # The UI asks port 4200 unless it is told.
-            env=os.environ | {"PREFECT_SERVER_UI_API_URL": f"{address}/api"},
+            env={**os.environ, **environment},
         )
-    assert server.stdin is not None
-    _lifelines.append(server.stdin)
-    _wait_until_healthy(f"{address}/api/health", server, log)
-    os.environ["PREFECT_API_URL"] = f"{address}/api"
+
+
+def is_prefect(api: str) -> bool:
+    """Whether a healthy Prefect server answers at this address of an API."""
+    try:
+        with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
+            return bool(answer.read().strip() == b"true")
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def use_server(api: str) -> None:
+    """Makes this process report to the server at this address of an API."""
+    os.environ["PREFECT_API_URL"] = api
     refresh_global_settings_context()
-    return address
-
-
-def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            if server.poll() is not None or time.monotonic() > deadline:
-                last = "\n".join(log.read_text().splitlines()[-5:])
-                raise GebError(f"Prefect's server does not start; see {log}:\n{last}") from None
-            time.sleep(_POLL_SECONDS)
 
 
 def _free_port() -> int:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.config import Execution, RunConfig
+from flows.config import RunConfig
+from flows.execution import Execution
 from flows.inputs import External, resolve
-from flows.runners.base import Runner
-from flows.runners.process import ProcessRunner
+from flows.runners.choose import make_runner
 from flows.steps import Output, Source, Step
 from flows.views import RunView, State, StepRecord
-from stages.contract.errors import DamagedArtifactError, StoppedError, UserError
+from stages.contract.disk import explain_disk_errors
+from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.lease import POLL_SECONDS
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, key_fields, make_request
-from stages.contract.store import Artifact, Store, explain_disk_errors
+from stages.contract.store import Artifact, Store
+from stages.contract.stores import open_store
 
 MadeBy = Mapping[str, Artifact]
 
@@ -41,7 +43,7 @@ class Configured(Protocol):
 
     @property
     def store(self) -> str:
-        """Folder of the store."""
+        """Place of the store: a folder or a URL."""
 
     @property
     def execution(self) -> Execution:
@@ -91,13 +93,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     return {name: found.get(name, []) for name in (*models, *files, "prompts")}
 
 
-def make_runner(config: Configured) -> Runner:
-    """The runner that a configuration asks for."""
-    execution = config.execution
-    return ProcessRunner(execution.interpreters, execution.grace_seconds)
-
-
-def build_request(config: Configured, step: Step, made: MadeBy) -> Request:
+def build_request(config: Configured, store: Store, step: Step, made: MadeBy) -> Request:
     """The request for a step whose upstream artifacts are known."""
 
     def reference(source: Source) -> External | ArtifactInput:
@@ -107,7 +103,7 @@ def build_request(config: Configured, step: Step, made: MadeBy) -> Request:
         step.params,
         inputs={name: [reference(each) for each in group] for name, group in step.inputs.items()},
         seed=step.seed,
-        store=str(Store.open(config.store).root),
+        store=store.location,
         run=config.name,
         step=step.name,
         resources=getattr(config.resources, step.stage),
@@ -130,12 +126,12 @@ class Session:
         forced: Callable[[Step], bool] = lambda step: False,
     ) -> None:
         self.config = config
-        self.store = Store.open(config.store, create=True)
+        self.store = open_store(config.store, create=True)
         self.view = RunView(self.store, config.name)
-        self.runner = make_runner(config)
+        self.runner = make_runner(config.execution)
         self._watcher = watcher
         self._forced = forced
-        self._begun = time.time()
+        self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(config.execution.parallel)
 
@@ -157,7 +153,7 @@ class Session:
             made: Artifacts of the steps that it reads from.
             on_event: Called with every event of the stage, beside the session's watcher.
         """
-        request = build_request(self.config, step, made)
+        request = build_request(self.config, self.store, step, made)
         started = time.time()
 
         def note(state: State, message: str = "") -> None:
@@ -184,15 +180,19 @@ class Session:
                     note("reused")
                     return Outcome(found, reused=True)
                 with self._slots:
+                    if self.stopping:
+                        raise StoppedError(f"{step.name}: not started, the run stops")
                     note("running")
                     self.runner.run(request, hear)
                 artifact = self.store.load(request.stage, request.key)
         except BaseException as error:
-            note("failed", str(error))
+            # Where the store is what failed, that is what to tell.
+            with contextlib.suppress(StoreError):
+                note("failed", str(error))
             raise
         if artifact is None:
             raise DamagedArtifactError(
-                f"{step.name} ended well, but {self.store.root} has no artifact "
+                f"{step.name} ended well, but {self.store.location} has no artifact "
                 f"{request.stage}/{request.key[:12]}: does the stage see the same store?"
             )
         note("done")
@@ -207,20 +207,25 @@ class Session:
 
     def _wait_for_other(self, request: Request, hear: Callable[[Event], None]) -> Artifact | None:
         """Waits while another run computes the same key, without holding a slot for it."""
+        if self.runner.adopts(request):
+            return None
         lease = self.store.lease(request.stage, request.key)
         if (holder := lease.holder()) is None:
             return None
         hear(Log(message=f"computed by pid {holder['pid']} on {holder['host']}; waiting for it"))
         while lease.holder() is not None:
-            if self._stopping.wait(POLL_SECONDS):
+            if self._stopping.wait(lease.poll_seconds):
                 raise StoppedError(f"{request.step}: stopped while waiting for another run")
         return self._find(request, hear)
 
     def _set_aside_if_forced(
         self, step: Step, request: Request, hear: Callable[[Event], None]
     ) -> None:
-        path = self.store.artifact_path(request.stage, request.key)
-        if not self._forced(step) or not path.exists() or path.stat().st_mtime >= self._begun:
+        # Once in a session: what it has computed since then stays.
+        if not self._forced(step) or request.key in self._set_aside:
+            return
+        self._set_aside.add(request.key)
+        if self._find(request, hear) is None:
             return
         aside = self.store.set_aside(request.stage, request.key)
         hear(Log(message=f"computed again on purpose; the artifact before is in {aside}"))

@@ -94,12 +94,12 @@ class Steps:
         return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
 
     def generate(self, iteration: int, shard: int, policy: Source, prompts: Output) -> Step:
-        """Samples K responses to each prompt of one shard of D_t."""
+        """Samples K responses to each prompt of one shard of a table, D_t."""
         params = self._config.generate.model_copy(update={"shard_index": shard})
         return Step(
             f"iteration-{iteration}/generate/{shard}",
             params,
-            {"policy": [policy], "prompts": [prompts.at(f"iteration-{iteration}.parquet")]},
+            {"policy": [policy], "prompts": [prompts]},
             self._seed("generate", iteration),
             iteration,
         )
@@ -117,10 +117,39 @@ class Steps:
             iteration,
         )
 
-    def score(self, place: str, iteration: int, shard: int, responses: Output) -> Step:
-        """Scores one shard of responses with the oracle."""
+    def generate_screen(
+        self, place: str, iteration: int, shard: int, policy: Source, prompts: Output
+    ) -> Step:
+        """Samples a few responses to see which prompts the starting policy solves."""
+        return Step(
+            f"{place}/generate/{shard}",
+            self._config.screen_sampling(shard),
+            {"policy": [policy], "prompts": [prompts]},
+            self._seed("screen", iteration),
+            iteration,
+        )
+
+    def screen(self, iteration: int, prompts: Output, samples: Samples) -> Step:
+        """Drops the prompts of D_t that those samples solve."""
+        return Step(
+            f"screen/iteration-{iteration}",
+            self._config.screen,
+            {"prompts": [prompts], "responses": samples.responses, "scores": samples.scores},
+            iteration=iteration,
+        )
+
+    def score(
+        self,
+        place: str,
+        iteration: int,
+        shard: int,
+        responses: Output,
+        opponents: Output | None = None,
+    ) -> Step:
+        """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs = {
             "responses": [responses],
+            "opponents": [opponents] if opponents else [],
             "model": self._external["oracle_model"],
             "code": self._external["oracle_code"],
         }
@@ -150,10 +179,12 @@ class Steps:
             iteration,
         )
 
-    def evaluate(self, iteration: int, policy: Samples, base: Samples, reference: Source) -> Step:
+    def evaluate(
+        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Source
+    ) -> Step:
         """Compares the policy's samples on the held-out prompts with the base's."""
         return Step(
-            f"iteration-{iteration}/evaluate",
+            name,
             self._config.evaluate,
             {
                 "responses": policy.responses,

@@ -6,45 +6,67 @@ Prefect; a hit is shown there as the state Cached.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import Task, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 
+from flows.cancellation import stops_when_cancelled
+from flows.listener import Listener
 from flows.session import Session
 from flows.steps import Output, Step
-from flows.throttle import Throttle
-from stages.contract.errors import StageFailedError, UserError
-from stages.contract.events import Event, Failure, Log, Metric, Progress
+from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.store import Artifact
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
 _MAX_PENDING = 128
-# A progress update is a request to the server of about 20 ms.
-_PROGRESS_SECONDS = 2.0
 
 
-class PrefectExecutor:
-    """Executes steps as Prefect tasks; use it inside a flow.
+@contextmanager
+def executing(
+    session: Session, on_done: Callable[[Step], None] = lambda step: None
+) -> Iterator[PrefectExecutor]:
+    """An executor for the present flow run; no stage is left running at the end of the block.
 
     Args:
         session: The run at work.
+        on_done: See :class:`PrefectExecutor`.
+
+    Raises:
+        RunCancelledError: The flow run was cancelled in Prefect.
+    """
+    try:
+        with stops_when_cancelled(session.stop, f"run {session.config.name}"):
+            yield PrefectExecutor(session, on_done)
+    finally:
+        session.stop()
+
+
+class PrefectExecutor:
+    """Executes steps as Prefect tasks; use it through :func:`executing`.
+
+    Args:
+        session: The run at work.
+        on_done: Called within the task of each step when its artifact is there.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, on_done: Callable[[Step], None]) -> None:
         self._session = session
+        self._on_done = on_done
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
 
     def do(self, step: Step) -> Output:
         """Submits a step; its task starts when those of its inputs have completed."""
+        if self._session.stopping:
+            raise StoppedError(f"{step.name}: not started, the run stops")
         while len(self._pending) >= _MAX_PENDING:
             # Steps come in topological order, so the oldest can always go on.
             self._pending.pop(0).wait()
@@ -86,12 +108,15 @@ class PrefectExecutor:
         return decorate(self._run)
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
-        listener = _Listener(name, self._session)
+        listener = Listener(self._session.config.name, name, lambda: self._session.stopping)
         try:
             outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
         except StageFailedError as error:
             get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
+        except StoppedError as error:
+            return Cancelled(message=str(error), data=error)
+        self._on_done(self._steps[name])
         if outcome.reused:
             return Completed(name="Cached", data=outcome.artifact, message="found in the store")
         return outcome.artifact
@@ -100,36 +125,3 @@ class PrefectExecutor:
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
     return not isinstance(error, UserError)
-
-
-class _Listener:
-    """Passes a stage's events on to Prefect: its log, and a progress artifact."""
-
-    def __init__(self, step: str, session: Session) -> None:
-        self._step = step
-        self._session = session
-        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
-        self._throttle = Throttle(_PROGRESS_SECONDS)
-        self._progress: Any = None
-
-    def hear(self, event: Event) -> None:
-        match event:
-            case Log(level=level, message=message):
-                getattr(self._logger, level)(message)
-            case Failure(message=message, remedy=remedy):
-                self._logger.error("%s%s", message, f"\nremedy: {remedy}" if remedy else "")
-            case Metric(step=step, values=values):
-                shown = " ".join(f"{name}={value:.4g}" for name, value in values.items())
-                self._logger.debug("step %d %s", step, shown)
-            case Progress(done=done, total=total, unit=unit):
-                # A run that ends may have lost its server already: nothing may wait for it.
-                wanted = self._throttle.ready() or done >= total
-                if wanted and not self._session.stopping:
-                    self._show_progress(100.0 * done / max(total, 1), f"{done}/{total} {unit}")
-
-    def _show_progress(self, percent: float, text: str) -> None:
-        if self._progress is None:
-            key = "".join(each if each.isalnum() else "-" for each in self._step).strip("-").lower()
-            self._progress = create_progress_artifact(percent, key=key, description=text)
-        else:
-            update_progress_artifact(self._progress, progress=percent, description=text)

@@ -48,6 +48,7 @@ class RunView:
         self.store = store
         self.name = name
         self.path = store.run_path(name)
+        store.refresh(f"runs/{name}")
 
     @classmethod
     def existing(cls, store: Store, name: str) -> RunView:
@@ -59,7 +60,7 @@ class RunView:
         view = cls(store, name)
         if not (view.path / "config.json").exists():
             known = ", ".join(runs(store)) or "none"
-            raise UserError(f"no run {name!r} in {store.root}", f"runs there: {known}")
+            raise UserError(f"no run {name!r} in {store.location}", f"runs there: {known}")
         return view
 
     def save_config(self, config: RunConfig) -> None:
@@ -68,8 +69,11 @@ class RunView:
         path = self.path / "config.json"
         text = config.to_json()
         if path.exists() and path.read_text() != text:
-            path.replace(self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json")
+            kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
+            path.replace(kept)
+            self.store.share(kept)
         _replace(path, text)
+        self.store.share(path)
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
@@ -81,6 +85,7 @@ class RunView:
         path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, record.model_dump_json(indent=2))
+        self.store.share(path)
 
     def step(self, name: str) -> StepRecord | None:
         """What is known of one step, or None."""
@@ -100,8 +105,15 @@ class RunView:
 
 def runs(store: Store) -> list[str]:
     """Names of the store's runs, the last started first."""
+    store.refresh("runs")
     configs = (store.root / "runs").glob("*/config.json")
     return [each.parent.name for each in sorted(configs, key=_mtime, reverse=True)]
+
+
+def recorded(store: Store) -> list[str]:
+    """Names of everything that has steps on record: runs, evaluations, bandit experiments."""
+    store.refresh("runs")
+    return sorted({each.parents[1].name for each in (store.root / "runs").glob("*/steps/*.json")})
 
 
 def _mtime(path: Path) -> float:

@@ -45,6 +45,32 @@ class Silent:
         """See :class:`flows.session.Watcher`."""
 
 
+class LineWatcher:
+    """Prints a line per step, for several runs at once.
+
+    Args:
+        console: Where to print.
+        run: Name of the run, at the head of each line.
+    """
+
+    def __init__(self, console: Console, run: str) -> None:
+        self._console = console
+        self._run = run
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.session.Watcher`."""
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.session.Watcher`."""
+
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.session.Watcher`."""
+        how = "cached" if state == "reused" else f"{seconds:.1f} s"
+        self._console.print(f"{escape(self._run)}  {_MARKS[state]} {step.name} [dim]{how}[/]")
+        if state == "failed":
+            self._console.print(f"  [red]{escape(message)}[/]")
+
+
 class ConsoleWatcher:
     """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
 

@@ -3,9 +3,55 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.contract.remote.store import RemoteStore
+from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
 
 # Before torch or Prefect load: one thread gives the same bits every time, and no test reaches out.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[int]:
+    """Port of an S3 server with an empty bucket."""
+    with s3_server() as port:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in aws_environment(port).items():
+                patch.setenv(name, value)
+            make_bucket()
+        yield port
+
+
+@pytest.fixture
+def aws(s3: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Makes this process reach the server."""
+    environment = aws_environment(s3)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
+
+
+@pytest.fixture
+def url(aws: dict[str, str]) -> str:
+    """A prefix of the bucket that nothing is in."""
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def here(url: str, tmp_path: Path) -> RemoteStore:
+    """An empty store in the bucket, as one host sees it."""
+    return host(url, tmp_path / "here", create=True)
+
+
+@pytest.fixture
+def there(here: RemoteStore, tmp_path: Path) -> RemoteStore:
+    """The same store, as another host sees it."""
+    return host(here.location, tmp_path / "there")

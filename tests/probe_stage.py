@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 import stages
 from stages.contract.context import StageContext
@@ -30,8 +31,20 @@ class ProbeParams(StageParams):
     message: str = ""
     prints: str = ""
     behaviour: Literal[
-        "work", "refuse", "crash", "kill_self", "hang", "ignore_sigterm", "leave_child"
+        "work",
+        "refuse",
+        "crash",
+        "kill_self",
+        "hang",
+        "ignore_sigterm",
+        "leave_child",
+        "hang_once",
+        "tell_place",
+        "eat_memory",
+        "write",
+        "tell_secret",
     ] = "work"
+    path: str = ""
     pace: int = speed_only(1)
 
 
@@ -45,10 +58,24 @@ def run(ctx: StageContext[ProbeParams]) -> None:
             raise UserError("bad value 7", "use 8")
         case "crash":
             raise RuntimeError("boom")
+        case "tell_place":
+            worker = os.environ.get("GEB_WORKER")
+            ctx.events.info(f"worker {worker}, GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')!r}")
+        case "hang_once" if not (ctx.work / "hung").exists():
+            (ctx.work / "hung").touch()
+            _hang(ctx)
         case "kill_self":
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang" | "ignore_sigterm" | "leave_child":
             _hang(ctx)
+        case "eat_memory":
+            eaten = []
+            while True:
+                eaten.append(b"x" * (16 << 20))
+        case "write":
+            Path(ctx.params.path).write_text("written")
+        case "tell_secret":
+            (ctx.out / "secret.txt").write_text(os.environ["PROBE_SECRET"])
     (ctx.out / "half-written.txt").unlink()
     (ctx.out / "result.txt").write_text(f"seed {ctx.seed} {ctx.params.message}")
 
@@ -67,6 +94,12 @@ def _hang(ctx: StageContext[ProbeParams]) -> None:
 STAGE = Stage(ProbeParams, run)
 
 
+MAIN = (
+    "from stages.contract.program import main\nfrom tests.probe_stage import STAGE\nmain(STAGE)\n"
+)
+"""Its ``__main__.py``."""
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes ``stages.probe`` importable in subprocesses, through a package path of its own."""
     package = folder / "stages" / "probe"
@@ -75,11 +108,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"__path__ = [{str(folder / 'stages')!r}, {str(ROOT / 'stages')!r}]\n"
     )
     (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(
-        "from stages.contract.program import main\n"
-        "from tests.probe_stage import STAGE\n"
-        "main(STAGE)\n"
-    )
+    (package / "__main__.py").write_text(MAIN)
     # `python -m` looks in the working directory first.
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flows.commands.common import AsJson, Overrides, console, print_json
 from flows.commands.run import interrupt, quiet_prefect
-from stages.contract.store import Store
+from stages.contract.stores import open_store
 
 ConfigPath = Annotated[
     Path | None,
@@ -46,22 +46,22 @@ def bandit(
 
     settings = load_settings(config, overrides or (), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
-    folder = Store.open(settings.store, create=True).run_path(settings.name)
+    folder = open_store(settings.store, create=True).run_path(settings.name)
     ensure_prefect_server(folder / "prefect-server.log")
     with ConsoleWatcher(watched, 1) as watcher:
         artifact = watched_flow(watcher)(settings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name in artifact.manifest.files:
-            shutil.copyfile(artifact.path / name, out / name)
+            shutil.copyfile(artifact.file(name), out / name)
     if as_json:
         print_json(
             {
-                "artifact": str(artifact.path),
-                "table": (artifact.path / "table.md").read_text(),
-                **json.loads((artifact.path / "metrics.json").read_text()),
+                "artifact": artifact.address(),
+                "table": artifact.file("table.md").read_text(),
+                **json.loads(artifact.file("metrics.json").read_text()),
             }
         )
         return
-    typer.echo((artifact.path / "table.md").read_text())
-    console.print(f"figures  {artifact.path}")
+    typer.echo(artifact.file("table.md").read_text())
+    console.print(f"figures  {artifact.address()}")

@@ -16,7 +16,7 @@ from flows.loading import load_config
 from flows.steps import Step
 from flows.views import RunView
 from stages.contract.errors import UserError
-from stages.contract.store import Store
+from stages.contract.stores import open_store
 
 _WIDE_COLUMNS = 200
 
@@ -26,7 +26,10 @@ Overrides = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Set one field, e.g. train.kappa=1e-3."),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
-StorePath = Annotated[str, typer.Option("--store", envvar="GEB_STORE", help="Folder of the store.")]
+StorePath = Annotated[
+    str,
+    typer.Option("--store", envvar="GEB_STORE", help="The store: a folder, or s3://bucket/prefix."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunnerName = Annotated[
     str | None,
@@ -54,8 +57,15 @@ def configured(path: Path, overrides: list[str] | None, runner: str | None) -> R
 
 def configured_run(store: str, run: str) -> RunConfig:
     """The configuration of a run that was started before, in the store as it is found now."""
-    config = RunView.existing(Store.open(store), run).config()
+    config = RunView.existing(open_store(store), run).config()
     return config.model_copy(update={"store": store})
+
+
+def _part(step: Step) -> str:
+    """The part of an iteration that a step belongs to: screening and evaluation sample as well."""
+    if step.name.startswith("screen/"):
+        return "screen"
+    return "evaluate" if "/evaluate/" in step.name else step.stage
 
 
 def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
@@ -64,20 +74,20 @@ def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
     Raises:
         UserError: There is no such stage in an iteration.
     """
-    order = ["prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote"]
+    order = ["prepare", "sft", "screen", "generate", "score", "pair"]
+    order += ["train", "evaluate", "promote"]
     if stage is None:
         return lambda step: False
     if stage not in order:
         raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
-    in_iteration = order.index(stage) >= order.index("generate")
+    in_iteration = order.index(stage) >= order.index("screen")
 
     def forced(step: Step) -> bool:
         if not in_iteration:
             return step.iteration > 0 or order.index(step.stage) >= order.index(stage)
         if step.iteration != iteration:
             return step.iteration > iteration
-        place = "evaluate" if "/evaluate/" in step.name else step.stage
-        return order.index(place) >= order.index(stage)
+        return order.index(_part(step)) >= order.index(stage)
 
     return forced
 

@@ -16,8 +16,8 @@ from flows.config import RunConfig
 from flows.plan import differences
 from flows.views import RunView, runs
 from stages.contract.errors import UserError
-from stages.contract.manifest import Manifest
 from stages.contract.store import Store
+from stages.contract.stores import open_store
 
 _COLOURS = {"done": "green", "reused": "cyan", "running": "yellow", "failed": "red"}
 
@@ -36,7 +36,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the runs of a store, or the steps of one run."""
-    opened = Store.open(store)
+    opened = open_store(store)
     views = [RunView.existing(opened, each) for each in ([name] if name else runs(opened))]
     records = {view.name: sorted(view.steps(), key=lambda each: each.started) for view in views}
     if as_json:
@@ -72,7 +72,7 @@ def diff(
     """Compare two runs: what their configurations and their metrics do not share."""
     from flows.report import summary
 
-    opened = Store.open(store)
+    opened = open_store(store)
 
     def facts(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
         config = json.loads(configured_run(store, run).to_json())
@@ -99,12 +99,12 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """Show where an artifact came from, down to what entered from outside."""
-    opened = Store.open(store)
+    opened = open_store(store)
     matches = [(stage, key) for stage, key in opened.artifacts() if key.startswith(artifact)]
     if len(matches) != 1:
         found = ", ".join(f"{stage}/{key[:16]}" for stage, key in matches) or "none"
         raise UserError(
-            f"{artifact!r} does not name one artifact of {opened.root}; it fits: {found}",
+            f"{artifact!r} does not name one artifact of {opened.location}; it fits: {found}",
             "give more of the key; `geb status RUN` shows the keys of a run",
         )
     line = _ancestry(opened, *matches[0])
@@ -139,10 +139,9 @@ def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
 
 
 def _ancestry(store: Store, stage: str, key: str) -> dict[str, Any]:
-    path = store.artifact_path(stage, key) / "manifest.json"
-    if not path.exists():
+    manifest = store.manifest(stage, key)
+    if manifest is None:
         return {"stage": stage, "key": key, "gone": True, "inputs": {}}
-    manifest = Manifest.model_validate_json(path.read_text())
     return {
         "stage": stage,
         "key": key,

@@ -10,7 +10,7 @@ from rich.table import Table
 from flows.commands.common import AsJson, StorePath, console, print_json
 from flows.report.summary import formatted
 from stages.contract.registry import LATEST, ModelRegistry
-from stages.contract.store import Store
+from stages.contract.stores import open_store
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     """List registered models, their versions and aliases."""
-    registry = ModelRegistry(Store.open(store))
+    registry = ModelRegistry(open_store(store))
     found = {name: registry.versions(name) for name in registry.names()}
     aliases = {name: registry.aliases(name) for name in found}
     if as_json:
@@ -66,10 +66,11 @@ def promote(
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
-    registry = ModelRegistry(Store.open(store))
-    version, checkpoint = registry.resolve(model)
+    registry = ModelRegistry(open_store(store))
+    version, artifact = registry.resolve(model)
     registry.set_alias(version.name, alias, version.version, reason=reason)
-    console.print(f"{version.name}@{alias} is version {version.version}: {checkpoint}")
+    where = artifact.address(version.checkpoint.path)
+    console.print(f"{version.name}@{alias} is version {version.version}: {where}")
 
 
 def rollback(
@@ -79,6 +80,6 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
 ) -> None:
     """Move an alias back to the version that it meant before."""
-    registry = ModelRegistry(Store.open(store))
+    registry = ModelRegistry(open_store(store))
     moved = registry.rollback(name, alias, reason=reason)
     console.print(f"{name}@{alias} is version {moved.version}")

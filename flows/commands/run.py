@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,8 +29,10 @@ from flows.commands.common import (
 )
 from flows.config import RunConfig
 from flows.plan import PlannedStep, plan
+from flows.standing import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
+from flows.standing.home import Home, default_home
 from flows.views import RunView
-from stages.contract.store import Store
+from stages.contract.stores import open_store
 
 if TYPE_CHECKING:
     from flows.report.summary import Summary
@@ -91,7 +92,7 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
     from flows.report import html
     from flows.report.summary import summarise
 
-    view = RunView.existing(Store.open(store), name)
+    view = RunView.existing(open_store(store), name)
     summary = summarise(view)
     _show_summary(summary, html.write(view, summary), as_json)
 
@@ -109,7 +110,7 @@ def _run(
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     watched.print(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
-        f"{counts['run']} to compute; store {Store.open(config.store).root}"
+        f"{counts['run']} to compute; store {open_store(config.store).location}"
     )
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
@@ -118,35 +119,42 @@ def _run(
     from flows.server import ensure_prefect_server
     from flows.watchers import ConsoleWatcher
 
-    folder = Store.open(config.store).run_path(config.name)
+    folder = open_store(config.store).run_path(config.name)
     if ui := ensure_prefect_server(folder / "prefect-server.log"):
         watched.print(f"Prefect UI while it runs: {ui}")
+        if standing := Home(default_home()).standing():
+            watched.print(
+                f"`geb up` is at {standing.ui}; to see runs there: "
+                f"export PREFECT_API_URL={standing.api}"
+            )
     with ConsoleWatcher(watched, len(lines)) as watcher:
         try:
-            summary, path = watched_flow(watcher, forced)(config)
+            summary, page = watched_flow(watcher, forced)(config)
         except BaseException:
             watched.print(
                 "what is done stays done; go on with  "
                 f"[bold]geb resume {config.name} --store {config.store}[/]"
             )
             raise
-    _show_summary(summary, path, as_json)
+    _show_summary(summary, page, as_json)
 
 
-def _show_summary(summary: Summary, path: Path, as_json: bool) -> None:
+def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
     if as_json:
-        print_json(summary.to_json() | {"report": str(path)})
+        print_json(summary.to_json() | {"report": page})
         return
     console.print(summary.table())
     for line in summary.places():
         console.print(line)
-    console.print(f"report      {path}")
+    console.print(f"report      {page}")
 
 
 def quiet_prefect() -> None:
-    """Silences Prefect: our own lines tell what its would; a failure ends in a message of ours."""
+    """Prefect's settings for a terminal: our own lines tell what its would, and errors are ours."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # A server that watches over runs takes one for dead that is silent for longer.
+    os.environ.setdefault(HEARTBEAT_VARIABLE, str(HEARTBEAT_SECONDS))
 
 
 def interrupt(signum: int, frame: object) -> None:

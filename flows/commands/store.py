@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
 import subprocess
@@ -14,8 +15,9 @@ import typer
 
 from flows.commands.common import AsJson, StorePath, console, print_json
 from flows.gc import Garbage, collect, remove
+from flows.standing.home import Home, default_home
 from stages.contract.errors import DamagedArtifactError, GebError
-from stages.contract.store import Store
+from stages.contract.stores import cache_home, open_store
 
 _MIN_PYTHON = (3, 11)
 _MIN_FREE_GIB = 5
@@ -30,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
     """Hash every file of every artifact; exit code 1 when one is damaged."""
-    opened = Store.open(store)
+    opened = open_store(store)
     damaged = {}
     keys = list(opened.artifacts())
     for stage, key in keys:
@@ -58,18 +60,16 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """List (or delete) what no run and no registered model refers to."""
-    opened = Store.open(store)
+    opened = open_store(store)
     garbage = collect(opened)
     if delete:
-        remove(garbage)
-    total = sum(each.bytes for each in garbage)
+        remove(opened, garbage)
+    total = sum(each.held.bytes for each in garbage)
     if as_json:
         print_json([each.to_json() for each in garbage])
         return
     for each in garbage:
-        console.print(
-            f"{_size(each):>10}  {each.path.relative_to(opened.root)}  [dim]{each.why}[/]"
-        )
+        console.print(f"{_size(each):>10}  {each.held.place}  [dim]{each.why}[/]")
     done = "deleted" if delete else "can go; --delete removes them"
     console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
 
@@ -86,19 +86,34 @@ def doctor(
     vllm: Annotated[Path, typer.Option(help="Interpreter of the vLLM environment.")] = Path(
         ".venv-vllm/bin/python"
     ),
+    reap: Annotated[
+        bool,
+        typer.Option(
+            "--reap",
+            help="Remove containers whose orchestrator is gone, those that were to outlive it too.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check what a run needs of this machine; exit code 1 when something essential is missing."""
+    if reap:
+        # Here, so that the engine's client is loaded for it alone.
+        from flows.runners.reaper import reap as reap_containers
+
+        for line in reap_containers(keep_running=False):
+            typer.echo(line, err=as_json)
     findings = [
         _Finding("python", sys.version_info >= _MIN_PYTHON, platform.python_version()),
         _Finding("linux", sys.platform == "linux", platform.platform()),
         _import_check("torch environment", sys.executable, "torch, transformers, deepspeed"),
-        _disk_check(Path(store)),
+        _disk_check(cache_home() if "://" in store else Path(store)),
         _store_check(store),
     ]
     optional = [
         _import_check("vLLM environment", str(vllm), "vllm"),
         _Finding("GPU", *_gpu()),
+        _Finding("geb up", *_standing()),
+        _Finding("Docker", *_docker()),
     ]
     if as_json:
         print_json([vars(each) for each in (*findings, *optional)])
@@ -135,13 +150,15 @@ def _disk_check(store: Path) -> _Finding:
 
 
 def _store_check(store: str) -> _Finding:
-    if not Path(store).exists():
+    if "://" not in store and not Path(store).exists():
         return _Finding("store", True, f"{store}: none yet, the first run makes it")
     try:
-        opened = Store.open(store)
+        opened = open_store(store)
     except GebError as error:
         return _Finding("store", False, str(error))
-    return _Finding("store", True, f"{opened.root}: {sum(1 for _ in opened.artifacts())} artifacts")
+    return _Finding(
+        "store", True, f"{opened.location}: {sum(1 for _ in opened.artifacts())} artifacts"
+    )
 
 
 def _gpu() -> tuple[bool, str]:
@@ -152,5 +169,23 @@ def _gpu() -> tuple[bool, str]:
     return done.returncode == 0, (done.stdout or done.stderr).strip().replace("\n", "; ")
 
 
+def _docker() -> tuple[bool, str]:
+    from flows.engine import connect
+
+    try:
+        client = connect()
+    except GebError as error:
+        return False, str(error).replace("\n", ";")
+    with contextlib.closing(client):
+        return True, f"engine {client.version()['Version']} (geb images list shows the images)"
+
+
+def _standing() -> tuple[bool, str]:
+    standing = Home(default_home()).standing()
+    if standing is None:
+        return False, "not running; it serves the Prefect UI of this machine"
+    return True, f"{standing.ui}, store {standing.store}"
+
+
 def _size(garbage: Garbage) -> str:
-    return f"{garbage.bytes / 2**20:.1f} MiB"
+    return f"{garbage.held.bytes / 2**20:.1f} MiB"

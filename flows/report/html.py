@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,12 +15,13 @@ from flows.views import RunView
 from stages.contract.store import Artifact
 
 _SHOWN_SAMPLES = 8
+_STEP_PARTS = ("data", "forward", "backward", "optimizer")
 # A histogram gains nothing from more, and the report stays small.
 _MAX_PLOTTED = 20_000
 
 
-def write(view: RunView, summary: Summary) -> Path:
-    """Writes ``report.html`` into the run's view and returns its path."""
+def write(view: RunView, summary: Summary) -> str:
+    """Writes ``report.html`` into the run's view and returns its place."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("flows.report"),
         autoescape=True,
@@ -33,7 +33,7 @@ def write(view: RunView, summary: Summary) -> Path:
         columns=COLUMNS,
         cell=lambda column, row: formatted(row[column.name], column.form),
         components=summary.components(),
-        plots=_plots(summary, last),
+        plots=draw(summary),
         samples=_samples(last),
         gates=_gates(summary),
         configuration=yaml.safe_dump(
@@ -42,7 +42,7 @@ def write(view: RunView, summary: Summary) -> Path:
     )
     path = view.path / "report.html"
     path.write_text(page, encoding="utf-8")
-    return path
+    return view.store.share(path)
 
 
 def _last(summary: Summary, stage: str) -> Artifact | None:
@@ -54,7 +54,8 @@ def _last(summary: Summary, stage: str) -> Artifact | None:
     return done[-1] if done else None
 
 
-def _plots(summary: Summary, last: Artifact | None) -> list[str]:
+def draw(summary: Summary) -> list[str]:
+    """The report's plots as SVG, the mean reward by iteration first."""
     drawn = []
     rewards = [(row["iteration"], row["mean_reward"]) for row in summary.rows]
     known = [(t, value) for t, value in rewards if value is not None]
@@ -70,14 +71,26 @@ def _plots(summary: Summary, last: Artifact | None) -> list[str]:
         ("loss", "Training loss"),
         ("bonus_ratio", "|κ·bonus| / |L|"),
         ("accuracy", "Preference accuracy"),
+        ("tokens_per_second", "Training, tokens per second"),
+        ("model_flops_utilisation", "Training, share of the matrix-product rate"),
+        ("peak_memory_mib", "Training, peak memory in MiB"),
     ):
-        values = [(step, metrics[name]) for step, metrics in steps if name in metrics]
-        if len(values) > 1:
-            x, y = zip(*values, strict=True)
+        x, y = _curve(steps, name)
+        if len(x) > 1:
             drawn.append(plots.line_plot(title, {name: (x, y)}, "step, all iterations"))
-    if last is not None:
+    parts = {part: _curve(steps, f"{part}_seconds") for part in _STEP_PARTS}
+    if all(len(x) > 1 for x, _ in parts.values()):
+        drawn.append(plots.line_plot("Training, seconds of a step", parts, "step, all iterations"))
+    if (last := _last(summary, "evaluate")) is not None:
         drawn += _distributions(last)
     return drawn
+
+
+def _curve(
+    steps: list[tuple[int, dict[str, Any]]], name: str
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    values = [(step, metrics[name]) for step, metrics in steps if name in metrics]
+    return tuple(step for step, _ in values), tuple(value for _, value in values)
 
 
 def _training(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
@@ -86,13 +99,13 @@ def _training(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
     for iteration in range(1, summary.config.iterations + 1):
         artifact = summary.artifacts.get(f"iteration-{iteration}/train")
         if artifact is not None:
-            for line in (artifact.path / "metrics.jsonl").read_text().splitlines():
+            for line in artifact.file("metrics.jsonl").read_text().splitlines():
                 steps.append((len(steps) + 1, json.loads(line)))
     return steps
 
 
 def _distributions(artifact: Artifact) -> list[str]:
-    table = pq.read_table(artifact.path / "distributions.parquet")
+    table = pq.read_table(artifact.file("distributions.parquet"))
     drawn = []
     for column, title, label in (
         ("reward", "Rewards of the samples, last iteration", "reward"),
@@ -114,7 +127,7 @@ def _distributions(artifact: Artifact) -> list[str]:
 def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
     if artifact is None:
         return []
-    lines = (artifact.path / "samples.jsonl").read_text().splitlines()
+    lines = artifact.file("samples.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines[:_SHOWN_SAMPLES]]
 
 
@@ -123,6 +136,6 @@ def _gates(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
     for iteration in range(1, summary.config.iterations + 1):
         artifact = summary.artifacts.get(f"iteration-{iteration}/promote")
         if artifact is not None:
-            text = (artifact.path / "decision.json").read_text()
+            text = artifact.file("decision.json").read_text()
             decisions.append((iteration, json.loads(text)))
     return decisions

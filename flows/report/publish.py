@@ -1,25 +1,84 @@
-"""Shows a run's results in the Prefect UI: the table of its iterations, and where its report is."""
+"""Shows a run in the Prefect UI: its tags, configuration, tables and report, as artifacts."""
 
 from __future__ import annotations
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import yaml
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from flows.config import RunConfig
 from flows.report.summary import COLUMNS, Summary, formatted
 
-_KEY = "iterations"
+# Larger artifacts make the UI's lists slow; the HTML report has every plot.
+_MAX_IMAGE_BYTES = 200_000
 
 
-def publish(summary: Summary, report: str) -> None:
-    """Creates the table artifact and the report artifact; to be called inside a flow run."""
+def artifact_key(*parts: str) -> str:
+    """A key as Prefect wants it, of lower-case letters, digits and dashes."""
+    text = "-".join(parts).lower()
+    return "".join(each if each.isascii() and each.isalnum() else "-" for each in text).strip("-")
+
+
+def label(config: RunConfig) -> None:
+    """Adds tags to the flow run by which it is found; to be called inside one."""
+    tags = [f"run:{config.name}", config.train.design, str(config.train.divergence)]
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
+
+
+def publish_configuration(config: RunConfig, preset: str) -> None:
+    """Creates an artifact with every value that a run goes with."""
+    values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
+    create_markdown_artifact(
+        f"```yaml\n{values}```\n",
+        key=artifact_key(config.name, "configuration"),
+        description=f"Every value of run {config.name}, which started from preset {preset}.",
+    )
+
+
+def publish_table(summary: Summary, iteration: int) -> None:
+    """Creates the table of the iterations so far; to be called inside a flow run."""
+    create_table_artifact(
+        list(_rows(summary, iteration)),
+        key=artifact_key(summary.run, "iterations"),
+        description=f"Run {summary.run} after iteration {iteration}.",
+    )
+
+
+def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
+    """Creates the report artifact and one for each plot (SVG); to be called inside a flow run."""
+    rows = list(_rows(summary, summary.config.iterations))
+    titles = list(rows[0])
+    lines = [titles, ["---"] * len(titles), *(list(row.values()) for row in rows)]
+    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    places = "\n".join([*summary.places(), f"report      {report}"])
+    create_markdown_artifact(
+        f"# {summary.run}\n\n{table}\n\n```\n{places}\n```\n",
+        key=artifact_key(summary.run, "report"),
+        description=f"What run {summary.run} found.",
+    )
+    for number, svg in enumerate(plots, 1):
+        data = base64.b64encode(svg.encode()).decode()
+        if len(data) <= _MAX_IMAGE_BYTES:
+            key = artifact_key(summary.run, "plot", str(number))
+            create_image_artifact(f"data:image/svg+xml;base64,{data}", key=key)
+
+
+def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:
     components = summary.components()
-    table = [
-        {
+    for row in summary.rows[: last + 1]:
+        yield {
             "iteration": row["iteration"] or "base",
             **{each.title: formatted(row.get(each.name), each.form) for each in COLUMNS},
             **{name: formatted(row["components"].get(name), ".3f") for name in components},
         }
-        for row in summary.rows
-    ]
-    create_table_artifact(table, key=_KEY, description=f"run {summary.run}")
-    places = "\n".join(f"- `{line}`" for line in summary.places())
-    create_markdown_artifact(f"# {summary.run}\n\nReport: `{report}`\n\n{places}\n", key="report")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -52,27 +51,27 @@ class Summary:
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None;
             row 0 is the base policy.
-        checkpoint: Folder of the last trained checkpoint.
+        checkpoint: Where the last trained checkpoint is.
         registered: What the registry knows of the run's model, line by line.
     """
 
     run: str
     config: RunConfig
-    store: Path
+    store: str
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
-    checkpoint: Path | None = None
+    checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "run": self.run,
-            "store": str(self.store),
+            "store": self.store,
             "rows": self.rows,
-            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "checkpoint": self.checkpoint,
             "registered": self.registered,
-            "artifacts": {step: str(each.path) for step, each in self.artifacts.items()},
+            "artifacts": {step: each.address() for step, each in self.artifacts.items()},
         }
 
     def table(self) -> Table:
@@ -96,13 +95,13 @@ class Summary:
         """Where things are."""
         lines = [f"checkpoint  {self.checkpoint}"] if self.checkpoint else []
         lines += [f"registry    {line}" for line in self.registered]
-        return [*lines, f"artifacts   {self.store / 'artifacts'}"]
+        return [*lines, f"artifacts   {self.store}/artifacts"]
 
 
 def summarise(view: RunView) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out."""
     config = view.config()
-    found = Summary(run=view.name, config=config, store=view.store.root)
+    found = Summary(run=view.name, config=config, store=view.store.location)
     for record in view.steps():
         if record.state in ("done", "reused"):
             try:
@@ -115,7 +114,7 @@ def summarise(view: RunView) -> Summary:
         found.rows.append(_row(found.artifacts, iteration))
     trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
     done = [each for each in trained if each is not None]
-    found.checkpoint = done[-1].path / "checkpoint" if done else None
+    found.checkpoint = done[-1].address("checkpoint") if done else None
     found.registered = _registered(view, config.model or config.name)
     return found
 
@@ -150,7 +149,7 @@ def _row(artifacts: dict[str, Artifact], iteration: int) -> dict[str, Any]:
 def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
     if artifact is None:
         return {}
-    loaded = json.loads((artifact.path / name).read_text())
+    loaded = json.loads(artifact.file(name).read_text())
     assert isinstance(loaded, dict)
     return loaded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from stages.contract.errors import (
     EXIT_OK,
@@ -15,7 +15,7 @@ from stages.contract.errors import (
     StoppedError,
     UserError,
 )
-from stages.contract.events import Event, Failure
+from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request
 
 KEPT_LINES = 50
@@ -44,6 +44,23 @@ class Runner(Protocol):
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
         ...
+
+    def adopts(self, request: Request) -> bool:
+        """Whether :meth:`run` would take over a stage that a dead orchestrator left at work."""
+        ...
+
+
+def say_once(on_event: OnEvent) -> Callable[[str], None]:
+    """Passes the first message on, as a line of the log, and drops those that follow."""
+    said = False
+
+    def say(message: str) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            on_event(Log(message=message))
+
+    return say
 
 
 class LastWords:
@@ -74,6 +91,14 @@ class LastWords:
         elif code not in (1, EXIT_STOPPED):
             said = f"{said} ({_describe(code)})"
         raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
+
+    def raise_overdue(self, request: Request, log: str) -> NoReturn:
+        """Raises the error of a stage that was ended because its time was over."""
+        raise StageFailedError(
+            f"{request.step or request.stage}: took longer than timeout_seconds="
+            f"{request.resources.timeout_seconds:g}; log: {log}",
+            tuple(self.lines),
+        )
 
 
 def _describe(code: int) -> str:

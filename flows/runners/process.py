@@ -6,21 +6,21 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
-from flows.runners.base import LastWords, OnEvent
-from stages.contract.errors import StageFailedError, UserError
-from stages.contract.events import Log, parse_event
+from flows.runners.attempt import AttemptLog, new_log, write_request
+from flows.runners.base import LastWords, OnEvent, say_once
+from flows.runners.gpus import HeldGpus, hold_gpus
+from stages.contract.errors import UserError
 from stages.contract.request import Request
 from stages.contract.store import Store
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 _SUPERVISOR_SECONDS = 10.0
+# Of the bucket, where the store is in one.
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 class ProcessRunner:
@@ -40,51 +40,44 @@ class ProcessRunner:
         self._grace_seconds = grace_seconds
         self._live: dict[int, subprocess.Popen[str]] = {}
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        folder = Store.open(request.store).log_path(request.stage, request.key)
-        folder.mkdir(parents=True, exist_ok=True)
-        stem = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}-{threading.get_ident() % 10**6}"
-        log = folder / f"{stem}.log"
+        log = new_log(request)
         words = LastWords()
-        with log.open("w", encoding="utf-8") as file, self._start(request) as process:
-            log_file = _Log(file, words)
+        with (
+            hold_gpus(
+                request.resources.gpus,
+                waiting=say_once(on_event),
+                stopping=self._stopping,
+            ) as gpus,
+            log.open("w", encoding="utf-8") as file,
+            self._start(request, gpus) as process,
+            _ended_by_an_error(process),
+        ):
+            log_file = AttemptLog(file, words)
             overdue = threading.Event()
             timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
             reader = threading.Thread(target=log_file.copy, args=(process.stderr,))
             reader.start()
             assert process.stdout is not None
             for line in process.stdout:
-                event = parse_event(line)
-                if event is None:
-                    log_file.keep(line)
-                    continue
-                if isinstance(event, Log):
-                    log_file.keep(f"[{event.level}] {event.message}\n")
-                words.hear(event)
-                on_event(event)
+                log_file.take(line, on_event)
             code = process.wait()
             reader.join()
             timer.cancel()
-            if log_file.error is not None:
-                message = f"the log {log} is not whole: {log_file.error.strerror}"
-                on_event(Log(level="warning", message=message))
+            log_file.tell_if_cut(log, on_event)
             with self._lock:
                 del self._live[process.pid]
         if overdue.is_set():
-            raise StageFailedError(
-                f"{request.step or request.stage}: took longer than timeout_seconds="
-                f"{request.resources.timeout_seconds:g}; log: {log}",
-                tuple(words.lines),
-            )
-        words.raise_for(code, request, stopped=self._stopping, log=str(log))
+            words.raise_overdue(request, str(log))
+        words.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
             live = list(self._live.values())
         for process in live:
             _let_go(process)
@@ -94,7 +87,11 @@ class ProcessRunner:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _start(self, request: Request) -> subprocess.Popen[str]:
+    def adopts(self, request: Request) -> bool:
+        """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
+        return False
+
+    def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
         interpreter = self._interpreters.get(request.stage, sys.executable)
         if not Path(interpreter).exists():
             raise UserError(
@@ -106,19 +103,20 @@ class ProcessRunner:
                 [
                     *(interpreter, "-m", "stages.contract.supervisor"),
                     *("--grace", str(self._grace_seconds), "--"),
-                    *(interpreter, "-m", f"stages.{request.stage}", _written(request)),
+                    *(interpreter, "-m", f"stages.{request.stage}", write_request(request)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(request),
+                env=_environment(request, gpus),
+                pass_fds=gpus.descriptors,
                 text=True,
                 errors="replace",
                 # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
                 start_new_session=True,
             )
             self._live[process.pid] = process
-            if self._stopping:
+            if self._stopping.is_set():
                 _let_go(process)
         return process
 
@@ -137,50 +135,32 @@ class ProcessRunner:
         return timer
 
 
-def _written(request: Request) -> str:
-    """Writes the request where the stage's folder of logs keeps it and returns its path."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
-    descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=folder)
-    os.close(descriptor)
-    request.write(Path(name))
-    return name
-
-
-def _environment(request: Request) -> dict[str, str]:
-    environment = dict(os.environ)
+def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
+    # Without one of its own a stage sees no GPU, rather than those of others.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
     if request.resources.cpus is not None:
         threads = str(max(1, int(request.resources.cpus)))
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if Store.open(request.store).mirror_of is not None:
+        # The bucket is not the stage's business.
+        for name in _CREDENTIALS:
+            environment.pop(name, None)
     # The stage's own environment must not resolve packages of the orchestrator's.
     environment.pop("VIRTUAL_ENV", None)
     return environment
 
 
-class _Log:
-    """The log of one attempt. It goes on listening when its disk is full: the stage must not block.
+@contextlib.contextmanager
+def _ended_by_an_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Ends the stage when its events cannot be listened to any more (a signal, a listener's error).
 
-    Args:
-        file: Where the lines go.
-        words: Remembers the last of them.
+    Popen itself would wait for the reader of stderr, and that one for the stage.
     """
-
-    def __init__(self, file: IO[str], words: LastWords) -> None:
-        self._file = file
-        self._words = words
-        self.error: OSError | None = None
-
-    def keep(self, line: str) -> None:
-        self._words.lines.append(line.rstrip("\n"))
-        if self.error is None:
-            try:
-                self._file.write(line)
-                self._file.flush()
-            except OSError as error:
-                self.error = error
-
-    def copy(self, stream: IO[str]) -> None:
-        for line in stream:
-            self.keep(line)
+    try:
+        yield
+    except BaseException:
+        _let_go(process)
+        raise
 
 
 def _let_go(process: subprocess.Popen[str]) -> None:

@@ -56,12 +56,13 @@ def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
 
 
 @contextmanager
-def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A ``geb`` at work; it is gone afterwards, and so is whatever it started."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=os.environ | environment,
         text=True,
     )
     try:

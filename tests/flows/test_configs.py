@@ -13,8 +13,13 @@ from flows.loading import load_config, load_settings
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "parts")
-PAPER = sorted((ROOT / "configs/paper").glob("*.yaml"))
+# Parts are no whole configurations, and `cluster` holds deployments.
+_OTHERS = ("parts", "cluster")
+SHIPPED = sorted(
+    path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name not in _OTHERS
+)
+MATH = sorted((ROOT / "configs/paper").glob("math-*.yaml"))
+PAPER = sorted(set((ROOT / "configs/paper").glob("*.yaml")) - set(MATH))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -61,6 +66,27 @@ def test_a_paper_configuration_does_what_its_name_says(path: Path) -> None:
     assert config.train.beta == 0.1
     assert config.train.global_batch_pairs == 256
     assert config.evaluation.num_samples == 64
+
+
+def test_the_mathematics_experiments_are_those_of_the_paper() -> None:
+    designs = {path.stem: load_config(path).train for path in MATH}
+    assert {name: (train.design, train.kappa) for name, train in designs.items()} == {
+        "math-fdpo": ("none", 0.0),
+        "math-geb-p": ("one_minus_pi", 50),
+        "math-geb-inverse": ("inverse_pi", 5e-2),
+        "math-geb-arctanh": ("arctanh", 5e-6),
+    }
+
+
+@pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
+def test_a_mathematics_experiment_screens_verifies_and_pairs(path: Path) -> None:
+    config = load_config(path)
+    assert config.inputs.policy == "Qwen/Qwen2.5-7B"
+    assert (config.screen.num_samples, config.screen.temperature) == (2, 0.6)
+    assert (config.score.oracle, config.pair.ties) == ("math_verify", "drop")
+    train = config.train
+    assert (train.divergence, train.learning_rate, train.warmup_ratio) == ("reverse_kl", 5e-7, 0.1)
+    assert train.target_ratio is None
 
 
 def test_a_resolved_configuration_reads_back_as_it_was() -> None:

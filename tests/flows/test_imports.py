@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-MODULES = ["flows.iterate", "flows.bandit", "flows.cli", "flows.config"]
+MODULES = [
+    "flows.iterate",
+    "flows.stage",
+    "flows.runners.work_pool",
+    "flows.bandit",
+    "flows.cli",
+    "flows.config",
+]
 HEAVY = ["torch", "transformers", "vllm", "deepspeed", "datasets"]
 
 

@@ -99,7 +99,7 @@ def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "change",
     [
-        "train.micro_batch_pairs=7",
+        "train.micro_batch_tokens=7",
         "train.report_to=[tensorboard]",
         "generate.batch_size=3",
         "execution.retries=5",

@@ -30,6 +30,8 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("train.kapa=1", ["train.kapa", "did you mean 'kappa'"]),
         ("iterashuns=1", ["iterashuns", "did you mean 'iterations'"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
+        ("generate.num_samples=1", ["num_samples is 1", "'best_worst'", "at least 2"]),
+        ("generate.backend=openai", ["openai.url and openai.model"]),
         ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
         ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
         ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
@@ -121,6 +123,12 @@ def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
     return change
 
 
+def test_a_policy_without_chat_template_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = write_config(tmp_path, **_checkpoint_without("chat_template*")(tmp_path))
+    refused(geb("run", config), "inputs.policy", "has no chat template")
+    assert not (tmp_path / "store" / "artifacts").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "parts"),
@@ -134,9 +142,8 @@ def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
         (_oracle("[1.0]"), ["1 scores for", "oracle.py"]),
         (_oracle("[1.0] * len(responses)"), ["are ties"]),
         (_checkpoint_without("tokenizer*"), ["tokenizer"]),
-        (_checkpoint_without("chat_template*"), ["chat template"]),
     ],
-    ids=["empty", "no-user-turn", "nan", "wrong-count", "all-tied", "no-tokenizer", "no-template"],
+    ids=["empty", "no-user-turn", "nan", "wrong-count", "all-tied", "no-tokenizer"],
 )
 def test_wrong_data_is_refused_by_its_stage(
     finished: Path,

@@ -132,6 +132,20 @@ def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None
     assert list(store.artifacts()) == []
 
 
+def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) -> None:
+    pids: list[int] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Log) and event.message.startswith("pids "):
+            pids.extend(int(each) for each in event.message.split()[1:])
+            raise ConnectionError("the listener is gone")
+
+    with pytest.raises(ConnectionError):
+        ProcessRunner(grace_seconds=1).run(request_for(store, behaviour="leave_child"), hear)
+    assert pids
+    assert not any(alive(pid) for pid in pids)
+
+
 def test_killing_the_orchestrator_ends_its_stage(store: Store, tmp_path: Path) -> None:
     request = request_for(store, behaviour="leave_child")
     path = tmp_path / "request.json"

@@ -1,0 +1,110 @@
+"""Cancelling from the Prefect UI or API stops a run's stages, wherever the run itself is at work.
+
+Prefect's worker ends the flow run's process when it is cancelled; a flow run that was started in a
+terminal has no worker, and nobody would tell it. So every run looks for itself, every two seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import StateType
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
+
+from stages.contract.errors import RunCancelledError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Between two looks at the server; a look costs it about 10 ms.
+_POLL_SECONDS = 2.0
+_CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
+_LOGGER = logging.getLogger(__name__)
+
+
+@contextmanager
+def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
+    """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
+
+    Args:
+        stop: Ends the work; called from another thread.
+        what: What is at work, for the message.
+
+    Raises:
+        RunCancelledError: It was cancelled; whatever the stopped steps raised is its cause.
+    """
+    watch = _Watch(stop)
+    watch.start()
+    try:
+        yield
+    except BaseException as error:
+        if watch.cancelled and not isinstance(error, KeyboardInterrupt):
+            raise RunCancelledError(f"{what} was cancelled in Prefect") from error
+        raise
+    finally:
+        watch.end()
+
+
+def ends_cancelled(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a flow's function that was cancelled end in the state Cancelled, not in Failed."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except RunCancelledError as error:
+            state: Any = Cancelled(message=str(error), data=error)
+            # Prefect takes a returned state for the flow run's own.
+            return cast(R, state)
+
+    # Prefect reads the parameters' types off the signature, and would look for them in this module.
+    vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
+    return run
+
+
+class _Watch:
+    """A thread that looks whether one of some flow runs is to be cancelled."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
+        self._ids = list({UUID(each) for each in ids if each is not None})
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="cancellation", daemon=True)
+        self.cancelled = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        # Not joined: the look may wait for a server that is gone.
+        self._ended.set()
+
+    def _look(self) -> None:
+        with get_client(sync_client=True) as client:
+            while not self._ended.wait(_POLL_SECONDS):
+                if self._asked(client):
+                    self.cancelled = True
+                    self._stop()
+                    return
+
+    def _asked(self, client: SyncPrefectClient) -> bool:
+        try:
+            runs = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=self._ids))
+            )
+        except Exception as error:
+            # A server that is away for a while does not end a run.
+            _LOGGER.debug("cannot see whether the run is cancelled: %s", error)
+            return False
+        return any(run.state is not None and run.state.type in _CANCEL for run in runs)

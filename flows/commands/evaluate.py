@@ -1,0 +1,163 @@
+"""``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.commands.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    RunnerName,
+    configured,
+    console,
+    print_json,
+)
+from flows.commands.run import interrupt, quiet_prefect
+from flows.grid import Cell, cells, parse_axes
+from flows.plan import plan
+from stages.contract.errors import UserError
+from stages.contract.stores import open_store
+
+Policy = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Registered model (NAME, NAME@ALIAS, NAME:VERSION), checkpoint folder, or hub id.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command()(evaluate)
+    app.command()(sweep)
+
+
+def evaluate(
+    config: ConfigPath,
+    policy: Policy,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Compare with it, not with what CONFIG starts from."),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Prompts, in place of those that CONFIG holds out."),
+    ] = None,
+    overrides: Overrides = None,
+    runner: RunnerName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a model with a base on prompts, with the sampling and the oracle of CONFIG."""
+    settings = configured(config, overrides, runner)
+    quiet_prefect()
+    signal.signal(signal.SIGTERM, interrupt)
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.evaluate import Models, num_steps, watched_flow
+    from flows.server import ensure_prefect_server
+    from flows.watchers import ConsoleWatcher
+
+    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"))
+    with ConsoleWatcher(watched, num_steps(settings)) as watcher:
+        found = watched_flow(watcher)(settings, Models(policy, base, prompts))
+    if as_json:
+        print_json(found.to_json())
+        return
+    console.print(found.table())
+    console.print(f"metrics  {found.artifact}")
+
+
+def sweep(
+    config: ConfigPath,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="NAME=VALUE,VALUE", help="A field and its values."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(metavar="SEED,SEED", help="Seeds of each combination.")
+    ] = "0",
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the sweep; that of CONFIG if unset.")
+    ] = None,
+    parallel_runs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    overrides: Overrides = None,
+    runner: RunnerName = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs and start nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid of settings over seeds; ends with mean ± standard deviation of each."""
+    settings = configured(config, overrides, runner)
+    title = name or f"{settings.name}-sweep"
+    planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
+    if dry_run:
+        _show_runs(planned, as_json)
+        return
+    quiet_prefect()
+    signal.signal(signal.SIGTERM, interrupt)
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.server import ensure_prefect_server
+    from flows.sweep import watched_flow
+    from flows.watchers import LineWatcher
+
+    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    if ui := ensure_prefect_server(_server_log(settings.store, title)):
+        watched.print(f"Prefect UI while it runs: {ui}")
+    watch = watched_flow(lambda cell: LineWatcher(watched, cell.config.name))
+    found = watch(title, planned, parallel_runs)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console.print(found.table())
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--seeds {text!r} is not SEED,SEED", "write for example --seeds 0,1,2"
+        ) from None
+
+
+def _server_log(store: str, run: str) -> Path:
+    return open_store(store, create=True).run_path(run) / "prefect-server.log"
+
+
+def _show_runs(planned: list[Cell], as_json: bool) -> None:
+    rows = []
+    for cell in planned:
+        actions = [line.action for line in plan(cell.config)]
+        rows.append(
+            {
+                "run": cell.config.name,
+                "fields": dict(cell.fields),
+                "seed": cell.config.seed,
+                "reuse": actions.count("reuse"),
+                "compute": actions.count("run"),
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "grid", "seed", "in the store", "to compute"):
+        table.add_column(column, overflow="fold")
+    for cell, row in zip(planned, rows, strict=True):
+        table.add_row(
+            cell.config.name,
+            cell.label(),
+            str(cell.config.seed),
+            str(row["reuse"]),
+            str(row["compute"]),
+        )
+    console.print(table)

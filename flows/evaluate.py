@@ -1,0 +1,229 @@
+"""The flow that compares two models on held-out prompts: generate → score → evaluate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect import Flow, flow
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
+from prefect.states import State
+from rich.table import Table
+
+from flows.cancellation import ends_cancelled
+from flows.config import RunConfig
+from flows.hooks import remove_containers
+from flows.inputs import External, resolve, resolve_model
+from flows.iterate import NOTHING, Overrides, Preset
+from flows.presets import DEFAULT_PRESET, configured
+from flows.report.failure import failed
+from flows.report.publish import artifact_key
+from flows.report.summary import formatted
+from flows.session import Session, Watcher, resolve_inputs
+from flows.steps import Samples, Steps
+from flows.tasks import PrefectExecutor, executing
+from flows.watchers import Silent
+from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.store import Artifact, Store
+from stages.contract.stores import open_store
+
+# What of the metrics is shown for both models; `metrics.json` has the rest.
+_SHOWN = (
+    ("mean reward", "mean_reward", ".3f"),
+    ("distinct-1", "distinct_1", ".3f"),
+    ("distinct-4", "distinct_4", ".3f"),
+    ("log π_ref", "mean_log_pi_ref", ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is compared, as a person names it.
+
+    Attributes:
+        policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
+            folder, or a hub id.
+        base: The same, for the model that it is compared with; None for the one that the
+            configuration starts from.
+        prompts: File or hub data set of prompts; None for those that the configuration holds out.
+    """
+
+    policy: str
+    base: str | None = None
+    prompts: str | None = None
+
+
+@dataclass
+class Comparison:
+    """What an evaluation found."""
+
+    models: Models
+    artifact: str
+    """Where it is kept."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {**vars(self.models), "artifact": self.artifact, "metrics": self.metrics}
+
+    def rows(self) -> list[dict[str, str]]:
+        """A row per model, of figures for a person."""
+        rows = []
+        for name, model, prefix in (
+            ("policy", self.models.policy, ""),
+            ("base", self.models.base or "the configuration's policy", "base_"),
+        ):
+            row = {"": name, "model": model}
+            for title, metric, form in _SHOWN:
+                row[title] = formatted(self.metrics.get(f"{prefix}{metric}"), form)
+            # The base is what the policy wins against.
+            row["win rate"] = "-" if prefix else formatted(self.metrics.get("win_rate"), ".3f")
+            rows.append(row)
+        return rows
+
+    def table(self) -> Table:
+        """The table that an evaluation ends with."""
+        rows = self.rows()
+        table = Table(box=None, pad_edge=False)
+        for title in rows[0]:
+            table.add_column(title)
+        for row in rows:
+            table.add_row(*row.values())
+        return table
+
+
+def _telling_name() -> str:
+    base = flow_run.parameters["base"] or "base"
+    return f"{flow_run.parameters['policy']} against {base}"
+
+
+@flow(
+    name="evaluate",
+    flow_run_name=_telling_name,
+    persist_result=False,
+    on_cancellation=[remove_containers],
+    on_crashed=[remove_containers],
+)
+@ends_cancelled
+def evaluate(
+    policy: str,
+    base: str = "",
+    prompts: str = "",
+    preset: Preset = DEFAULT_PRESET,
+    config: Overrides = NOTHING,
+) -> State[Any] | None:
+    """Compares a model with a base: both answer the same prompts, and the oracle scores them.
+
+    Args:
+        policy: A registered model (`name`, `name@alias` or `name:version`), a checkpoint folder,
+            or a hub id.
+        base: The model to compare with; empty takes the one that the configuration starts from.
+        prompts: File or hub data set of prompts; empty takes those that the configuration holds
+            out.
+        preset: The configuration whose sampling, oracle and metrics are used.
+        config: What is to differ from the preset. An empty field takes the preset's value, or the
+            default where the preset has none.
+    """
+    try:
+        asked = configured(preset, config)
+        execute(asked, Models(policy, base or None, prompts or None), Silent())
+    except RunCancelledError:
+        raise
+    except GebError as error:
+        return failed(error, f"{preset}-evaluation")
+    return None
+
+
+def watched_flow(watcher: Watcher) -> Flow[[RunConfig, Models], Comparison]:
+    """The same flow for a terminal: it tells ``watcher`` what happens and returns what it found."""
+
+    @ends_cancelled
+    def run(config: RunConfig, models: Models) -> Comparison:
+        return execute(config, models, watcher)
+
+    def name() -> str:
+        models: Models = flow_run.parameters["models"]
+        return f"{models.policy} against {models.base or 'base'}"
+
+    return flow(name=evaluate.name, flow_run_name=name, persist_result=False)(run)
+
+
+def num_steps(config: RunConfig) -> int:
+    """Steps of an evaluation: prompts, both models' samples and their scores, and the metrics."""
+    return 2 + 4 * config.evaluation.num_shards
+
+
+def execute(config: RunConfig, models: Models, watcher: Watcher) -> Comparison:
+    """Evaluates a model; to be called inside a flow.
+
+    Raises:
+        UserError: A model or the prompts are not there.
+    """
+    store = open_store(config.store, create=True)
+    external = _external(config, models, store)
+    if models.prompts is not None:
+        config = config.model_copy(update={"iterations": 0})
+    config = config.model_copy(update={"name": f"{config.name}-evaluation"})
+    session = Session(config, watcher)
+    with executing(session) as executor:
+        _compare(config, external, executor)
+        artifact = executor.wait()["evaluate"]
+    found = Comparison(models, artifact.address(), _metrics(artifact))
+    create_table_artifact(
+        found.rows(),
+        key=artifact_key(config.name),
+        description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",
+    )
+    return found
+
+
+def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:
+    base = models.base or config.inputs.policy
+    if base is None:
+        raise UserError(
+            "there is no model to compare with: the configuration warm-starts its own",
+            "name one as the base, for example a first version (`quickstart:1`)",
+        )
+    inputs = config.inputs
+    if models.prompts is None:
+        external = resolve_inputs(config)
+    else:
+        external = {
+            "prompts": [],
+            "test_prompts": [resolve(models.prompts, "dataset")],
+            "oracle_model": [resolve(each, "model") for each in (inputs.oracle_model,) if each],
+            "oracle_code": [resolve(each, "dataset") for each in (inputs.oracle_code,) if each],
+        }
+    return {
+        **external,
+        "policy": [resolve_model(models.policy, store)],
+        "base": [resolve_model(base, store)],
+    }
+
+
+def _compare(
+    config: RunConfig, external: dict[str, list[External]], executor: PrefectExecutor
+) -> None:
+    steps = Steps(config, external)
+    prompts = executor.do(steps.prepare())
+    sides: dict[str, Samples] = {}
+    # The base first: a judge that compares sets both sides against its samples.
+    for side in ("base", "policy"):
+        [model] = external[side]
+        samples = sides[side] = Samples()
+        for shard in range(config.evaluation.num_shards):
+            made = executor.do(steps.generate_test(side, 0, shard, model, prompts))
+            samples.responses.append(made.at("responses.parquet"))
+            opponents = sides["base"].responses[shard] if config.score.compares else None
+            scores = executor.do(steps.score(side, 0, shard, samples.responses[-1], opponents))
+            samples.scores.append(scores.at("scores.parquet"))
+    [base] = external["base"]
+    executor.do(steps.evaluate("evaluate", 0, sides["policy"], sides["base"], base))
+
+
+def _metrics(artifact: Artifact) -> dict[str, Any]:
+    loaded = json.loads(artifact.file("metrics.json").read_text())
+    assert isinstance(loaded, dict)
+    return loaded

@@ -1,0 +1,110 @@
+"""How and where stages are started: it changes speed and place, never a result."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stages.contract.params import Settings
+from stages.contract.request import Resources
+
+
+class StageResources(Settings):
+    """What each stage may use. Changes speed and place only."""
+
+    prepare: Resources = Resources()
+    """Resources of `prepare`."""
+    sft: Resources = Resources()
+    """Resources of `sft`."""
+    screen: Resources = Resources()
+    """Resources of `screen`."""
+    generate: Resources = Resources()
+    """Resources of each `generate` shard."""
+    score: Resources = Resources()
+    """Resources of each `score` shard."""
+    pair: Resources = Resources()
+    """Resources of `pair`."""
+    train: Resources = Resources()
+    """Resources of `train`."""
+    evaluate: Resources = Resources()
+    """Resources of `evaluate`."""
+    promote: Resources = Resources()
+    """Resources of `promote`."""
+
+
+class DockerSettings(Settings):
+    """Containers of the docker runner. Limits of memory, CPUs and GPUs are in `resources`."""
+
+    images: dict[str, str] = Field(default_factory=dict)
+    """Image of a stage where it is not this project's own, by stage name."""
+    network: dict[str, str] = Field(default_factory=dict)
+    """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
+    mounts: dict[str, Literal["ro", "rw"]] = Field(default_factory=dict)
+    """Further folders of this machine that stages see, at the same path: read-only or writable."""
+    model_cache: str | None = None
+    """Folder for what comes from the Hugging Face hub (HF_HOME); unset, it lasts for one stage."""
+    environment: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Environment variables by stage name, for all to see: nothing secret."""
+    secrets: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Names of the orchestrator's environment variables that a stage gets as well, by stage name;
+    their values reach it through a pipe and are in no container's configuration."""
+    user: str | None = Field(None, pattern=r"^\d+:\d+$")
+    """User and group id of the stages, `1000:1000`; unset, those of the orchestrator, or the
+    image's where that is root."""
+    shm_gib: float = Field(2, gt=0)
+    """Shared memory of a stage in GiB."""
+    tmp_gib: float = Field(4, gt=0)
+    """Largest size of a stage's /tmp in GiB; it lives in memory and counts as such."""
+    pids: int = Field(4096, ge=1)
+    """Most processes and threads of a stage."""
+    ulimits: dict[str, int] = Field(default_factory=dict)
+    """Resource limits, such as `memlock: -1`; hard and soft alike."""
+    on_orchestrator_death: Literal["stop", "keep"] = "stop"
+    """Whether a stage ends with an orchestrator that is killed, or goes on, to be taken over by
+    the one that resumes the run."""
+
+
+class WorkPoolSettings(Settings):
+    """Stages on the workers of Prefect work pools. Pool and queue are those of the deployment."""
+
+    cpu_deployment: str = "stage/cpu"
+    """Deployment of the flow `stage` for stages that ask for no GPU, `flow/deployment`."""
+    gpu_deployment: str = "stage/gpu"
+    """Deployment of the flow `stage` for stages that ask for GPUs."""
+    job_variables: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Job variables by stage name, over the deployment's: image, node selector, limits."""
+    launcher: Literal["process", "docker"] = "process"
+    """How the host of a worker starts a stage: the runner there."""
+    poll_seconds: float = Field(2, gt=0)
+    """Time between two looks at the stages on workers."""
+    worker_wait_seconds: float = Field(900, gt=0)
+    """How long a stage may wait for a worker while none polls its queue, before the run fails."""
+
+
+class Execution(Settings):
+    """How stages are started. Changes speed and place only."""
+
+    runner: Literal["process", "docker", "work_pool"] = "process"
+    """Where stages run: subprocesses of this machine, containers of its Docker engine, or workers
+    of Prefect work pools."""
+    parallel: int = Field(1, ge=1)
+    """Stages that may run at the same time."""
+    retries: int = Field(1, ge=0)
+    """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
+    retry_delay_seconds: float = Field(5, ge=0)
+    """Pause before another attempt."""
+    grace_seconds: float = Field(30, gt=0)
+    """Time for a stage to end after it was asked to, before it is killed."""
+    sync_seconds: float = Field(600, gt=0)
+    """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
+    so that another host can go on from it."""
+    interpreters: dict[str, str] = Field(default_factory=dict)
+    """Python interpreter of a stage where it is not the orchestrator's, by stage name."""
+    gpu_limit: str = "gpu"
+    """Global concurrency limit of the Prefect server, a slot for each GPU that stages may use at
+    once over all runs and hosts: `prefect gcl create gpu --limit 8`. Without one, none is set."""
+    docker: DockerSettings = DockerSettings()
+    """Containers of the docker runner."""
+    work_pool: WorkPoolSettings = WorkPoolSettings()
+    """Deployments and workers of the work-pool runner."""

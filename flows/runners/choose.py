@@ -1,0 +1,43 @@
+"""The table of runners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flows.execution import Execution
+from flows.runners.base import Runner
+from flows.runners.mirrored import Mirrored
+from flows.runners.process import ProcessRunner
+from flows.runners.slots import Slotted
+
+
+def _process(execution: Execution) -> Runner:
+    runner = ProcessRunner(execution.interpreters, execution.grace_seconds)
+    return Mirrored(Slotted(runner, execution.gpu_limit), execution.sync_seconds)
+
+
+def _docker(execution: Execution) -> Runner:
+    # Here, so that a run without containers does not load the engine's client.
+    from flows.runners.docker import DockerRunner
+
+    runner = DockerRunner(execution.docker, execution.grace_seconds)
+    return Mirrored(Slotted(runner, execution.gpu_limit), execution.sync_seconds)
+
+
+def _work_pool(execution: Execution) -> Runner:
+    # Here: the command line answers without Prefect.
+    from flows.runners.work_pool import WorkPoolRunner
+
+    return WorkPoolRunner(execution)
+
+
+RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
+    "process": _process,
+    "docker": _docker,
+    "work_pool": _work_pool,
+}
+
+
+def make_runner(execution: Execution) -> Runner:
+    """The runner that a configuration asks for."""
+    return RUNNERS[execution.runner](execution)

@@ -1,0 +1,152 @@
+"""A lock on each GPU of this host: two stages never share one, whoever started them.
+
+Prefect's limits are advisory and count slots; these locks choose devices. A lock is an advisory
+lock of the kernel on a file that all processes of the host see. It is handed to the stage's
+supervisor as well, so that a GPU is free again when its stage is gone, and not a moment earlier,
+however the orchestrator ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.contract.errors import StoppedError, UserError
+
+# Index or UUID of each GPU that stages may use, separated by commas, where it is not for
+# nvidia-smi to say.
+DEVICES_VARIABLE = "GEB_GPUS"
+# Folder of the locks: one for all containers of a host that share its GPUs.
+FOLDER_VARIABLE = "GEB_GPU_LOCKS"
+_POLL_SECONDS = 0.5
+_LIST_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """GPUs that are held.
+
+    Attributes:
+        devices: Their indices or UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them.
+        descriptors: Open files that hold the locks: whoever inherits them holds the GPUs too.
+    """
+
+    devices: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+
+def gpus_of_this_host() -> list[str]:
+    """The GPUs that stages may use here: ``GEB_GPUS``, ``CUDA_VISIBLE_DEVICES``, or all."""
+    for variable in (DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES"):
+        if (named := os.environ.get(variable)) is not None:
+            return [each.strip() for each in named.split(",") if each.strip()]
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_LIST_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()
+
+
+@contextmanager
+def hold_gpus(
+    number: int,
+    *,
+    waiting: Callable[[str], None] = lambda message: None,
+    stopping: threading.Event | None = None,
+) -> Iterator[HeldGpus]:
+    """Holds GPUs of this host for the time of the block; waits until there are enough.
+
+    Args:
+        number: How many; 0 holds none.
+        waiting: Is told once why there is a wait.
+        stopping: Ends the wait.
+
+    Raises:
+        UserError: This host has fewer.
+        StoppedError: ``stopping`` was set.
+    """
+    if number == 0:
+        yield HeldGpus()
+        return
+    devices = gpus_of_this_host()
+    if number > len(devices):
+        raise UserError(
+            f"the stage asks for {number} GPUs, this host has {len(devices)}",
+            "lower resources.<stage>.gpus (0 runs on the CPU), or send the stage to a host that "
+            "has them (execution.runner: work_pool)",
+        )
+    held: dict[str, int] = {}
+    ended = stopping or threading.Event()
+    with contextlib.ExitStack() as stack:
+        # One collects at a time, or two that want several would wait for each other for ever.
+        with _collecting(ended, waiting):
+            while len(held) < number:
+                for device in devices:
+                    if device not in held and len(held) < number:
+                        descriptor = _try_lock(f"gpu-{device}")
+                        if descriptor is not None:
+                            stack.callback(os.close, descriptor)
+                            held[device] = descriptor
+                if len(held) < number:
+                    waiting(f"waiting for {number - len(held)} of this host's GPUs")
+                    _rest(ended)
+        yield HeldGpus(tuple(held), tuple(held.values()))
+
+
+@contextmanager
+def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Iterator[None]:
+    while (turn := _try_lock("collecting")) is None:
+        waiting("waiting for this host's GPUs: others wait before")
+        _rest(ended)
+    try:
+        yield
+    finally:
+        os.close(turn)
+
+
+def _rest(ended: threading.Event) -> None:
+    if ended.wait(_POLL_SECONDS):
+        raise StoppedError("stopped while waiting for a GPU")
+
+
+def _try_lock(name: str) -> int | None:
+    """Takes a lock and returns the open file that holds it; None where another has it."""
+    descriptor = _open(_folder() / f"{name}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    # Reading is enough to lock, and lets several users share the files.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o644))
+    return os.open(path, os.O_RDONLY)
+
+
+def _folder() -> Path:
+    default = Path(tempfile.gettempdir()) / "geb-gpu-locks"
+    folder = Path(os.environ.get(FOLDER_VARIABLE, default))
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Every user of the host may add a lock, and remove none of another's.
+        with contextlib.suppress(PermissionError):
+            folder.chmod(0o1777)
+    return folder

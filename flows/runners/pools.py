@@ -1,0 +1,46 @@
+"""Whether somebody takes what is sent to a work pool."""
+
+from __future__ import annotations
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import WorkerStatus, WorkQueueStatus
+from prefect.client.schemas.responses import DeploymentResponse
+
+
+def why_nobody_serves(
+    client: SyncPrefectClient, deployment: DeploymentResponse
+) -> tuple[str, str] | None:
+    """Says why flow runs of a deployment are not taken, and what to do; None if they are.
+
+    Args:
+        client: Of the Prefect server.
+        deployment: Names work pool and queue.
+    """
+    pool_name, queue_name = deployment.work_pool_name, deployment.work_queue_name
+    if pool_name is None or queue_name is None:
+        return (
+            f"deployment {deployment.name!r} names no work pool",
+            "deploy it with one (`prefect deploy --all`)",
+        )
+    pool = client.read_work_pool(pool_name)
+    if pool.is_push_pool or pool.is_managed_pool:
+        return None
+    if pool.is_paused:
+        return (
+            f"work pool {pool_name!r} is paused",
+            f"let it go on: `prefect work-pool resume {pool_name}`",
+        )
+    queue = client.read_work_queue_by_name(queue_name, work_pool_name=pool_name)
+    if queue.status == WorkQueueStatus.PAUSED:
+        return (
+            f"queue {queue_name!r} of work pool {pool_name!r} is paused",
+            f"let it go on: `prefect work-queue resume {queue_name} --pool {pool_name}`",
+        )
+    workers = client.read_workers_for_work_pool(pool_name)
+    online = any(each.status == WorkerStatus.ONLINE for each in workers)
+    if not online or queue.status == WorkQueueStatus.NOT_READY:
+        return (
+            f"no worker polls queue {queue_name!r} of work pool {pool_name!r}",
+            f"start one: `geb worker {pool_name} --queue {queue_name}`",
+        )
+    return None

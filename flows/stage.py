@@ -1,0 +1,62 @@
+"""The flow of one stage: what the work-pool runner sends to a work pool.
+
+It runs on a worker's host and starts the stage there, as a run on that host itself would.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed, Failed, State
+
+from flows.cancellation import ends_cancelled, stops_when_cancelled
+from flows.execution import Execution
+from flows.hooks import remove_containers
+from flows.listener import Listener
+from flows.report.publish import artifact_key
+from flows.runners.choose import make_runner
+from flows.runners.outcome import StageFailure
+from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.request import Request
+
+# Prefect shows it in place of "Failed": no retry cures it.
+REFUSED = "Refused"
+
+
+@flow(
+    name="stage",
+    flow_run_name="{request.run} · {request.step}",
+    persist_result=False,
+    on_cancellation=[remove_containers],
+    on_crashed=[remove_containers],
+)
+@ends_cancelled
+def stage(request: Request, execution: Execution) -> State[Any]:
+    """Runs one stage for an orchestrator that runs elsewhere; `geb run` starts it, not a person.
+
+    Args:
+        request: What to compute.
+        execution: How this host starts it.
+    """
+    runner = make_runner(execution)
+    stopping = threading.Event()
+
+    def stop() -> None:
+        stopping.set()
+        runner.stop_all()
+
+    listener = Listener(request.run, request.step, stopping.is_set)
+    try:
+        with stops_when_cancelled(stop, request.step):
+            runner.run(request, listener.hear)
+    except (UserError, StageFailedError) as error:
+        StageFailure.of(error).publish(artifact_key(request.run, request.step, "failure"))
+        name = REFUSED if isinstance(error, UserError) else "Failed"
+        return Failed(name=name, message=str(error))
+    except StoppedError as error:
+        return Failed(message=str(error))
+    finally:
+        stop()
+    return Completed(message=f"the store has {request.stage}/{request.key[:12]}")

@@ -1,0 +1,156 @@
+"""The folder in which `geb up` keeps its database and logs, and says that it is running."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stages.contract.errors import GebError
+
+DEFAULT_HOME = Path("~/.geb")
+HOME_VARIABLE = "GEB_HOME"
+_POLL_SECONDS = 0.1
+
+
+def default_home() -> Path:
+    """The home folder of a `geb up` that names none."""
+    return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
+
+
+class Standing(BaseModel):
+    """What a `geb up` at work says of itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pid: int
+    ui: str
+    """Address of the Prefect UI."""
+    api: str
+    """Address of the Prefect API, for PREFECT_API_URL."""
+    store: str
+    """Store that the deployments start with."""
+    supervisors: tuple[int, ...]
+    """Processes that it started; each ends what is below it when it is told to end."""
+
+
+class Home:
+    """One home folder. A lock on it is held for as long as its `geb up` lives.
+
+    Args:
+        path: The folder; made when it is claimed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def prefect(self) -> Path:
+        """Prefect's own folder: its database, leases and profiles."""
+        return self.path / "prefect"
+
+    def log(self, name: str) -> Path:
+        """Where the output of a process goes."""
+        return self.path / f"{name}.log"
+
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Holds the lock; yields False where another process has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def announce(self, standing: Standing) -> None:
+        """Says what is running; to be called by the holder of the lock."""
+        scratch = self._state.with_suffix(f".{os.getpid()}")
+        scratch.write_text(standing.model_dump_json(indent=2))
+        scratch.replace(self._state)
+
+    def retract(self) -> None:
+        """Says that nothing is running any more."""
+        self._state.unlink(missing_ok=True)
+
+    def standing(self) -> Standing | None:
+        """What is running here; None where nothing is, or it is still starting."""
+        return self._announced() if self._is_claimed() else None
+
+    def end(self, timeout_seconds: float) -> bool:
+        """Ends the `geb up` at work here, and what a killed one has left behind.
+
+        Returns:
+            Whether there was anything to end.
+
+        Raises:
+            GebError: It does not end in time, or is only starting.
+        """
+        standing = self.standing()
+        if standing is None and self._is_claimed():
+            raise GebError(f"`geb up` of {self.path} is starting or ending; try again in a moment")
+        ended = standing is not None and self._end([standing.pid], timeout_seconds)
+        return self.end_leftovers(timeout_seconds) or ended
+
+    def end_leftovers(self, timeout_seconds: float) -> bool:
+        """Ends what a `geb up` that was killed has left behind; see :meth:`end`."""
+        announced = self._announced()
+        if announced is None:
+            return False
+        ended = self._end(announced.supervisors, timeout_seconds)
+        self.retract()
+        return ended
+
+    def _is_claimed(self) -> bool:
+        if not self._lock.exists():
+            return False
+        with self.claimed() as free:
+            return not free
+
+    def _end(self, pids: Sequence[int], timeout_seconds: float) -> bool:
+        waiting = [pid for pid in pids if _is_ours(pid)]
+        for pid in waiting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_seconds
+        while any(_is_ours(pid) for pid in waiting):
+            if time.monotonic() > deadline:
+                raise GebError(f"it does not end: pid {waiting}; its logs are in {self.path}")
+            time.sleep(_POLL_SECONDS)
+        return bool(waiting)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def _state(self) -> Path:
+        return self.path / "up.json"
+
+    def _announced(self) -> Standing | None:
+        try:
+            return Standing.model_validate(json.loads(self._state.read_text()))
+        except (FileNotFoundError, ValueError, ValidationError):
+            return None
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is there and one of ours: its number may have gone to another."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and (
+        b"stages.contract.supervisor" in command or b"up" in command.split(b"\0")
+    )

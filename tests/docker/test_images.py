@@ -1,0 +1,118 @@
+"""What is in the images, and what is not; the compose file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import docker
+import pytest
+import yaml
+
+from flows.images.table import IMAGES, ROOT, Image
+from flows.images.wheelhouse import CACHE
+from tests.flows.loop import geb
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+OF_STAGES = [image for image in IMAGES if image.title in ("core", "torch-cpu", "vllm-cpu")]
+
+
+def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
+    """What a shell in an image prints, as the image's own user and without a network."""
+    command = ["sh", "-c", script]
+    output = engine.containers.run(
+        tag, entrypoint=command, command=[], network_mode="none", read_only=True, remove=True
+    )
+    return str(output.decode())
+
+
+@pytest.mark.parametrize("image", OF_STAGES, ids=lambda image: image.title)
+def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
+    images: None, engine: docker.DockerClient, image: Image
+) -> None:
+    tag = image.tag
+    assert sh(engine, tag, "id -u; id -g").split() == ["10001", "10001"]
+    found = sh(engine, tag, "command -v gcc cc g++ c++ make pip; ls -d /opt/* /wheels; true")
+    assert found.split() == ["/opt/code", "/opt/geb"]
+    modules = sh(engine, tag, "cd /; python -c 'import sys, stages.pair.run; print(*sys.modules)'")
+    assert "prefect" not in modules.split()
+
+
+@pytest.mark.parametrize("image", OF_STAGES, ids=lambda image: image.title)
+def test_every_package_of_an_image_is_pinned(images: None, image: Image) -> None:
+    constraints = (ROOT / image.constraints).read_text()
+    pinned = {_plain(line.partition("==")[0]) for line in constraints.splitlines() if "==" in line}
+    wheels = (CACHE / image.title).glob("*.whl")
+    held = {_plain(wheel.name.partition("-")[0]) for wheel in wheels}
+    assert held
+    assert held - pinned == set()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_list_tells_what_is_current(images: None) -> None:
+    done = geb("images", "list", "--json")
+    assert done.returncode == 0, done.stderr
+    states = {line["image"]: line["state"] for line in json.loads(done.stdout)}
+    assert {states[image.title] for image in OF_STAGES} == {"current"}
+    assert "vllm-gpu" in states
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["torchh"], "no image torchh"),
+        (["core", "--flavour", "tpu"], "no such flavour"),
+        (["core", "--base", "nowhere.invalid/python:3"], "no base image nowhere.invalid/python:3"),
+    ],
+)
+def test_mistakes_are_named(images: None, arguments: list[str], message: str) -> None:
+    done = geb("images", "build", *arguments)
+    assert done.returncode == 64
+    assert message in done.stderr
+    assert "remedy" in done.stderr
+
+
+def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -> None:
+    commands = [["docker-compose"], ["docker", "compose"]]
+    known = [
+        command
+        for command in commands
+        if shutil.which(command[0])
+        and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode
+    ]
+    if not known:
+        pytest.skip("no compose is installed")
+    settings = {
+        "POSTGRES_PASSWORD": "a-password",
+        "GEB_STORE": "/srv/geb/store",
+        "GEB_INPUTS": "/opt/checkout",
+        "DOCKER_GID": "998",
+    }
+    for command in known:
+        done = subprocess.run(
+            [*command, "-f", ROOT / "docker/compose.yaml", "--profile", "gpu", "config"],
+            capture_output=True,
+            text=True,
+            env=os.environ | settings,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        services = yaml.safe_load(done.stdout)["services"]
+        assert set(services) == {
+            *("postgres", "redis", "server", "deployments", "worker-cpu", "worker-gpu")
+        }
+    of_compose = (ROOT / "docker/deployments.yaml").read_text()
+    of_compose = of_compose.replace("@STORE@", "/store").replace("@INPUTS@", "/inputs")
+    of_cluster = (ROOT / "prefect.yaml").read_text()
+    entrypoints = [
+        {each["entrypoint"] for each in yaml.safe_load(text)["deployments"]}
+        for text in (of_compose, of_cluster)
+    ]
+    assert entrypoints[0] == entrypoints[1]

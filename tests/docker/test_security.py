@@ -1,0 +1,126 @@
+"""What a stage's container may do. Whoever loosens one of these must change it here as well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from flows.runners.docker import DockerRunner
+from stages.contract.errors import StageFailedError, UserError
+from stages.contract.store import Store
+from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+SECRET = "a value that only the stage may know"
+
+
+@pytest.fixture
+def inspected(
+    store: Store, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """A running stage container with a secret, as the engine describes it."""
+    monkeypatch.setenv("PROBE_SECRET", SECRET)
+    monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
+    request = request_for(store, behaviour="hang")
+    runner = DockerRunner(settings(secrets={"probe": ["PROBE_SECRET"]}))
+    with at_work(request, runner):
+        found = container_of(engine, request)
+        found["Top"] = engine.api.top(found["Id"], "-eo pid,uid,args")
+        found["Files"] = [path.read_text() for path in store.root.rglob("*") if path.is_file()]
+    found["Log"] = logs_of(store, request)
+    return found
+
+
+def test_a_stage_has_no_more_rights_than_it_needs(inspected: dict[str, Any]) -> None:
+    host = inspected["HostConfig"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["Privileged"] is False
+    assert host["NetworkMode"] == "none"
+    assert (host["PidMode"], host["UTSMode"], host["UsernsMode"]) == ("", "", "")
+    assert host["IpcMode"] == "private"
+    assert not host["Devices"]
+    assert not host["PortBindings"]
+    assert host["PidsLimit"] == 4096
+    uid, _, gid = inspected["Config"]["User"].partition(":")
+    assert int(uid) > 0
+    assert int(gid) > 0
+
+
+def test_every_process_runs_as_that_user(inspected: dict[str, Any]) -> None:
+    processes = inspected["Top"]["Processes"]
+    assert len(processes) >= 2
+    assert {each[1] for each in processes} == {inspected["Config"]["User"].partition(":")[0]}
+
+
+def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
+    inspected: dict[str, Any], store: Store
+) -> None:
+    key = inspected["Config"]["Labels"]["geb.key"]
+    modes = {mount["Destination"]: mount["RW"] for mount in inspected["Mounts"]}
+    assert modes == {
+        str(store.root): False,
+        str(store.root / "artifacts/probe"): True,
+        str(store.root / "leases/probe"): True,
+        str(store.root / "logs/probe" / key): True,
+        str(store.root / "work/probe" / key): True,
+    }
+    assert list(inspected["HostConfig"]["Tmpfs"]) == ["/tmp"]
+
+
+def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
+    inspected: dict[str, Any],
+) -> None:
+    names = {each.partition("=")[0] for each in inspected["Config"]["Env"]}
+    assert names == {
+        *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HOME"),
+        *("TORCHDYNAMO_DISABLE", "USER", "LOGNAME"),
+        *("HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    }
+    assert SECRET not in json.dumps(inspected)
+
+
+def test_a_secret_reaches_the_stage_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROBE_SECRET", SECRET)
+    request = request_for(store, behaviour="tell_secret")
+    run(request, secrets={"probe": ["PROBE_SECRET"]})
+    artifact = store.load("probe", request.key)
+    assert artifact is not None
+    assert (artifact.path / "secret.txt").read_text() == SECRET
+
+
+def test_a_secret_that_is_not_there_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROBE_SECRET", raising=False)
+    with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
+        run(request_for(store), secrets={"probe": ["PROBE_SECRET"]})
+
+
+@pytest.mark.parametrize("place", ["image", "store", "other stage", "registry", "input"])
+def test_a_stage_that_writes_elsewhere_fails(store: Store, tmp_path: Path, place: str) -> None:
+    (store.root / "artifacts/train").mkdir(parents=True)
+    (store.root / "models").mkdir()
+    given = tmp_path / "given"
+    given.mkdir()
+    path = {
+        "image": Path("/opt/code/stages/x"),
+        "store": store.root / "x",
+        "other stage": store.root / "artifacts/train/x",
+        "registry": store.root / "models/x",
+        "input": given / "x",
+    }[place]
+    request = request_for(store, behaviour="write", path=str(path))
+    # Open to everyone: what keeps the stage out is the mount.
+    for folder in (store.root, store.root / "artifacts/train", store.root / "models", given):
+        folder.chmod(0o777)
+    with pytest.raises((StageFailedError, UserError), match=r"Read-only|cannot be written"):
+        run(request, mounts={str(given): "ro"})
+    assert not path.exists()

@@ -1,0 +1,105 @@
+"""The Prefect UI as a person uses it: where things are on its pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+# Flags that keep Chromium from reaching out and from needing a desktop.
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Nothing here takes long but a run; the test's time limit bounds that.
+_RUN_MILLISECONDS = 600_000
+_PAGE_MILLISECONDS = 60_000
+# SQLite refuses a write that began before another ended; a person presses Submit again.
+_BUSY = 503
+_SUBMITS = 5
+_ENDED = re.compile("Completed|Failed|Crashed|Cancelled")
+# A folder to keep pictures in, for the documentation.
+_PICTURES = "GEB_PICTURES"
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """A page of a headless Chromium found on the path."""
+    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    assert path is not None, f"this test needs one of: {', '.join(_BROWSERS)}"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
+        page = browser.new_page(viewport={"width": 1200, "height": 800})
+        page.set_default_timeout(_PAGE_MILLISECONDS)
+        expect.set_options(timeout=_PAGE_MILLISECONDS)
+        yield page
+        browser.close()
+
+
+def field(page: Page, *names: str) -> Locator:
+    """A field of the form by its path: ``config``, ``train``, ``kappa``."""
+    found = page.locator("form")
+    for name in names:
+        header = page.locator(f"xpath=./div[1]//span[text()='{name} (Optional)']")
+        found = found.locator(".schema-form-property").filter(has=header)
+    return found
+
+
+def fill(page: Page, names: tuple[str, ...], value: object) -> None:
+    """Types a value into a field of the form."""
+    control = field(page, *names).locator("input, textarea").first
+    control.fill(str(value))
+
+
+def choose(page: Page, names: tuple[str, ...], option: str) -> None:
+    """Chooses an option of a field of the form."""
+    # A click elsewhere on the box opens and closes its list at once.
+    field(page, *names).locator(".p-select-button__icon").click()
+    page.locator(".p-select-option").get_by_text(option, exact=True).click()
+
+
+def submit(page: Page) -> tuple[str, str]:
+    """Starts the run of the form and returns the deployment's id and the run's."""
+    for _ in range(_SUBMITS):
+        with page.expect_response(lambda answer: "create_flow_run" in answer.url) as answer:
+            page.get_by_role("button", name="Submit").click()
+        if answer.value.status != _BUSY:
+            break
+    assert answer.value.ok, answer.value.text()
+    started = answer.value.json()
+    return started["deployment_id"], started["id"]
+
+
+def see_end(page: Page, ui: str, deployment: str, run: str, state: str) -> None:
+    """Watches a deployment's list of runs until a run ends, and opens its page.
+
+    The page of a run that is at work draws an animation, which costs this machine a core.
+    """
+    page.goto(f"{ui}/deployments/deployment/{deployment}?tab=Runs")
+    item = page.locator(".state-list-item").filter(has=page.locator(f'a[href*="{run}"]'))
+    # While an entry moves within the list there are two of it.
+    ended = item.locator(".state-badge").filter(has_text=_ENDED).first
+    expect(ended).to_be_visible(timeout=_RUN_MILLISECONDS)
+    page.goto(f"{ui}/runs/flow-run/{run}")
+    expect(page.locator(".page-heading .state-badge")).to_contain_text(state)
+
+
+def picture(page: Page, name: str) -> None:
+    """Keeps a picture of the page where pictures are asked for."""
+    folder = os.environ.get(_PICTURES)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # Its tabs and lists load one after the other.
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")

@@ -1,0 +1,55 @@
+"""A flow of probe stages: as quick as orchestration can be, for tests of what surrounds a stage."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.cancellation import ends_cancelled
+from flows.execution import Execution
+from flows.session import Session
+from flows.steps import Step
+from flows.tasks import executing
+from flows.watchers import Silent
+from stages.contract.params import Settings
+from stages.contract.request import Resources
+from tests.probe_stage import ProbeParams
+
+
+class ProbeResources(Settings):
+    """What the probe may use."""
+
+    probe: Resources = Resources()
+    """Resources of every probe."""
+
+
+class ProbeConfig(Settings):
+    """Some probes that depend on nothing, one after another or side by side."""
+
+    name: str = "probes"
+    """Name of the run."""
+    store: str
+    """Folder of the store."""
+    probes: tuple[ProbeParams, ...] = ()
+    """What each probe does."""
+    resources: ProbeResources = ProbeResources()
+    """What they may use."""
+    execution: Execution = Execution()
+    """How they are started."""
+
+
+@flow(name="probes", flow_run_name="{config.name}", persist_result=False)
+@ends_cancelled
+def probes(config: ProbeConfig) -> None:
+    """Runs the probes."""
+    session = Session(config, Silent())
+    with executing(session) as executor:
+        for number, params in enumerate(config.probes):
+            executor.do(Step(f"probe/{number}", params, {}, seed=number))
+        executor.wait()
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    probes(ProbeConfig.model_validate_json(Path(sys.argv[1]).read_text()))

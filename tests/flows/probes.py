@@ -1,0 +1,33 @@
+"""Helpers for runs of the probe flow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.flows.probe_flow import ProbeConfig
+
+
+def write_probes(folder: Path, config: ProbeConfig) -> Path:
+    """Writes a configuration where ``python -m tests.flows.probe_flow`` can read it."""
+    path = folder / f"{config.name}.json"
+    path.write_text(config.model_dump_json())
+    return path
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Waits for a condition; a test's time limit bounds the wait."""
+    while not condition():
+        time.sleep(0.1)
+
+
+def hanging_pids(store: Path) -> list[int]:
+    """Waits for a probe that hangs and returns its processes, as it wrote them into its log."""
+
+    def lines() -> list[str]:
+        logs = store.glob("logs/probe/*/*.log")
+        return [line for log in logs for line in log.read_text().splitlines() if "pids " in line]
+
+    wait_until(lines)
+    return [int(each) for line in lines() for each in line.split("pids ")[1].split()]

@@ -1,0 +1,140 @@
+"""A `geb up` at work, and what a test asks of it through Prefect's API."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+
+from tests.flows.loop import ROOT, SMALL, geb, wait_for_line
+
+_POLL_SECONDS = 1.0
+# What a form is filled with to make the preset `quickstart` small.
+SMALL_OVERRIDES = {name: value for name, value in SMALL.items() if name != "extends"}
+
+
+@dataclass(frozen=True)
+class Up:
+    """A `geb up` at work.
+
+    Attributes:
+        ui: Address of its UI.
+        home: Its home folder.
+        store: The store that its deployments start with.
+    """
+
+    ui: str
+    home: Path
+    store: Path
+
+    @property
+    def api(self) -> str:
+        """Address of its API."""
+        return f"{self.ui}/api"
+
+    def client(self) -> SyncPrefectClient:
+        """A client of its server."""
+        return SyncPrefectClient(self.api)
+
+    def start(self, deployment: str, **parameters: Any) -> FlowRun:
+        """Starts a deployment as the UI's Submit does."""
+        with self.client() as client:
+            found = client.read_deployment_by_name(deployment)
+            return client.create_flow_run_from_deployment(found.id, parameters=parameters)
+
+    def wait(self, run: UUID) -> FlowRun:
+        """Waits until a flow run has ended, however it ends; the test's time limit bounds it."""
+        with self.client() as client:
+            while True:
+                found = client.read_flow_run(run)
+                if found.state is not None and found.state.is_final():
+                    return found
+                time.sleep(_POLL_SECONDS)
+
+    def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs the `prefect` command against its server."""
+        return subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PREFECT_API_URL": self.api},
+            check=False,
+        )
+
+    def steps(self, run: UUID) -> dict[str, str]:
+        """State of each step of a flow run, by name; the last attempt's."""
+        with self.client() as client:
+            tasks = [each for each in client.read_task_runs() if each.flow_run_id == run]
+        tasks.sort(key=lambda each: each.created)
+        return {each.name: str(each.state_name) for each in tasks}
+
+
+def unconfigured() -> dict[str, str]:
+    """This process's environment without a Prefect server in it."""
+    return {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Up]]:
+    """A `geb up` that is ready; it is ended, and has ended all it started, afterwards."""
+    up = Up(f"http://127.0.0.1:{free_port()}", folder / "home", folder / "store")
+    port = up.ui.rpartition(":")[2]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flows.cli", "up", "--port", port),
+            *("--home", str(up.home), "--store", str(up.store), *arguments),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=unconfigured(),
+        # A process group like that of a terminal's foreground job.
+        start_new_session=True,
+    )
+    try:
+        wait_for_line(process, "Ctrl-C")
+        yield process, up
+    finally:
+        geb("down", "--home", up.home)
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def failing_once(folder: Path) -> Path:
+    """An oracle whose first call fails as a lost network does; then it is the quickstart's."""
+    path = folder / "oracle.py"
+    path.write_text(
+        (ROOT / "data/quickstart/oracle.py").read_text()
+        + "\nfrom pathlib import Path\n\n_score = score\n\n"
+        "def score(prompts, responses, references):\n"
+        f"    marker = Path({json.dumps(str(folder / 'called'))})\n"
+        "    if not marker.exists():\n"
+        "        marker.touch()\n"
+        "        print('the reward server hung up')\n"
+        "        raise ConnectionError('no route to the reward server')\n"
+        "    return _score(prompts, responses, references)\n"
+    )
+    return path

@@ -1,0 +1,91 @@
+"""The pipeline from the Prefect UI: fill the form, watch the run, read its report, press Retry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.flows.browser import browser_page, choose, field, fill, picture, see_end, submit
+from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1800)]
+
+
+def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
+    standing: Up, tmp_path: Path
+) -> None:
+    with browser_page() as page:
+        _open_form(page, standing)
+        _fill_small(page, "small")
+        page.get_by_text("Run Name").scroll_into_view_if_needed()
+        picture(page, "form")
+        see_end(page, standing.ui, *submit(page), "Completed")
+        picture(page, "completed")
+        page.get_by_text("Artifacts", exact=True).click()
+        page.get_by_text("small-report").click()
+        expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
+        picture(page, "report")
+
+        _open_form(page, standing)
+        _fill_small(page, "mended")
+        fill(page, ("config", "inputs", "oracle_code"), failing_once(tmp_path))
+        fill(page, ("config", "generate", "temperature"), 0.9)
+        deployment, run = submit(page)
+        see_end(page, standing.ui, deployment, run, "Failed")
+        picture(page, "failed")
+        states = standing.steps(UUID(run))
+        # Whichever called the oracle first.
+        [failed] = [name for name, state in states.items() if state == "Failed"]
+        page.get_by_text("Artifacts", exact=True).click()
+        page.get_by_text("mended-failure", exact=True).last.click()
+        expect(page.get_by_text("no route to the reward server").first).to_be_visible()
+        resume = f"geb resume mended --store {standing.store}"
+        expect(page.get_by_text(resume)).to_be_visible()
+        picture(page, "failure")
+        page.go_back()
+        _retry(page)
+        see_end(page, standing.ui, deployment, run, "Completed")
+        page.get_by_text("Task Runs", exact=True).click()
+        expect(_task(page, "iteration-1/generate/0").first).to_contain_text("Cached")
+        expect(_task(page, failed).first).to_contain_text("Completed")
+        page.mouse.wheel(0, 500)
+        picture(page, "retried")
+
+
+def _task(page: Page, name: str) -> Locator:
+    """Entries of a task in the list of a flow run, the newest first."""
+    return page.locator(".state-list-item").filter(has=page.get_by_text(name, exact=True))
+
+
+def _retry(page: Page) -> None:
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Retry").last.click()
+    expect(page.locator(".state-badge").first).not_to_contain_text("Failed")
+
+
+def _open_form(page: Page, up: Up) -> None:
+    page.goto(f"{up.ui}/deployments")
+    page.get_by_role("link", name="iterate").first.click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("Custom run").click()
+    expect(field(page, "preset")).to_contain_text("quickstart")
+
+
+def _fill_small(page: Page, name: str) -> None:
+    for section, values in (SMALL_OVERRIDES | {"name": name}).items():
+        _fill(page, ("config", section), values)
+
+
+def _fill(page: Page, names: tuple[str, ...], value: object) -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _fill(page, (*names, name), inner)
+    elif value is None:
+        field(page, *names).get_by_role("button", name="unset").click()
+    elif isinstance(value, bool):
+        choose(page, names, str(value).lower())
+    else:
+        fill(page, names, value)

@@ -1,0 +1,194 @@
+"""A run whose store is a bucket, on hosts that have nothing else in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.contract.stores import open_store
+from tests.flows.loop import (
+    geb,
+    plan,
+    result_digests,
+    stage_processes,
+    started,
+    steps,
+    wait_for_line,
+    warm_started,
+    write_config,
+)
+from tests.flows.test_bandit_flow import SMALL
+from tests.object_storage import SECRET, Gate, objects
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def bucket_digests(url: str, run: str = "small") -> dict[str, str]:
+    """Digest of every step's artifact, telemetry left out."""
+    store = open_store(url)
+    found = {}
+    for name, record in steps(url, run).items():
+        manifest = store.manifest(record["stage"], record["key"])
+        assert manifest is not None
+        files = manifest.files.items()
+        found[name] = json.dumps({file: each.sha256 for file, each in files if not each.telemetry})
+    return found
+
+
+def snapshots(url: str) -> list[str]:
+    """What the bucket has of attempts that did not end."""
+    return [each.decode() for name, each in objects(url).items() if name.endswith("snapshot.json")]
+
+
+def use_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Makes what is started from now on another host: nothing local is there."""
+    monkeypatch.setenv("GEB_CACHE", str(folder))
+
+
+def states(url: str, run: str = "small") -> dict[str, str]:
+    return {name: each["state"] for name, each in steps(url, run).items()}
+
+
+def test_a_run_goes_on_and_ends_on_other_hosts(
+    finished: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, s3: int
+) -> None:
+    config = write_config(
+        tmp_path, store=url, inputs=warm_started(finished), execution={"sync_seconds": 0.2}
+    )
+    # Host A is killed in the middle of training, after a checkpoint of it reached the bucket.
+    use_host(monkeypatch, tmp_path / "host-a")
+    with started("run", config) as process:
+        wait_for_line(process, "iteration-1/train:", "steps")
+        while not list((tmp_path / "host-a").glob("*/work/train/*/**/checkpoint-*/geb_state.json")):
+            assert process.poll() is None
+        [stage] = stage_processes(process)
+        stage.suspend()
+        while not any("checkpoint-" in each for each in snapshots(url)):
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        stage.kill()
+        process.wait()
+    # Host B goes on, through a network that breaks and comes back.
+    use_host(monkeypatch, tmp_path / "host-b")
+    resume = ("resume", "small", "--store", url)
+    gate = Gate(s3)
+    endpoint = f"http://127.0.0.1:{gate.port}"
+    with started(*resume, AWS_ENDPOINT_URL=endpoint) as process:
+        wait_for_line(process, "iteration-1/train:", "another host ended")
+        gate.close()
+        output, _ = process.communicate()
+    assert process.returncode == 1
+    assert f"at {endpoint} cannot be reached" in output
+    assert "geb resume small --store s3://" in output
+    assert SECRET not in output
+    gate.end()
+    done = geb(*resume)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert bucket_digests(url) == {
+        name: each
+        for name, each in result_digests(finished.parent / "store").items()
+        if name != "sft"
+    }
+    # Host C finds everything, and fetches only what the report shows.
+    use_host(monkeypatch, tmp_path / "host-c")
+    assert {each["action"] for each in plan(config).values()} == {"reuse"}
+    again = geb("run", config, "--json")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert set(states(url).values()) == {"reused"}
+    assert not list((tmp_path / "host-c").rglob("*.safetensors"))
+    summary = json.loads(again.stdout)
+    assert summary["checkpoint"].startswith(f"{url}/artifacts/train/")
+    assert summary["report"] == f"{url}/runs/small/report.html"
+    _check_commands(url)
+    _check_secrets(url, tmp_path)
+
+
+def _check_commands(url: str) -> None:
+    def ask(*command: str) -> Any:
+        done = geb(*command, "--store", url, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert ask("status")["small"]
+    [[version]] = [each["versions"] for each in ask("models").values()]
+    key = version["checkpoint"]["key"]
+    assert ask("lineage", key)["inputs"]["pairs"][0]["stage"] == "pair"
+    assert ask("verify")["damaged"] == {}
+    assert ask("diff", "small", "small") == {"configuration": [], "metrics": []}
+    assert ask("report", "small")["report"].startswith("s3://")
+    assert ask("gc") == []
+    moved = geb("promote", "small:1", "--alias", "candidate", "--store", url)
+    assert moved.returncode == 0
+    assert f"{url}/artifacts/train/{key}/" in moved.stdout
+    refused = geb("rollback", "small", "--alias", "candidate", "--store", url)
+    assert refused.returncode == 64
+    assert all(each["ok"] for each in ask("doctor") if each["name"] in ("store", "disk"))
+
+
+def _check_secrets(url: str, folder: Path) -> None:
+    kept = list(objects(url).values())
+    kept += [each.read_bytes() for each in folder.rglob("*") if each.is_file()]
+    assert not any(SECRET.encode() in data for data in kept)
+
+
+def test_two_runs_at_once_share_the_work(
+    finished: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = warm_started(finished)
+    use_host(monkeypatch, tmp_path / "host-a")
+    one = write_config(tmp_path, name="one", model="shared", store=url, inputs=inputs)
+    two = write_config(tmp_path, name="two", model="shared", store=url, inputs=inputs)
+    with started("run", one) as first:
+        use_host(monkeypatch, tmp_path / "host-b")
+        with started("run", two) as second:
+            outputs = [each.communicate()[0] for each in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), "\n".join(outputs)
+    # Whoever launches a stage leaves a log of it.
+    logs = [name for name in objects(url) if name.startswith("logs/") and name.endswith(".log")]
+    attempts = Counter(name.rpartition("/")[0] for name in logs)
+    assert set(attempts.values()) == {1}, "computed twice"
+    assert len(attempts) == len(states(url, "one"))
+    assert bucket_digests(url, "one") == bucket_digests(url, "two")
+
+
+def test_damage_in_the_bucket_is_repaired_in_one_run(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, prefect_server: str
+) -> None:
+    use_host(monkeypatch, tmp_path / "host-a")
+    settings = [part for each in (f"store={url}", *SMALL) for part in ("--set", each)]
+    command = ("bandit", *settings, "--json")
+    first = json.loads(geb(*command).stdout)
+    [table] = [name for name in objects(url) if name.endswith("table.md")]
+    open_store(url).bucket.put(table, objects(url)[table][:-1] + b"!")
+    done = geb("verify", "--store", url, "--json")
+    assert done.returncode == 1
+    assert "has changed" in str(json.loads(done.stdout)["damaged"])
+    use_host(monkeypatch, tmp_path / "host-b")
+    again = geb(*command)
+    assert again.returncode == 0, again.stderr
+    assert "has changed" in again.stderr
+    assert json.loads(again.stdout)["table"] == first["table"]
+    [garbage] = json.loads(geb("gc", "--store", url, "--json").stdout)
+    assert garbage["why"] == "set aside"
+    assert geb("gc", "--store", url, "--delete").returncode == 0
+    assert geb("verify", "--store", url).returncode == 0
+
+
+def test_a_person_is_told_what_is_wrong_with_a_bucket(
+    finished: Path, url: str, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, store="s3://no-such-bucket/store")
+    done = geb("run", config)
+    assert done.returncode == 64
+    assert "there is no bucket 'no-such-bucket' at http://127.0.0.1" in done.stderr
+    assert "AWS_ENDPOINT_URL" in done.stderr
+    done = geb("status", "--store", url, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,94 @@
+"""Cancelling through Prefect's API: the stages end, the run ends Cancelled, nothing is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelling
+
+from tests.flows.loop import stage_processes, started, steps, wait_for_line, write_config
+from tests.flows.probe_flow import ProbeConfig
+from tests.flows.probes import hanging_pids, wait_until, write_probes
+from tests.flows.test_process_runner import gone
+from tests.probe_stage import ProbeParams, install
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def client(prefect_server: str) -> SyncPrefectClient:
+    return SyncPrefectClient(prefect_server)
+
+
+def running(client: SyncPrefectClient, name: str) -> FlowRun:
+    """The one flow run of a name that is not over."""
+    found = [
+        run
+        for run in client.read_flow_runs()
+        if run.name.startswith(name) and run.state is not None and not run.state.is_final()
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def final_state(client: SyncPrefectClient, run: FlowRun) -> str:
+    """Waits until a flow run is over; a test's time limit bounds the wait."""
+
+    def over() -> bool:
+        state = client.read_flow_run(run.id).state
+        return state is not None and state.is_final()
+
+    wait_until(over)
+    return str(client.read_flow_run(run.id).state_name)
+
+
+def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_so(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, name="to-cancel")
+    with started("run", config) as process:
+        wait_for_line(process, "sft:", "steps")
+        pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert stage_processes(process)
+        run = running(client, "to-cancel")
+        client.set_flow_run_state(run.id, Cancelling())
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "run to-cancel was cancelled" in output
+    assert "geb resume to-cancel" in output
+    assert "Traceback" not in output
+    assert final_state(client, run) == "Cancelled"
+    assert all(gone(pid) for pid in pids)
+    assert "iteration-1/train" not in steps(tmp_path / "store", "to-cancel")
+
+
+def test_stages_that_were_still_to_come_are_not_started(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "code", monkeypatch)
+    config = ProbeConfig(
+        name="many-probes",
+        store=str(tmp_path / "store"),
+        # Whichever comes first holds the only place.
+        probes=(ProbeParams(behaviour="leave_child"),) * 200,
+    )
+    command = [sys.executable, "-m", "tests.flows.probe_flow", str(write_probes(tmp_path, config))]
+    process = subprocess.Popen(command)
+    try:
+        pids = hanging_pids(tmp_path / "store")
+        run = running(client, "many-probes")
+        client.set_flow_run_state(run.id, Cancelling())
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    assert final_state(client, run) == "Cancelled"
+    assert all(gone(pid) for pid in pids)
+    logs = list((tmp_path / "store/logs/probe").glob("*/*.log"))
+    assert len(logs) == 1, "stages were started after the run was cancelled"

@@ -1,0 +1,91 @@
+"""`geb evaluate` and `geb sweep`, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.flows.loop import ROOT, geb, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configuration of a finished run whose store these tests may add to."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(finished.parent / "store", folder / "store", copy_function=shutil.copy2)
+    return write_config(folder)
+
+
+def test_a_run_s_own_model_on_its_own_prompts_is_found_in_the_store(trained: Path) -> None:
+    done = geb("evaluate", trained, "small@production", "--base", "small:1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "policy/generate/0 cached" in " ".join(done.stderr.split())
+    found = json.loads(done.stdout)
+    assert found["policy"] == "small@production"
+    assert found["metrics"]["win_rate"] == 0, "a model does not win against itself"
+    assert found["metrics"]["tied_prompts"] == found["metrics"]["compared_prompts"] == 16
+    kept = geb("gc", "--store", trained.parent / "store", "--json")
+    assert found["artifact"] not in kept.stdout
+
+
+def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> None:
+    lines = (ROOT / "data/quickstart/prompts.jsonl").read_text().splitlines()[:4]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(lines) + "\n")
+    report = geb("report", "small", "--store", trained.parent / "store", "--json")
+    checkpoint = json.loads(report.stdout)["checkpoint"]
+    done = geb(
+        *("evaluate", trained, checkpoint, "--base", "small:1", "--prompts", prompts),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "win rate" in done.stdout
+    metrics = Path(done.stdout.split("metrics")[-1].strip()) / "metrics.json"
+    assert json.loads(metrics.read_text())["compared_prompts"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nobody@production"], "no model"),
+        (["small:1"], "name one as the base"),
+        (["small:1", "--base", "small:9"], "no version 9"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named(trained: Path, arguments: list[str], said: str) -> None:
+    done = geb("evaluate", trained, *arguments)
+    assert done.returncode == 64, done.stderr
+    assert said in done.stderr
+    assert "remedy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
+    grid = ["--grid", "train.kappa=0.5,1", "--seeds", "0", "--name", "try"]
+    planned = geb("sweep", trained, *grid, "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    runs = {each["run"]: each for each in json.loads(planned.stdout)}
+    assert runs["try-kappa_1-s0"]["compute"] == 1, "all but promote is the finished run's"
+    done = geb("sweep", trained, *grid, "--json", "--parallel-runs", "2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [row["grid"] for row in found["table"]] == ["train.kappa=0.5", "train.kappa=1"]
+    assert {row["runs"] for row in found["table"]} == {"1"}
+    assert {each["run"] for each in found["runs"]} == set(runs)
+    assert {each["error"] for each in found["runs"]} == {""}
+    listed = json.loads(geb("status", "--store", trained.parent / "store", "--json").stdout)
+    assert set(runs) <= set(listed)
+
+
+def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, store=str(trained.parent / "store"))
+    grid = ["--grid", f"inputs.oracle_code=/nowhere.py,{ROOT / 'data/quickstart/oracle.py'}"]
+    done = geb("sweep", config, *grid, "--name", "half")
+    assert done.returncode == 1, done.stdout
+    assert "1 of 2 runs failed" in done.stderr
+    assert "/nowhere.py" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,143 @@
+"""`prefect deploy --all` with each shipped file, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events import AutomationCore
+from prefect.exceptions import ObjectNotFound
+from prefect.workers.base import BaseJobConfiguration
+
+from flows.evaluate import evaluate
+from flows.iterate import iterate
+from flows.presets import configured
+from flows.standing import HEARTBEAT_SECONDS
+from flows.standing.automations import zombie_automation
+from flows.sweep import sweep
+from tests.flows.loop import ROOT
+
+pytestmark = pytest.mark.slow
+
+CLUSTER = ROOT / "configs/cluster"
+FILES = {
+    "process": ROOT / "prefect.yaml",
+    "docker": CLUSTER / "docker.yaml",
+    "kubernetes": CLUSTER / "kubernetes.yaml",
+}
+DEPLOYED = {"iterate/iterate", "evaluate/evaluate", "sweep/sweep", "bandit/bandit"}
+STAGES = {"stage/cpu", "stage/gpu"}
+
+
+class KubernetesJob(BaseJobConfiguration):
+    """What of a Kubernetes worker's configuration the job template fills."""
+
+    job_manifest: dict[str, Any]
+
+
+def template(kind: str) -> dict[str, Any]:
+    """The base job template that the pool of a kind is made with."""
+    path = CLUSTER / f"{kind}-job.json"
+    loaded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return loaded
+
+
+def deploy(kind: str) -> dict[str, DeploymentResponse]:
+    """Makes the pool and the deployments of a kind as the documentation says."""
+    with get_client(sync_client=True) as client:
+        with contextlib.suppress(ObjectNotFound):
+            client.delete_work_pool("geb")
+        client.create_work_pool(
+            WorkPoolCreate(name="geb", type=kind, base_job_template=template(kind))
+        )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
+            *("--prefect-file", str(FILES[kind])),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with get_client(sync_client=True) as client:
+        return {
+            name: client.read_deployment_by_name(name)
+            for name in (*sorted(DEPLOYED), *sorted(STAGES))
+        }
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_deployment_is_made_and_is_what_it_says(prefect_server: str, kind: str) -> None:
+    found = deploy(kind)
+    for name, each in found.items():
+        assert each.work_pool_name == "geb"
+        expected = name.rpartition("/")[2] if name in STAGES else each.work_queue_name
+        assert each.work_queue_name == expected
+        assert not any(schedule.active for schedule in each.schedules), "paused until wanted"
+        # A variable that was not set would have become nothing.
+        assert "" not in leaves(each.job_variables)
+    schedules = [type(each.schedule).__name__ for each in found["iterate/iterate"].schedules]
+    schedules += [type(each.schedule).__name__ for each in found["evaluate/evaluate"].schedules]
+    assert schedules == ["CronSchedule", "IntervalSchedule"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("flow", [iterate, evaluate, sweep], ids=lambda flow: flow.name)
+def test_its_parameters_are_a_configuration(kind: str, flow: Any) -> None:
+    deployments = {
+        each["name"]: each for each in yaml.safe_load(FILES[kind].read_text())["deployments"]
+    }
+    parameters = deployments[flow.name]["parameters"]
+    config = configured(parameters.get("preset", "quickstart"), parameters["config"])
+    assert config.execution.runner == "work_pool"
+    flow.validate_parameters(parameters)
+
+
+def test_no_file_reads_environment_variables() -> None:
+    for path in FILES.values():
+        assert "{{" not in path.read_text()
+
+
+def test_a_gpu_stage_s_job_on_kubernetes(prefect_server: str) -> None:
+    definitions = yaml.safe_load(FILES["kubernetes"].read_text())["definitions"]
+    variables = definitions["gpu"]["job_variables"]
+    job = asyncio.run(
+        KubernetesJob.from_template_and_values(template("kubernetes"), variables)
+    ).job_manifest["spec"]["template"]["spec"]
+    [container] = job["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert container["image"] == variables["image"]
+    assert job["nodeSelector"] == variables["node_selector"]
+    assert job["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert {each["name"] for each in job["volumes"]} == {"shm", "store"}
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounted == {"shm": "/dev/shm", "store": "/store"}
+    assert job["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_automation_of_the_deployment_files_is_that_of_geb_up() -> None:
+    path = CLUSTER / "automations.yaml"
+    [loaded] = yaml.safe_load(path.read_text())
+    shipped = AutomationCore.model_validate(loaded)
+    assert shipped == zombie_automation()
+    assert loaded["trigger"]["within"] >= 3 * HEARTBEAT_SECONDS
+
+
+def leaves(value: Any) -> list[Any]:
+    """Every value that is no mapping and no list."""
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in leaves(each)]
+    if isinstance(value, list):
+        return [leaf for each in value for leaf in leaves(each)]
+    return [value]

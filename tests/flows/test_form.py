@@ -1,0 +1,119 @@
+"""The form of the Prefect UI, and what is made of what a person fills in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from prefect import Flow
+from prefect.utilities.callables import parameter_schema
+
+from flows.evaluate import evaluate
+from flows.iterate import iterate
+from flows.presets import configured, preset_names
+from flows.sweep import sweep
+from stages.contract.errors import UserError
+from tests.flows.loop import ROOT
+
+FLOWS = (iterate, evaluate, sweep)
+
+
+def form(flow: Flow[..., Any]) -> dict[str, Any]:
+    """The schema that Prefect's UI makes the form of, and its server checks parameters with."""
+    return dict(parameter_schema(flow).model_dump_for_openapi())
+
+
+def fields(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field of a section and of those in it, by its full name."""
+    for name, each in schema["properties"].items():
+        yield f"{place}{name}", each
+        if "properties" in each:
+            yield from fields(each, f"{place}{name}.")
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
+def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) -> None:
+    config = form(flow)["properties"]["config"]
+    found = dict(fields(config))
+    assert {"train.kappa", "resources.train.gpus", "promote.min_win_rate"} <= found.keys()
+    for name, each in found.items():
+        assert each["title"] == name.rpartition(".")[2]
+        assert each["description"], name
+        assert "default" not in each, name
+        assert each.get("type") != "boolean", f"{name}: the UI's switch has no empty position"
+        assert "$ref" not in str(each), name
+
+
+def test_the_order_is_that_of_the_configuration() -> None:
+    train = form(iterate)["properties"]["config"]["properties"]["train"]["properties"]
+    shown = sorted(train, key=lambda name: train[name]["position"])
+    assert shown[:2] == ["divergence", "design"]
+
+
+def test_the_run_s_own_fields_are_not_in_the_form() -> None:
+    found = dict(fields(form(iterate)["properties"]["config"]))
+    assert found.keys().isdisjoint({"train.iteration", "generate.shard_index"})
+
+
+def test_presets_are_the_shipped_configurations_of_runs() -> None:
+    shown = form(iterate)["properties"]["preset"]
+    assert shown["default"] == shown["enum"][0] == "quickstart"
+    paper = {path.stem for path in (ROOT / "configs/paper").glob("*.yaml")}
+    assert paper < set(shown["enum"])
+    assert "bandit" not in shown["enum"]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_an_empty_form_is_the_preset(preset: str) -> None:
+    assert configured(preset, {}).name == preset
+
+
+def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -> None:
+    config = configured("quickstart", {"train": {"kappa": 0.5, "nll_weight": 0.0}})
+    assert (config.train.kappa, config.train.nll_weight, config.train.beta) == (0.5, 0.0, 1.0)
+    assert config.train.warmup_ratio == 0.03
+    assert (
+        configured("quickstart", {"promote": {"min_win_rate": None}}).promote.min_win_rate is None
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"train": {"kapa": 1}},
+        {"train": {"kappa": "much"}},
+        {"train": {"divergence": "wasserstein"}},
+        {"train": {"iteration": 2}},
+        {"iterations": 0},
+        {"promote": {"no_regression": "perhaps"}},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_by_the_form_and_by_the_run(wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"config": wrong}, form(iterate))
+    with pytest.raises(UserError) as refused:
+        configured("quickstart", wrong)
+    [section] = wrong
+    assert section in str(refused.value)
+
+
+def test_the_store_is_that_of_the_environment_unless_the_form_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GEB_STORE", "/srv/store")
+    assert configured("quickstart", {}).store == "/srv/store"
+    assert configured("quickstart", {"store": "/other"}).store == "/other"
+
+
+def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nseed: 7\n")
+    (tmp_path / "bandit.yaml").write_text("name: b\nbandit: {num_seeds: 1}\n")
+    monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
+    assert preset_names() == ["mine"]
+    assert configured("mine", {}).seed == 7
+    with pytest.raises(UserError, match="no preset 'other'"):
+        configured("other", {})

@@ -1,0 +1,173 @@
+"""Slots of a Prefect limit around the launch of stages with GPUs, against a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.context import refresh_global_settings_context
+
+from flows.execution import Execution
+from flows.runners.choose import make_runner
+from flows.session import Session
+from flows.steps import Step
+from flows.watchers import Silent
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.request import Request, Resources, make_request
+from stages.contract.store import Store
+from tests.flows.prefect_server import Server
+from tests.flows.probe_flow import ProbeConfig, ProbeResources
+from tests.flows.probes import hanging_pids, wait_until
+from tests.flows.test_process_runner import gone
+from tests.probe_stage import ProbeParams, install
+
+pytestmark = pytest.mark.slow
+
+LIMIT = "gpu"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that keeps who holds slots on disk, as `geb up` starts it, and looks often."""
+    server = Server(
+        tmp_path_factory.mktemp("server"),
+        PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=(
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+        PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS="1",
+    )
+    server.start()
+    with SyncPrefectClient(server.api) as client:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=LIMIT, limit=2))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    install(tmp_path / "code", monkeypatch)
+    # The host has more than the limit allows: what is tested is the limit.
+    monkeypatch.setenv("GEB_GPUS", "0,1,2,3")
+    monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
+    with monkeypatch.context() as patched:
+        patched.setenv("PREFECT_API_URL", server.api)
+        # Prefect's own threads take their settings from here.
+        refresh_global_settings_context()
+        yield Store.open(str(tmp_path / "store"), create=True)
+    refresh_global_settings_context()
+
+
+def request_for(store: Store, gpus: int, message: str = "", behaviour: str = "work") -> Request:
+    return make_request(
+        ProbeParams.model_validate({"message": message, "behaviour": behaviour}),
+        inputs={},
+        seed=0,
+        store=str(store.root),
+        resources=Resources(gpus=gpus),
+    )
+
+
+def taken(server: Server) -> int:
+    with SyncPrefectClient(server.api) as client:
+        return client.read_global_concurrency_limit_by_name(LIMIT).active_slots
+
+
+class Running:
+    """A stage under a runner of its own, in a thread."""
+
+    def __init__(self, request: Request) -> None:
+        self.runner = make_runner(Execution(grace_seconds=1))
+        self.waits = threading.Event()
+        self.ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(request,))
+        self._thread.start()
+
+    def _run(self, request: Request) -> None:
+        def hear(event: Event) -> None:
+            if isinstance(event, Log) and "slots of limit 'gpu'" in event.message:
+                self.waits.set()
+
+        try:
+            self.runner.run(request, hear)
+        except BaseException as error:
+            self.ended = error
+
+    def stop(self) -> None:
+        self.runner.stop_all()
+        self._thread.join()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
+    server: Server, store: Store
+) -> None:
+    config = ProbeConfig(store=str(store.root), resources=ProbeResources(probe=Resources(gpus=2)))
+    step = Step("probe", ProbeParams(message="cached"), {})
+    session = Session(config, Silent())
+    assert not session.obtain(step, {}, lambda event: None).reused
+    assert taken(server) == 0
+    holder = Running(request_for(store, 2, behaviour="hang"))
+    hanging_pids(store.root)
+    assert taken(server) == 2
+    waiter = Running(request_for(store, 1, "waits"))
+    assert waiter.waits.wait(60)
+    # While both slots are held:
+    assert session.obtain(step, {}, lambda event: None).reused
+    assert store.load("probe", request_for(store, 1, "waits").key) is None
+    holder.stop()
+    waiter.join()
+    assert waiter.ended is None
+    assert store.load("probe", request_for(store, 1, "waits").key) is not None
+    assert taken(server) == 0
+
+
+def test_a_wait_for_slots_can_be_ended(server: Server, store: Store) -> None:
+    holder = Running(request_for(store, 2, behaviour="hang"))
+    hanging_pids(store.root)
+    waiter = Running(request_for(store, 1))
+    assert waiter.waits.wait(60)
+    waiter.stop()
+    assert isinstance(waiter.ended, StoppedError)
+    holder.stop()
+    assert taken(server) == 0
+
+
+def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: Store) -> None:
+    with pytest.raises(UserError, match="asks for 3 GPUs, the limit 'gpu' has 2"):
+        make_runner(Execution()).run(request_for(store, 3), lambda event: None)
+
+
+def test_the_slots_of_a_killed_holder_are_freed_and_those_of_a_living_one_outlast_the_server(
+    server: Server, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "request.json"
+    request_for(store, 2, behaviour="ignore_sigterm").write(path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from flows.execution import Execution\n"
+        "from flows.runners.choose import make_runner\n"
+        "from stages.contract.request import Request\n"
+        "runner = make_runner(Execution(grace_seconds=1))\n"
+        "runner.run(Request.read(Path(sys.argv[1])), print)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    pids = hanging_pids(store.root)
+    server.stop()
+    server.start()
+    assert taken(server) == 2, "the restart freed slots that are in use"
+    assert holder.poll() is None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert all(gone(pid) for pid in pids)
+    wait_until(lambda: taken(server) == 0)

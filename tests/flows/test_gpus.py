@@ -1,0 +1,170 @@
+"""The locks on a host's GPUs, with GPUs that are there by name alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.runners.gpus import HeldGpus, gpus_of_this_host, hold_gpus
+from flows.runners.process import ProcessRunner
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.request import Request, Resources, make_request
+from stages.contract.store import Store
+from tests.flows.probes import hanging_pids
+from tests.flows.test_process_runner import gone
+from tests.probe_stage import ProbeParams, install
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEB_GPUS", "0,1")
+    monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
+
+
+class Holder:
+    """Somebody who wants GPUs, in a thread: an open file of its own is a holder of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.got = threading.Event()
+        self.waits = threading.Event()
+        self.stopping = threading.Event()
+        self.held = HeldGpus()
+        self.error: BaseException | None = None
+        self._enough = threading.Event()
+        self._number = number
+        self._thread = threading.Thread(target=self._hold)
+        self._thread.start()
+
+    def _hold(self) -> None:
+        def waits(message: str) -> None:
+            self.waits.set()
+
+        try:
+            with hold_gpus(self._number, waiting=waits, stopping=self.stopping) as self.held:
+                self.got.set()
+                self._enough.wait()
+        except StoppedError as error:
+            self.error = error
+
+    def let_go(self) -> None:
+        self._enough.set()
+        self._thread.join()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._thread.join()
+
+
+def test_each_gets_a_gpu_of_its_own_and_the_third_waits() -> None:
+    one, two = Holder(1), Holder(1)
+    assert one.got.wait(60)
+    assert two.got.wait(60)
+    assert {*one.held.devices, *two.held.devices} == {"0", "1"}
+    three = Holder(1)
+    assert three.waits.wait(60)
+    assert not three.got.is_set()
+    freed = one.held.devices
+    one.let_go()
+    assert three.got.wait(60)
+    assert three.held.devices == freed
+    two.let_go()
+    three.let_go()
+
+
+def test_two_that_want_both_do_not_wait_for_each_other_for_ever() -> None:
+    small = Holder(1)
+    assert small.got.wait(60)
+    large = [Holder(2), Holder(2)]
+    assert all(each.waits.wait(60) for each in large)
+    small.let_go()
+    while not (first := [each for each in large if each.got.is_set()]):
+        assert all(each.error is None for each in large)
+    assert len(first) == 1
+    first[0].let_go()
+    [second] = [each for each in large if each is not first[0]]
+    assert second.got.wait(60)
+    assert set(second.held.devices) == {"0", "1"}
+    second.let_go()
+
+
+def test_a_wait_can_be_ended() -> None:
+    holder = Holder(2)
+    assert holder.got.wait(60)
+    waiter = Holder(1)
+    assert waiter.waits.wait(60)
+    waiter.stop()
+    assert isinstance(waiter.error, StoppedError)
+    holder.let_go()
+
+
+def test_more_than_there_are_is_refused_with_the_numbers() -> None:
+    with (
+        pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught,
+        hold_gpus(3),
+    ):
+        pass
+    assert "resources" in caught.value.remedy
+
+
+def test_devices_that_the_environment_hides_are_not_given_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GEB_GPUS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8a2b")
+    assert gpus_of_this_host() == ["3", "GPU-8a2b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_of_this_host() == []
+
+
+def request_for(store: Store, gpus: int, **params: object) -> Request:
+    return make_request(
+        ProbeParams(**params),
+        inputs={},
+        seed=0,
+        store=str(store.root),
+        resources=Resources(gpus=gpus),
+    )
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
+def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, seen: str
+) -> None:
+    install(tmp_path / "code", monkeypatch)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    heard: list[Event] = []
+    request = request_for(store, gpus, behaviour="tell_place")
+    ProcessRunner().run(request, heard.append)
+    assert Log(message=f"worker None, GPUs {seen!r}") in heard
+
+
+def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "code", monkeypatch)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    path = tmp_path / "request.json"
+    request_for(store, 2, behaviour="ignore_sigterm").write(path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from flows.runners.process import ProcessRunner\n"
+        "from stages.contract.request import Request\n"
+        "ProcessRunner(grace_seconds=3).run(Request.read(Path(sys.argv[1])), print)\n"
+    )
+    orchestrator = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    pids = hanging_pids(store.root)
+    os.kill(orchestrator.pid, signal.SIGKILL)
+    orchestrator.wait()
+    # The stage ignores SIGTERM: it holds its GPUs until it is killed.
+    waiter = Holder(1)
+    assert waiter.got.wait(60)
+    assert all(gone(pid) for pid in pids)
+    assert waiter.waits.is_set(), "the GPU was given out while the stage still ran"
+    waiter.let_go()

@@ -1,0 +1,140 @@
+"""Which steps a configuration makes, and what each of them reads; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.commands.common import forced_from
+from flows.loading import load_config
+from flows.plan import all_steps
+from stages.contract.errors import UserError
+from stages.generate.params import GenerateParams
+from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
+
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+JUDGE = "score={oracle: judge, judge_mode: pairwise, judge_model: j, remote_url: http://x/v1}"
+
+
+def steps_of(*overrides: str):
+    return {step.name: step for step in all_steps(load_config(QUICKSTART, overrides))}
+
+
+def sources(step, name):
+    return [f"{each.step}:{each.path}" for each in step.inputs.get(name, ())]
+
+
+def test_screening_samples_with_the_starting_policy_and_feeds_each_iteration():
+    made = steps_of("screen.num_samples=2", "generate.num_shards=2", "iterations=2")
+    for iteration in (1, 2):
+        place = f"screen/iteration-{iteration}"
+        for shard in (0, 1):
+            step = made[f"{place}/generate/{shard}"]
+            assert sources(step, "policy") == ["sft:checkpoint"]
+            assert sources(step, "prompts") == [f"prepare:iteration-{iteration}.parquet"]
+            assert isinstance(step.params, GenerateParams)
+            assert (step.params.num_samples, step.params.temperature) == (2, 0.6)
+            train = made[f"iteration-{iteration}/generate/{shard}"]
+            assert sources(train, "prompts") == [f"{place}:prompts.parquet"]
+        assert sources(made[place], "scores") == [
+            f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)
+        ]
+
+
+def test_without_screening_there_are_no_such_steps():
+    assert not [name for name in steps_of() if name.startswith("screen")]
+
+
+def test_a_comparing_judge_sets_evaluation_samples_against_the_bases():
+    made = steps_of(JUDGE, "iterations=1", "evaluation.num_shards=2")
+    for shard in (0, 1):
+        base = f"base/generate/{shard}:responses.parquet"
+        assert sources(made[f"base/score/{shard}"], "opponents") == [base]
+        assert sources(made[f"iteration-1/evaluate/score/{shard}"], "opponents") == [base]
+    assert sources(made["iteration-1/score/0"], "opponents") == []
+
+
+def test_other_oracles_get_no_opponents():
+    assert not any("opponents" in step.inputs for step in steps_of().values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["screen.num_samples=2", JUDGE], "cannot tell whether a prompt is solved"),
+        (["generate={backend: openai, openai: {url: u, model: m}}"], "set iterations to 1"),
+        (
+            ["generate={backend: openai, openai: {url: u, model: m}}", "iterations=1"],
+            "set evaluation.backend",
+        ),
+        (
+            [
+                "generate={backend: openai, openai: "
+                "{url: u, model: m, without_token_ids: tokenize}}",
+                "iterations=1",
+                "evaluation.backend=transformers",
+                "train.reference_logprobs=sampler",
+            ],
+            "log-probabilities are unknown",
+        ),
+    ],
+)
+def test_what_cannot_work_together_is_refused(overrides, message):
+    with pytest.raises(UserError, match=message):
+        load_config(QUICKSTART, overrides)
+
+
+def test_screening_is_a_part_of_an_iteration_to_start_again_from():
+    made = steps_of("screen.num_samples=2", "iterations=2").values()
+
+    def forced(stage, iteration):
+        return {step.name for step in made if forced_from(stage, iteration)(step)}
+
+    screening = forced("screen", 2) - forced("generate", 2)
+    place = "screen/iteration-2"
+    assert screening == {place, f"{place}/generate/0", f"{place}/score/0"}
+    assert "iteration-2/generate/0" in forced("generate", 2)
+    assert not any(name.startswith("screen/iteration-1") for name in forced("train", 1))
+
+
+def test_a_server_samples_one_iteration_and_the_evaluation_samples_here():
+    made = steps_of(
+        "generate={backend: openai, openai: {url: u, model: m}}",
+        "iterations=1",
+        "evaluation.backend=transformers",
+    )
+    assert made["iteration-1/generate/0"].params.backend == "openai"
+    assert made["iteration-1/evaluate/generate/0"].params.backend == "transformers"
+
+
+@pytest.mark.slow
+def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text(
+        "def score(prompts, responses, references):\n"
+        "    sums = [sum(map(ord, response)) for response in responses]\n"
+        "    return [1.0 if each % 3 == 0 else each % 7 / 10 for each in sums]\n"
+    )
+    config = write_config(
+        tmp_path,
+        inputs={**warm_started(finished), "oracle_code": str(oracle)},
+        screen={"num_samples": 2},
+        generate={"num_shards": 2},
+    )
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = tmp_path / "store"
+    records = steps(store)
+
+    def metrics(step: str) -> dict:
+        record = records[step]
+        path = store / "artifacts" / record["stage"] / record["key"] / "metrics.json"
+        return json.loads(path.read_text())
+
+    screened = metrics("screen/iteration-1")
+    assert screened["prompts"] == 48
+    assert 0 < screened["kept"] < 48
+    sampled = [metrics(f"iteration-1/generate/{shard}")["prompts"] for shard in (0, 1)]
+    assert sum(sampled) == screened["kept"]
