@@ -1,0 +1,284 @@
+"""Throughput of the generate stage against the bare vLLM engine and the transformers backend.
+
+    python -m benchmarks.generation                       # CPU: some minutes
+    python -m benchmarks.generation --model-shape 8b --prompts 2048 --max-new-tokens 1024   # a GPU
+
+Random weights and made-up prompts. Each contestant is a process of its own; with ``--repeats`` they
+take turns and the median counts. Tokens per second are those after start-up: for the stage from the
+moment its engine is ready to its last written byte, for the bare engine (``LLM.generate``
+on the same token ids) the time of that call. ``--json`` prints the same as JSON. Exit code 1 if the
+stage stays below 95 % of the bare engine with the same sampling parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from stages.contract.request import FileInput, Resources, make_request
+from stages.contract.store import Store
+from stages.contract.tables import PROMPTS, write_table
+from stages.generate.params import GenerateParams
+
+ROOT = Path(__file__).parents[1]
+MARK = 0.95
+# Heads of 32 or 128: what vLLM's attention knows on CPUs and GPUs.
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+STAGE, BARE, PLAIN, TRANSFORMERS = (
+    "generate stage, vllm",
+    "bare engine, same sampling parameters",
+    "bare engine, no seeds and log-probabilities",
+    "generate stage, transformers",
+)
+# Log-normal lengths: prompts of about 150 tokens, some of 700.
+_PROMPT_MEDIAN, _PROMPT_SIGMA, _PROMPT_LONGEST = 150, 0.5, 700
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contestant's run.
+
+    Attributes:
+        contestant: Its name.
+        start_seconds: Until the engine was ready, imports included.
+        seconds: From then on.
+        cpu_seconds: CPU time of the process from then on: what a busy machine does not distort.
+        tokens: Response tokens.
+    """
+
+    contestant: str
+    start_seconds: float
+    seconds: float
+    cpu_seconds: float
+    tokens: int
+
+
+def main() -> None:
+    """Makes model and prompts, runs the contestants in turns, prints the table."""
+    options = _options()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        make_model(folder / "model", options.model_shape)
+        make_prompts(folder / "prompts.parquet", options.prompts, options.model_shape)
+        contestants = [BARE, STAGE, PLAIN]
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for turn in range(options.repeats):
+            for contestant in contestants:
+                runs[contestant].append(run(contestant, folder, turn, options))
+        if options.transformers_prompts:
+            make_prompts(
+                folder / "prompts.parquet", options.transformers_prompts, options.model_shape
+            )
+            runs[TRANSFORMERS].append(run(TRANSFORMERS, folder, 0, options))
+    shares = {
+        clock: _median(runs[STAGE], clock) / _median(runs[BARE], clock)
+        for clock in ("seconds", "cpu_seconds")
+    }
+    _report(runs, shares, as_json=options.json)
+    sys.exit(shares[options.clock] < MARK)
+
+
+def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -> Run:
+    """Runs one contestant in a process of its own."""
+    if contestant in (STAGE, TRANSFORMERS):
+        backend = "vllm" if contestant == STAGE else "transformers"
+        return _run_stage(contestant, backend, folder, turn, options)
+    arguments = {
+        "model": str(folder / "model"),
+        "prompts": str(folder / "prompts.parquet"),
+        "seeds": contestant == BARE,
+        **_vllm(options),
+        "dtype": options.dtype,
+        "num_samples": options.num_samples,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    started = time.perf_counter()
+    command = [str(options.python), "-m", "benchmarks.bare_engine", json.dumps(arguments)]
+    output = _finish(command, folder / "bare.log")
+    wall = time.perf_counter() - started
+    told = json.loads(output.splitlines()[-1])
+    seconds = told["seconds"]
+    return Run(contestant, wall - seconds, seconds, told["cpu_seconds"], told["tokens"])
+
+
+def _run_stage(
+    contestant: str, backend: str, folder: Path, turn: int, options: argparse.Namespace
+) -> Run:
+    store = Store.open(str(folder / f"store-{backend}-{turn}"), create=True)
+    model, prompts = folder / "model", folder / "prompts.parquet"
+    digests = {path.name: sha256_file(path) for path in sorted(model.iterdir())}
+    params = GenerateParams.model_validate(
+        {
+            "backend": backend,
+            "num_samples": options.num_samples,
+            "max_new_tokens": options.max_new_tokens,
+            "dtype": options.dtype,
+            "vllm": _vllm(options),
+        }
+    )
+    inputs = {
+        "policy": [FileInput(location=str(model), digest=sha256_tree(digests))],
+        "prompts": [FileInput(location=str(prompts), digest=sha256_file(prompts))],
+    }
+    request = make_request(
+        params, inputs=inputs, seed=0, store=str(store.root), resources=Resources()
+    )
+    path = folder / f"{backend}-{turn}.json"
+    request.write(path)
+    started = time.perf_counter()
+    python = options.python if backend == "vllm" else sys.executable
+    _finish([str(python), "-m", "stages.generate", str(path)], path.with_suffix(".log"))
+    wall = time.perf_counter() - started
+    artifact = store.artifact_path("generate", request.key)
+    timings = json.loads((artifact / "timings.json").read_text())
+    seconds = timings["seconds"] - timings["start_seconds"]
+    metrics = json.loads((artifact / "metrics.json").read_text())
+    cpu_seconds = timings["cpu_seconds_after_start"]
+    return Run(contestant, wall - seconds, seconds, cpu_seconds, metrics["response_tokens"])
+
+
+def make_model(path: Path, shape: str) -> None:
+    """Writes a Llama of random weights with a tokenizer of one token per word."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.tiny_models import SPECIAL, make_tiny_tokenizer
+
+    settings = SHAPES[shape]
+    words = [f"w{number}" for number in range(settings["vocab_size"] - len(SPECIAL))]
+    torch.manual_seed(0)
+    dtype = torch.float32 if shape == "small" else torch.bfloat16
+    torch.set_default_dtype(dtype)
+    config = LlamaConfig(
+        max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    torch.set_default_dtype(torch.float32)
+    make_tiny_tokenizer(words).save_pretrained(path)
+
+
+def make_prompts(path: Path, count: int, shape: str) -> None:
+    """Writes prompts of made-up words."""
+    draw = random.Random(0)
+    num_words = SHAPES[shape]["vocab_size"] - 100
+
+    def rows() -> Any:
+        for number in range(count):
+            drawn = int(draw.lognormvariate(0, _PROMPT_SIGMA) * _PROMPT_MEDIAN)
+            words = [f"w{draw.randrange(num_words)}" for _ in range(min(drawn, _PROMPT_LONGEST))]
+            messages = [{"role": "user", "content": " ".join([f"w{number % num_words}", *words])}]
+            yield {
+                "prompt_id": prompt_id(messages),
+                "messages": messages,
+                "reference_answer": None,
+            }
+
+    write_table(path, PROMPTS, rows())
+
+
+def _vllm(options: argparse.Namespace) -> dict[str, Any]:
+    """Engine settings of both the stage and the bare engine."""
+    return {
+        "enforce_eager": options.model_shape == "small",
+        "kv_cache_gib": 1.0 if options.model_shape == "small" else None,
+        "max_num_seqs": options.max_num_seqs,
+    }
+
+
+def _finish(command: list[str], log: Path) -> str:
+    """Runs a program to its end and returns its output; its log is shown if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as file:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=file, env=environment, check=False, text=True
+        )
+    if done.returncode:
+        words = log.read_text()[-4000:]
+        raise RuntimeError(f"{command[:3]} ended with {done.returncode}:\n{words}")
+    return done.stdout
+
+
+def _median(runs: list[Run], clock: str) -> float:
+    """Tokens for each second of one of the clocks."""
+    return statistics.median(each.tokens / getattr(each, clock) for each in runs)
+
+
+def _report(runs: dict[str, list[Run]], shares: dict[str, float], *, as_json: bool) -> None:
+    if as_json:
+        every = [asdict(each) for group in runs.values() for each in group]
+        print(json.dumps({"runs": every, "share_of_bare_engine": shares}, indent=2))
+        return
+    print(f"{'medians':<44} {'start s':>8} {'tokens':>9} {'tokens/s':>9} {'tokens/CPU s':>13}")
+    for contestant, group in runs.items():
+        start = statistics.median(run.start_seconds for run in group)
+        print(
+            f"{contestant:<44} {start:>8.1f} {group[0].tokens:>9,} "
+            f"{_median(group, 'seconds'):>9,.0f} {_median(group, 'cpu_seconds'):>13,.0f}"
+        )
+    for clock, share in shares.items():
+        print(f"by {clock}: the stage reaches {share:.1%} of the bare engine (mark: {MARK:.0%})")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model-shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--num-samples", type=int, default=2)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 on a GPU")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--transformers-prompts",
+        type=int,
+        default=32,
+        help="prompts for the transformers backend, which is slow; 0 leaves it out",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=ROOT / ".venv-vllm/bin/python",
+        help="interpreter of the environment that has vLLM",
+    )
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if unset")
+    parser.add_argument(
+        "--clock",
+        choices=["seconds", "cpu_seconds"],
+        default="seconds",
+        help="what the mark is measured by; CPU seconds where other programs share the machine",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Those that are compared: each trains in a process of its own and says what it took.
+
+    python -m benchmarks.training.contestants NAME JOB.json
+
+A job is written by ``benchmarks.train_vs_trl``; the measurement is printed as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.contract.events import Emitter
+from stages.contract.program import execute
+from stages.contract.request import FileInput, Resources, make_request
+from stages.contract.store import Store
+from stages.contract.tables import PAIRS, read_rows
+from stages.train.params import TrainParams
+
+BETA, LEARNING_RATE = 0.1, 1e-4
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What is trained.
+
+    Attributes:
+        model: Checkpoint of policy and reference.
+        pairs: PAIRS table.
+        folder: Where to work.
+        batch_pairs: Pairs of a step.
+        tokens_at_once: Our token budget.
+        gpu: Train on the GPU, in bfloat16.
+        lora_rank: Rank of adapters, 0 for full fine-tuning.
+    """
+
+    model: str
+    pairs: str
+    folder: str
+    batch_pairs: int
+    tokens_at_once: int
+    gpu: bool
+    lora_rank: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training took.
+
+    Attributes:
+        seconds: From data in memory to the end of the last step, the reference's pass included.
+        cpu_seconds: Of all threads, in the same time; a busy machine changes it least.
+        reference_seconds: Of the seconds, the reference's own pass; 0 where there is none.
+        peak_mib: Most memory of the process (of the GPU, where there is one).
+        losses: Of the steps.
+        parts: Where our own time went, in seconds; empty for others.
+        tflop: Floating-point operations that the model needs, ours only.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    reference_seconds: float
+    peak_mib: float
+    losses: list[float]
+    parts: dict[str, float] = field(default_factory=dict)
+    tflop: float = 0.0
+
+
+class _Clock(Emitter):
+    """An emitter that notes when what was said."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.said: list[tuple[float, float, Any]] = []
+
+    def emit(self, event: Any) -> None:
+        """Notes the time of an event."""
+        self.said.append((time.perf_counter(), time.process_time(), event))
+
+
+def train_ours(job: TrainingJob, **changes: Any) -> Training:
+    """The train stage, plain DPO, one epoch."""
+    store = Path(job.folder) / "store"
+    Store.open(str(store), create=True)
+    settings: dict[str, Any] = {
+        "design": "none",
+        "kappa": 0.0,
+        "beta": BETA,
+        "learning_rate": LEARNING_RATE,
+        "lr_schedule": "linear",
+        "warmup_ratio": 0.0,
+        "epochs": 1,
+        "global_batch_pairs": job.batch_pairs,
+        "micro_batch_tokens": job.tokens_at_once,
+        "gradient_checkpointing": job.gpu,
+        "checkpoint_every_seconds": None,
+        "lora": {"rank": job.lora_rank},
+    }
+    inputs = {
+        name: [FileInput(location=place, digest=place)]
+        for name, place in (("policy", job.model), ("reference", job.model), ("pairs", job.pairs))
+    }
+    request = make_request(
+        TrainParams.model_validate(settings | changes),
+        inputs=inputs,
+        seed=0,
+        store=str(store),
+        resources=Resources(gpus=int(job.gpu)),
+    )
+    from stages.train.run import STAGE
+    from stages.train.timing import PARTS
+
+    clock = _Clock()
+    artifact = execute(STAGE, request, clock)
+    start, cpu_start = next(
+        (at, cpu) for at, cpu, event in clock.said if "pairs (" in getattr(event, "message", "")
+    )
+    passes = [at for at, _, event in clock.said if getattr(event, "unit", "") == "pairs"]
+    end, cpu_end = max((at, cpu) for at, cpu, event in clock.said if event.type == "metric")
+    records = [json.loads(line) for line in (artifact.path / "metrics.jsonl").open()]
+    reference_seconds = passes[-1] - start if passes else 0.0
+    parts = {part: sum(record[f"{part}_seconds"] for record in records) for part in PARTS}
+    steps_tflop = sum(record["model_tflop"] for record in records)
+    return Training(
+        seconds=end - start,
+        cpu_seconds=cpu_end - cpu_start,
+        reference_seconds=reference_seconds,
+        peak_mib=_peak_mib(job.gpu),
+        losses=[record["loss"] for record in records],
+        parts={
+            "reference": reference_seconds,
+            **parts,
+            "rest": end - start - reference_seconds - sum(parts.values()),
+        },
+        # The reference's pass is a forward pass, a third of a step of full fine-tuning.
+        tflop=steps_tflop * (4 / 3 if passes else 1.0),
+    )
+
+
+def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training:
+    """TRL's DPOTrainer on the same pairs in the same order."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    from benchmarks.training.shapes import EOS, text
+    from stages.train.batches import Plan
+    from stages.train.data import load_pairs
+
+    ours, _ = load_pairs([Path(job.pairs)], TrainParams())
+    plan = Plan(ours, 1, job.batch_pairs, 1, 0, "padded", 1 << 40)
+    rows = list(read_rows(Path(job.pairs), PAIRS))
+    order = [place for step in range(plan.num_steps) for place in plan.pairs_of(step)]
+    names = {"prompt": "prompt_token_ids", "chosen": "chosen_token_ids"}
+    names |= {"rejected": "rejected_token_ids"}
+    dataset = Dataset.from_list(
+        [{name: text(rows[place][ids]) + " " for name, ids in names.items()} for place in order]
+    )
+    dtype = torch.bfloat16 if job.gpu else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
+    options: dict[str, Any] = {
+        "output_dir": str(Path(job.folder) / "trl"),
+        "per_device_train_batch_size": job.batch_pairs,
+        "num_train_epochs": 1,
+        "beta": BETA,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "linear",
+        "max_length": None,
+        "bf16": job.gpu,
+        "use_cpu": not job.gpu,
+        "train_sampling_strategy": "sequential",
+        "precompute_ref_log_probs": precompute,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    adapters = None
+    if job.lora_rank:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(r=job.lora_rank, lora_alpha=32, target_modules="all-linear")
+    passes: list[_Taken] = []
+
+    class Timed(DPOTrainer):
+        """Takes the time of the reference's own pass."""
+
+        def _precompute_ref_logps(self, *args: Any) -> Any:
+            with _timed() as taken:
+                dataset = super()._precompute_ref_logps(*args)
+            passes.append(taken)
+            return dataset
+
+    trainer = Timed(
+        model=model,
+        args=DPOConfig(**options | changes),
+        train_dataset=dataset,
+        processing_class=AutoTokenizer.from_pretrained(job.model),
+        peft_config=adapters,
+    )
+    first = trainer.train_dataset[0]
+    assert [*first["prompt_ids"], *first["chosen_ids"]] == [
+        *rows[order[0]]["prompt_token_ids"],
+        *rows[order[0]]["chosen_token_ids"],
+    ], f"TRL trains on other tokens than ours (end of sequence: {EOS})"
+    with _timed() as training:
+        trainer.train()
+    taken = [training, *passes]
+    return Training(
+        seconds=sum(each.seconds for each in taken),
+        cpu_seconds=sum(each.cpu_seconds for each in taken),
+        reference_seconds=sum(each.seconds for each in passes),
+        peak_mib=_peak_mib(job.gpu),
+        losses=[record["loss"] for record in trainer.state.log_history if "loss" in record],
+    )
+
+
+@dataclass
+class _Taken:
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@contextmanager
+def _timed() -> Iterator[_Taken]:
+    taken = _Taken()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    yield taken
+    taken.seconds = time.perf_counter() - started
+    taken.cpu_seconds = time.process_time() - cpu_started
+
+
+def _peak_mib(gpu: bool) -> float:
+    if gpu:
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    # Linux gives the peak in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+CONTESTANTS: dict[str, Callable[[TrainingJob], Training]] = {
+    "TRL, default": lambda job: train_trl(job, precompute=False),
+    "TRL, reference precomputed": lambda job: train_trl(job, precompute=True),
+    "ours": lambda job: train_ours(job),
+    "TRL, no checkpointing": lambda job: train_trl(
+        job, precompute=False, gradient_checkpointing=False
+    ),
+    "ours, checkpointing": lambda job: train_ours(job, gradient_checkpointing=True),
+    "ours, padded rows": lambda job: train_ours(job, row_layout="padded"),
+    "ours, sampler's log π_ref": lambda job: train_ours(job, reference_logprobs="sampler"),
+    "ours, bfloat16": lambda job: train_ours(job, precision="bfloat16"),
+}
+
+
+def main() -> None:
+    """Runs one contestant and prints its measurement."""
+    said = os.fdopen(os.dup(1), "w")
+    # What libraries print goes to the log.
+    os.dup2(2, 1)
+    job = TrainingJob(**json.loads(Path(sys.argv[2]).read_text()))
+    training = CONTESTANTS[sys.argv[1]](job)
+    print(json.dumps(asdict(training)), file=said, flush=True)
+
+
+if __name__ == "__main__":
+    main()

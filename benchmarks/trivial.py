@@ -1,0 +1,69 @@
+"""Stages that do nothing, so that a benchmark measures what surrounds them.
+
+``python -m benchmarks.trivial REQUEST.json`` answers any stage's request with files of the right
+names; :func:`interpreter` makes the process runner start that in place of the stage.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.contract.events import Done, Emitter
+from stages.contract.manifest import make_manifest
+from stages.contract.request import Request
+from stages.contract.store import Store, describe_files
+
+ROOT = Path(__file__).parents[1]
+STAGES = ("prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote")
+# What other stages, and the report, look for.
+_FILES = {
+    "prepare": ("test.parquet", *(f"iteration-{t}.parquet" for t in range(1, 4))),
+    "sft": ("checkpoint/model.safetensors",),
+    "generate": ("responses.parquet",),
+    "score": ("scores.parquet",),
+    "pair": ("pairs.parquet", "metrics.json"),
+    "train": ("checkpoint/model.safetensors", "summary.json", "metrics.jsonl"),
+    "evaluate": ("metrics.json", "distributions.parquet", "samples.jsonl"),
+    "promote": ("decision.json",),
+}
+_WHEN = "2000-01-01T00:00:00+00:00"
+
+
+def answer(request: Request) -> Path:
+    """Publishes an artifact for a request and returns its folder."""
+    store = Store.open(request.store)
+    scratch = store.new_scratch(request.stage, request.key)
+    # What the report plots, and something that no other request's answer has.
+    columns = {"model": ["policy"], "reward": [0.0], "log_pi_ref": [0.0], "key": [request.key]}
+    for name in _FILES[request.stage]:
+        path = scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            pq.write_table(pa.table(columns), path)
+        else:
+            path.write_text('{"gates": []}' if path.suffix == ".json" else "")
+    files = describe_files(scratch, set())
+    manifest = make_manifest(request, files=files, started=_WHEN, ended=_WHEN, notes={})
+    return store.publish(scratch, manifest).path
+
+
+def interpreter(folder: Path) -> dict[str, str]:
+    """``execution.interpreters`` with a program that answers for every stage."""
+    program = folder / "trivial-python"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$2" in\n'
+        f'stages.contract.*) exec {sys.executable} "$@" ;;\n'
+        f'*) cd {ROOT} && exec {sys.executable} -m benchmarks.trivial "$3" ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    return {stage: str(program) for stage in STAGES}
+
+
+if __name__ == "__main__":
+    Emitter(sys.stdout).emit(Done(path=str(answer(Request.read(Path(sys.argv[1]))))))
