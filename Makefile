@@ -8,7 +8,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm run run-fdpo test test-fast check format clean
+.PHONY: help setup setup-vllm images run run-fdpo test test-fast check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -18,11 +18,14 @@ setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
 $(STAMP): pyproject.toml constraints/torch.txt
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,torch,dev]'
+	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,s3,torch,dev]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
 	PYTHON=$(PYTHON) scripts/setup-vllm.sh
+
+images: setup ## Build the container images (docs/containers.md); needs a Docker engine
+	$(BIN)/geb images build
 
 run: setup ## Run the quickstart: three GEB iterations on a small model, on this machine
 	$(BIN)/geb run configs/quickstart.yaml
@@ -34,7 +37,7 @@ test: setup setup-vllm ## The whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-fast: setup ## The tests that need neither vLLM nor patience
-	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker'
+	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker and not browser'
 
 check: setup ## Lint, types, import rules
 	$(BIN)/ruff format --check .
