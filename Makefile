@@ -34,7 +34,7 @@ run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
 test: setup setup-vllm ## The whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
 
 test-fast: setup ## The tests that need neither vLLM nor patience
 	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker and not browser'

@@ -40,7 +40,7 @@ def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> P
     return config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A `geb up` at work, with a server, a worker and a store of its own."""
     with geb_up(tmp_path_factory.mktemp("up")) as (_, up):

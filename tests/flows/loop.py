@@ -126,9 +126,11 @@ def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def result_digests(store: Path, run: str = "small") -> dict[str, str]:
-    """Digest of every step's artifact, telemetry left out."""
+    """Digest of every finished step's artifact, telemetry left out."""
     found = {}
     for name, record in steps(store, run).items():
+        if record["state"] not in ("done", "reused"):
+            continue
         text = (store / "artifacts" / record["stage"] / record["key"] / "manifest.json").read_text()
         files = json.loads(text)["files"]
         found[name] = json.dumps(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,6 @@ STRIKES = [
     ("iteration-1/promote", "started"),
 ]
 
-Kill = Callable[[subprocess.Popen[str], Path, str], None]
-
-
 def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
     """SIGKILL; the stage must end by itself, and the record still says that it runs."""
     pids = [each.pid for each in stage_processes(process)]
@@ -50,17 +46,7 @@ def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) ->
     assert steps(store)[step]["state"] == "running", "the strike came too late"
 
 
-def kill_the_stage(process: subprocess.Popen[str], store: Path, step: str) -> None:
-    """SIGKILL of the stage; the run fails and names the signal."""
-    kill_stage(process)
-    output, _ = process.communicate()
-    assert process.returncode == 1, output
-    assert "SIGKILL" in output
-    assert steps(store)[step]["state"] == "failed"
-
-
-@pytest.mark.parametrize("kill", [kill_orchestrator, kill_the_stage])
-def test_a_kill_in_each_stage(finished: Path, tmp_path: Path, kill: Kill) -> None:
+def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path) -> None:
     undisturbed = finished.parent / "store"
     config = write_config(tmp_path, inputs=warm_started(finished))
     store = tmp_path / "store"
@@ -69,7 +55,7 @@ def test_a_kill_in_each_stage(finished: Path, tmp_path: Path, kill: Kill) -> Non
     for step, sign in STRIKES:
         with started(*command) as process:
             wait_for_line(process, f"{step}:", sign)
-            kill(process, store, step)
+            kill_orchestrator(process, store, step)
         records = steps(store)
         assert {name for name in done_before if records[name]["state"] != "reused"} == set()
         done_before = {
@@ -83,25 +69,40 @@ def test_a_kill_in_each_stage(finished: Path, tmp_path: Path, kill: Kill) -> Non
     assert result_digests(store) == expected
 
 
-@pytest.mark.parametrize("kill", [kill_orchestrator, kill_the_stage])
-def test_a_kill_in_the_warm_start(finished: Path, tmp_path: Path, kill: Kill) -> None:
-    with started("run", write_config(tmp_path)) as process:
-        wait_for_line(process, "sft:", "steps")
-        kill(process, tmp_path / "store", "sft")
-    last = geb("resume", "small", "--store", tmp_path / "store")
-    assert last.returncode == 0, last.stdout + last.stderr
-    assert result_digests(tmp_path / "store") == result_digests(finished.parent / "store")
-
-
-def test_a_killed_stage_is_tried_again_within_the_run(finished: Path, tmp_path: Path) -> None:
+def test_each_stage_is_killed_and_tried_again_within_the_run(
+    finished: Path, tmp_path: Path
+) -> None:
     execution = {"retries": 1, "retry_delay_seconds": 0}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
     with started("run", config) as process:
-        wait_for_line(process, "iteration-1/train:", "steps")
-        kill_stage(process)
+        for step, sign in STRIKES:
+            wait_for_line(process, f"{step}:", sign)
+            kill_stage(process)
+            wait_for_line(process, "SIGKILL")
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert "SIGKILL" in output
     expected = result_digests(finished.parent / "store")
     del expected["sft"]
     assert result_digests(tmp_path / "store") == expected
+
+
+def test_a_killed_stage_fails_a_run_without_retries(finished: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with started("run", write_config(tmp_path)) as process:
+        wait_for_line(process, "sft:", "steps")
+        kill_stage(process)
+        output, _ = process.communicate()
+    assert process.returncode == 1, output
+    assert "SIGKILL" in output
+    assert steps(store)["sft"]["state"] == "failed"
+
+
+def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with started("run", write_config(tmp_path)) as process:
+        wait_for_line(process, "sft:", "steps")
+        kill_orchestrator(process, store, "sft")
+    with started("resume", "small", "--store", store) as process:
+        wait_for_line(process, "✓ sft")
+    resumed = result_digests(store)["sft"]
+    assert resumed == result_digests(finished.parent / "store")["sft"]
