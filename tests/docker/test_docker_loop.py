@@ -34,7 +34,7 @@ from tests.flows.test_cancel import final_state, running
 
 __all__ = ["finished", "prefect_server"]
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 # vLLM's CPU attention wants heads of 32.

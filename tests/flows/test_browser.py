@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.flows.browser import browser_page, choose, field, fill, picture, see_end, submit
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(

@@ -26,7 +26,7 @@ from tests.flows.loop import (
 from tests.flows.test_bandit_flow import SMALL
 from tests.object_storage import SECRET, Gate, objects
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 
 def bucket_digests(url: str, run: str = "small") -> dict[str, str]:

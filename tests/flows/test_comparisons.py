@@ -10,7 +10,7 @@ import pytest
 
 from tests.flows.loop import ROOT, geb, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

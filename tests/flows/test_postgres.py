@@ -20,7 +20,7 @@ from tests.flows.loop import started, steps, wait_for_line, write_config
 from tests.flows.prefect_server import Server
 from tests.flows.probes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
 
 class Postgres:

@@ -21,7 +21,7 @@ from tests.flows.loop import (
     write_config,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 # Where to strike: the step, and what its output says when it is at work. The warm start has a test
 # of its own: it runs beside `prepare`, so that neither always comes first.
@@ -34,6 +34,7 @@ STRIKES = [
     ("iteration-1/evaluate", "started"),
     ("iteration-1/promote", "started"),
 ]
+
 
 def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
     """SIGKILL; the stage must end by itself, and the record still says that it runs."""

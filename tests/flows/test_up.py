@@ -36,7 +36,7 @@ from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up, unco
 NOWHERE = {"oracle_code": "/nowhere/oracle.py"}
 DONE = ("Completed", "Cached")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.flows.test_process_runner import alive, gone
 from tests.probe_stage import ProbeParams, install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
