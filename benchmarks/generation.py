@@ -44,6 +44,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     },
+    "125m": {
+        "vocab_size": 32000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
     "8b": {
         "vocab_size": 128256,
         "hidden_size": 4096,
@@ -176,7 +184,7 @@ def make_model(path: Path, shape: str) -> None:
     settings = SHAPES[shape]
     words = [f"w{number}" for number in range(settings["vocab_size"] - len(SPECIAL))]
     torch.manual_seed(0)
-    dtype = torch.float32 if shape == "small" else torch.bfloat16
+    dtype = torch.bfloat16 if shape == "8b" else torch.float32
     torch.set_default_dtype(dtype)
     config = LlamaConfig(
         max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings
@@ -208,8 +216,8 @@ def make_prompts(path: Path, count: int, shape: str) -> None:
 def _vllm(options: argparse.Namespace) -> dict[str, Any]:
     """Engine settings of both the stage and the bare engine."""
     return {
-        "enforce_eager": options.model_shape == "small",
-        "kv_cache_gib": 1.0 if options.model_shape == "small" else None,
+        "enforce_eager": options.model_shape != "8b",
+        "kv_cache_gib": {"small": 1.0, "125m": 2.0}.get(options.model_shape),
         "max_num_seqs": options.max_num_seqs,
     }
 
