@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from stages.contract.remote.store import RemoteStore
+from tests.flows.loop import geb, write_config
+from tests.flows.prefect_server import Server
 from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
 
 # Before torch or Prefect load: one thread gives the same bits every time, and no test reaches out.
@@ -38,6 +40,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leaves out a slow test when the time for all is used up."""
     if item.get_closest_marker("slow") and time.monotonic() - _STARTED > _BUDGET:
         pytest.skip(f"the {_BUDGET:.0f} s of GEB_TEST_SECONDS were used up")
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server of our own on loopback, with SQLite; every `geb` of the test uses it."""
+    home = tmp_path_factory.mktemp("prefect")
+    server = Server(home)
+    server.start()
+    previous = {name: os.environ.get(name) for name in ("PREFECT_API_URL", "PREFECT_HOME")}
+    os.environ |= {"PREFECT_API_URL": server.api, "PREFECT_HOME": str(home)}
+    yield server.api
+    for name, value in previous.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configuration of a small run that went through undisturbed; do not change its store."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = write_config(folder)
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return config
 
 
 @pytest.fixture(scope="session")

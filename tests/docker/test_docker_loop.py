@@ -18,7 +18,6 @@ from prefect.states import Cancelling
 from flows.runners.docker_options import STEP_LABEL, STORE_LABEL
 from stages.contract.store import Store
 from tests.docker.containers import left_of
-from tests.flows.conftest import finished, prefect_server
 from tests.flows.loop import (
     ROOT,
     geb,
@@ -31,8 +30,6 @@ from tests.flows.loop import (
     write_config,
 )
 from tests.flows.test_cancel import final_state, running
-
-__all__ = ["finished", "prefect_server"]
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

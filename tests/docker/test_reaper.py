@@ -34,13 +34,10 @@ from tests.docker.containers import (
     run,
     settings,
 )
-from tests.flows.conftest import prefect_server
 from tests.flows.loop import geb
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.probe_stage import ProbeParams
-
-__all__ = ["prefect_server"]
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events import AutomationCore
@@ -51,9 +51,9 @@ def template(kind: str) -> dict[str, Any]:
     return loaded
 
 
-def deploy(kind: str) -> dict[str, DeploymentResponse]:
+def deploy(server: str, kind: str) -> dict[str, DeploymentResponse]:
     """Makes the pool and the deployments of a kind as the documentation says."""
-    with get_client(sync_client=True) as client:
+    with SyncPrefectClient(server) as client:
         with contextlib.suppress(ObjectNotFound):
             client.delete_work_pool("geb")
         client.create_work_pool(
@@ -70,7 +70,7 @@ def deploy(kind: str) -> dict[str, DeploymentResponse]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    with get_client(sync_client=True) as client:
+    with SyncPrefectClient(server) as client:
         return {
             name: client.read_deployment_by_name(name)
             for name in (*sorted(DEPLOYED), *sorted(STAGES))
@@ -79,7 +79,7 @@ def deploy(kind: str) -> dict[str, DeploymentResponse]:
 
 @pytest.mark.parametrize("kind", FILES)
 def test_every_deployment_is_made_and_is_what_it_says(prefect_server: str, kind: str) -> None:
-    found = deploy(kind)
+    found = deploy(prefect_server, kind)
     for name, each in found.items():
         assert each.work_pool_name == "geb"
         expected = name.rpartition("/")[2] if name in STAGES else each.work_queue_name
