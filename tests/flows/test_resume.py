@@ -104,6 +104,7 @@ def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: 
         wait_for_line(process, "sft:", "steps")
         kill_orchestrator(process, store, "sft")
     with started("resume", "small", "--store", store) as process:
-        wait_for_line(process, "✓ sft")
+        # The next stage needs it.
+        wait_for_line(process, "iteration-1/generate/0:", "started")
     resumed = result_digests(store)["sft"]
     assert resumed == result_digests(finished.parent / "store")["sft"]
