@@ -267,10 +267,12 @@ def test_a_run_that_was_killed_does_not_stay_running(
     monkeypatch.setenv("PREFECT_API_URL", standing.api)
     with started("run", write_config(tmp_path, name="killed")) as process:
         wait_for_line(process, "sft:", "started")
+        with standing.client() as client:
+            mine = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:killed"]))
+            [run] = client.read_flow_runs(flow_run_filter=mine)
+        # What was never heard of cannot be missed.
+        standing.wait_for_heartbeat(run.id)
         process.kill()
-    with standing.client() as client:
-        mine = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:killed"]))
-        [run] = client.read_flow_runs(flow_run_filter=mine)
     ended = standing.wait(run.id)
     assert ended.state is not None
     assert ended.state.is_crashed()
