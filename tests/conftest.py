@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,23 +21,10 @@ os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
-_STARTED = time.monotonic()
-# Seconds after which no slow test is started any more: a bound on the whole, for machines that a
-# neighbour may slow down severalfold. What was left out is told; unset, nothing is.
-_BUDGET = float(os.environ.get("GEB_TEST_SECONDS") or math.inf)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files with slow tests last, those in containers first of them: they take longest."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path in slow, not item.get_closest_marker("docker")))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out a slow test when the time for all is used up."""
-    if item.get_closest_marker("slow") and time.monotonic() - _STARTED > _BUDGET:
-        pytest.skip(f"the {_BUDGET:.0f} s of GEB_TEST_SECONDS were used up")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from flows.images.table import ROOT
 from stages.contract.errors import UserError
 from stages.contract.store import Store
 from tests.docker.containers import PROBE_IMAGE, left_of
+from tests.lacking import lacking
 from tests.probe_stage import MAIN, install
 
 LOCAL_BASE = "geb-base:bookworm"
@@ -31,7 +32,7 @@ def engine() -> Iterator[docker.DockerClient]:
     try:
         client = connect()
     except UserError as error:
-        pytest.skip(str(error))
+        lacking(str(error))
     with contextlib.closing(client):
         yield client
 

@@ -15,6 +15,7 @@ import yaml
 from flows.images.table import IMAGES, ROOT, Image
 from flows.images.wheelhouse import CACHE
 from tests.flows.loop import geb
+from tests.lacking import lacking
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -88,7 +89,7 @@ def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -
         and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode
     ]
     if not known:
-        pytest.skip("no compose is installed")
+        lacking("no compose is installed")
     settings = {
         "POSTGRES_PASSWORD": "a-password",
         "GEB_STORE": "/srv/geb/store",

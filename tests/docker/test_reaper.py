@@ -37,6 +37,7 @@ from tests.docker.containers import (
 from tests.flows.loop import geb
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, wait_until, write_probes
+from tests.lacking import lacking
 from tests.probe_stage import ProbeParams
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -184,7 +185,7 @@ class Engine:
 def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("a Docker engine of our own wants root and dockerd")
+        lacking("a Docker engine of our own wants root and dockerd")
     # Sockets have short names.
     folder = Path(tempfile.mkdtemp(prefix="geb-"))
     engine = Engine(folder)

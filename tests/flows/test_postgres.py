@@ -19,6 +19,7 @@ from tests.flows.cluster import deploy_stage, make_pool, worker
 from tests.flows.loop import started, steps, wait_for_line, write_config
 from tests.flows.prefect_server import Server
 from tests.flows.probes import wait_until
+from tests.lacking import lacking
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
@@ -30,7 +31,7 @@ class Postgres:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
         beside = shutil.which("initdb")
         if not found and beside is None:
-            pytest.skip("PostgreSQL is not installed")
+            lacking("PostgreSQL is not installed")
         self._bin = found[-1] if found else Path(str(beside)).parent
         # It refuses to run as root, and its user must be able to reach its folder.
         self._user = "postgres" if getpass.getuser() == "root" else getpass.getuser()

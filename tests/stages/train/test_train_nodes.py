@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages.contract.store import Store
+from tests.lacking import lacking
 from tests.stages.train.train_helpers import Trained, make_pairs, request_for, train
 from tests.tiny_models import make_tiny_llama
 
@@ -46,7 +47,7 @@ def namespaces() -> Iterator[list[str]]:
     """Two network namespaces that see each other and nothing else."""
     names = [f"geb-{os.getpid()}-{node}" for node in range(2)]
     if shutil.which("ip") is None or not ip("netns", "add", names[0], check=False):
-        pytest.skip("network namespaces need iproute2 and root")
+        lacking("network namespaces need iproute2 and root")
     try:
         ip("netns", "add", names[1])
         ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable",
