@@ -29,14 +29,17 @@ LAYOUTS = {
 
 
 class Killer:
-    """Kills one of the workers when a step is reached."""
+    """Kills one of the workers when a step is reached, once."""
 
     def __init__(self, step: int, victim: int) -> None:
         self.step = step
         self.victim = victim
+        self.has_killed = False
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Metric) and event.step == self.step:
+        # A step has several metrics.
+        if isinstance(event, Metric) and event.step == self.step and not self.has_killed:
+            self.has_killed = True
             workers = workers_of(os.getpid())
             workers[self.victim % len(workers)].send_signal(signal.SIGKILL)
 

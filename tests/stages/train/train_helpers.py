@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,11 @@ def at_step(step: int) -> Callable[[Any], bool]:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The worker processes that a stage's process started, by rank."""
-    children = psutil.Process(pid).children()
-    workers = [each for each in children if "stages.train.worker" in each.cmdline()]
-    return sorted(workers, key=lambda each: int(each.environ()["RANK"]))
+    """The living worker processes that a stage's process started, by rank."""
+    ranks = {}
+    for child in psutil.Process(pid).children():
+        # One that ends meanwhile, or that ended and awaits its parent, has neither of the two.
+        with suppress(psutil.NoSuchProcess):  # includes zombies
+            if "stages.train.worker" in child.cmdline():
+                ranks[int(child.environ()["RANK"])] = child
+    return [ranks[rank] for rank in sorted(ranks)]
