@@ -25,19 +25,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from stages.contract.digests import sha256_file
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError, UserError
+from stages.contract.file_lease import FileLease
 from stages.contract.lease import Lease
 from stages.contract.manifest import MANIFEST, FileRecord, Manifest, describe_file
 from stages.contract.request import ArtifactInput
-
-if TYPE_CHECKING:
-    from stages.contract.remote.lease import RemoteLease
 
 MARKER = "store.json"
 FORMAT = 1
@@ -172,9 +170,9 @@ class Store:
         """Folder of a run's view."""
         return self.root / "runs" / run
 
-    def lease(self, stage: str, key: str) -> Lease | RemoteLease:
+    def lease(self, stage: str, key: str) -> Lease:
         """The lease on computing a key."""
-        return Lease(self.root / "leases" / stage / key)
+        return FileLease(self.root / "leases" / stage / key)
 
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
         """Finds and checks an artifact.

@@ -11,20 +11,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from stages.contract.errors import LeaseLostError, StoppedError, StoreError
-from stages.contract.lease import EXPIRY_SECONDS
+from stages.contract.errors import StoreError
+from stages.contract.lease import EXPIRY_SECONDS, Lease
 from stages.contract.remote.bucket import Bucket, ConflictError, Found
 
 HEARTBEAT_SECONDS = 20.0
-POLL_SECONDS = 2.0
 _FREE = b""
 # Owners that are threads of this process.
 _held_here: set[str] = set()
@@ -64,93 +59,27 @@ def _is_alive_here(record: dict[str, Any]) -> bool | None:
     return _process_start(record["pid"]) == record["process_start"]
 
 
-class RemoteLease:
-    """A lease on one object; use :meth:`acquire` and the object as a context manager.
+class RemoteLease(Lease):
+    """A lease on one object.
 
     Args:
         bucket: The store's bucket.
         name: The lease's object.
     """
 
-    poll_seconds = POLL_SECONDS
+    poll_seconds = 2.0
 
     def __init__(self, bucket: Bucket, name: str) -> None:
+        super().__init__(name)
         self._bucket = bucket
-        self._name = name
-        self._owner = uuid.uuid4().hex
         self._etag = ""
-        self._ended = threading.Event()
-        self._lost = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
         found = self._bucket.get(self._name)
         return None if found is None else _living_holder(found)
 
-    def acquire(
-        self,
-        *,
-        waiting: Callable[[dict[str, Any]], None] | None = None,
-        stopping: threading.Event | None = None,
-    ) -> bool:
-        """Takes the lease, waiting for its present holder.
-
-        Args:
-            waiting: Called once with the holder's record before the first wait.
-            stopping: Ends the wait.
-
-        Returns:
-            True when the lease was free at once, False when a holder was waited for.
-
-        Raises:
-            StoppedError: ``stopping`` was set.
-        """
-        stopping = stopping or threading.Event()
-        at_once = True
-        while (holder := self._try_acquire()) is not None:
-            if at_once and waiting is not None:
-                waiting(holder)
-            at_once = False
-            if stopping.wait(POLL_SECONDS):
-                raise StoppedError(f"stopped while waiting for the lease {self._name}")
-        self._thread = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
-        self._thread.start()
-        return at_once
-
-    def check(self) -> None:
-        """Raises LeaseLostError if another process took the lease over."""
-        if self._lost.is_set():
-            raise LeaseLostError(f"lease {self._name} was taken over by another process")
-
-    def release(self) -> None:
-        """Gives the lease back; harmless when it was lost, or when the bucket is gone."""
-        self._ended.set()
-        _held_here.discard(self._owner)
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        try:
-            if not self._lost.is_set():
-                self._bucket.impatient().put(self._name, _FREE, replaces=self._etag)
-        except (ConflictError, StoreError):
-            # It expires by itself; what went wrong before must not be hidden by this.
-            return
-
-    def __enter__(self) -> RemoteLease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
     def _try_acquire(self) -> dict[str, Any] | None:
-        """Takes the lease and returns None, or returns its living holder."""
         while True:
             found = self._bucket.get(self._name)
             if found is not None and (holder := _living_holder(found)) is not None:
@@ -175,6 +104,15 @@ class RemoteLease:
                 if time.monotonic() - renewed > EXPIRY_SECONDS:
                     self._lost.set()
                     return
+
+    def _give_back(self) -> None:
+        _held_here.discard(self._owner)
+        try:
+            if self._etag and not self._lost.is_set():
+                self._bucket.impatient().put(self._name, _FREE, replaces=self._etag)
+        except (ConflictError, StoreError):
+            # It expires by itself; what went wrong before must not be hidden by this.
+            return
 
     def _write(self, *, absent: bool, replaces: str | None, patient: bool = True) -> None:
         record = json.dumps(_new_record(self._owner)).encode()

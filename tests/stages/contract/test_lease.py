@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract import lease as lease_module
+from stages.contract import file_lease as lease_module
 from stages.contract.errors import LeaseLostError
-from stages.contract.lease import Lease
+from stages.contract.file_lease import FileLease
 
 # Takes the lease given as an argument, says so, and holds it until its stdin ends.
 _HOLDER = """
 import sys
 from pathlib import Path
-from stages.contract.lease import Lease
-with_lease = Lease(Path(sys.argv[1]))
+from stages.contract.file_lease import FileLease
+with_lease = FileLease(Path(sys.argv[1]))
 with_lease.acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -44,11 +44,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_free_lease_is_taken_at_once_and_freed(path):
-    lease = Lease(path)
+    lease = FileLease(path)
     assert lease.acquire() is True
-    assert Lease(path).holder() is not None
+    assert FileLease(path).holder() is not None
     lease.release()
-    assert Lease(path).holder() is None
+    assert FileLease(path).holder() is None
     assert not path.exists()
 
 
@@ -62,7 +62,7 @@ def test_a_second_process_waits_for_the_first(path):
         waits.set()
 
     taken: list[bool] = []
-    lease = Lease(path)
+    lease = FileLease(path)
     thread = threading.Thread(target=lambda: taken.append(lease.acquire(waiting=waiting)))
     thread.start()
     assert waits.wait(30)
@@ -76,10 +76,10 @@ def test_a_second_process_waits_for_the_first(path):
 
 def test_a_lease_ends_with_its_killed_holder(path):
     process = start_holder(path)
-    assert Lease(path).holder()["pid"] == process.pid
+    assert FileLease(path).holder()["pid"] == process.pid
     process.send_signal(signal.SIGKILL)
     process.wait()
-    lease = Lease(path)
+    lease = FileLease(path)
     assert lease.holder() is None
     assert lease.acquire() is True
     lease.release()
@@ -91,37 +91,37 @@ def test_a_holder_on_this_machine_does_not_expire_while_it_lives(path):
     process = start_holder(path)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"expires": 0.0}))
-    assert Lease(path).holder()["pid"] == process.pid
+    assert FileLease(path).holder()["pid"] == process.pid
     process.communicate()
 
 
 def test_a_holder_elsewhere_counts_until_it_expires(path):
-    lease = Lease(path)
+    lease = FileLease(path)
     lease.acquire()
     record = json.loads(path.read_text()) | {"machine": "another", "owner": "another"}
     lease.release()
     path.write_text(json.dumps(record))
-    assert Lease(path).holder() is not None
+    assert FileLease(path).holder() is not None
     path.write_text(json.dumps(record | {"expires": 0.0}))
-    assert Lease(path).holder() is None
-    taken = Lease(path)
+    assert FileLease(path).holder() is None
+    taken = FileLease(path)
     assert taken.acquire() is True
     taken.release()
 
 
 def test_a_pid_that_lives_is_not_the_holder(path):
     """Pids are reused, and mean another process in another container."""
-    lease = Lease(path)
+    lease = FileLease(path)
     lease.acquire()
     record = json.loads(path.read_text())
     lease.release()
     path.write_text(json.dumps(record))
-    assert Lease(path).holder() is None
+    assert FileLease(path).holder() is None
 
 
 def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
-    lease = Lease(path)
+    lease = FileLease(path)
     lease.acquire()
     lease.check()
     other = json.loads(path.read_text()) | {"owner": "another"}
@@ -136,15 +136,15 @@ def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
 def test_a_living_holder_renews(path, monkeypatch):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     renewed = threading.Event()
-    write = Lease._write
+    write = FileLease._write
 
-    def counted(self: Lease) -> None:
+    def counted(self: FileLease) -> None:
         write(self)
         if self._thread is not None:
             renewed.set()
 
-    monkeypatch.setattr(Lease, "_write", counted)
-    with Lease(path) as lease:
+    monkeypatch.setattr(FileLease, "_write", counted)
+    with FileLease(path) as lease:
         lease.acquire()
         assert renewed.wait(30)
         lease.check()

@@ -22,7 +22,7 @@ def bucket(url: str) -> Bucket:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(RemoteLease, "poll_seconds", 0.01)
 
 
 def put_elsewhere(bucket: Bucket, **changes: object) -> None:

@@ -1,0 +1,109 @@
+"""A lease in a folder that hosts may share, lost with its holder.
+
+It is a JSON file (owner, expiry) that its holder renews from a thread. Every change of the
+file happens under an advisory lock on a guard file beside it, which the kernel frees when a process
+dies, so that two processes never both take an expired lease. A holder on this machine, in whatever
+container, keeps another file locked for as long as it lives: its lease ends with it at once, and
+does not expire while it lives, however long its threads are held up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stages.contract.alive import AliveLock, is_held
+from stages.contract.lease import EXPIRY_SECONDS, Lease
+
+HEARTBEAT_SECONDS = 10.0
+
+
+def _machine() -> str:
+    """Identity of this kernel, the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class FileLease(Lease):
+    """A lease on one file.
+
+    Args:
+        path: The lease file; its parent is created.
+    """
+
+    poll_seconds = 0.5
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.name)
+        self._path = path
+        self._alive_path = path.with_suffix(".alive")
+        self._alive = AliveLock(self._alive_path)
+
+    def holder(self) -> dict[str, Any] | None:
+        """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        with self._guard():
+            record = self._read()
+        return record if record is not None and self._is_alive(record) else None
+
+    def _try_acquire(self) -> dict[str, Any] | None:
+        with self._guard():
+            record = self._read()
+            if record is not None and record["owner"] != self._owner and self._is_alive(record):
+                return record
+            self._alive.take()
+            self._write()
+        return None
+
+    def _heartbeat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            with self._guard():
+                record = self._read()
+                if record is None or record["owner"] != self._owner:
+                    self._lost.set()
+                    return
+                self._write()
+
+    def _give_back(self) -> None:
+        with self._guard():
+            record = self._read()
+            if record is not None and record["owner"] == self._owner:
+                self._path.unlink()
+            self._alive.free()
+
+    def _write(self) -> None:
+        now = time.time()
+        record = {
+            "owner": self._owner,
+            "host": socket.gethostname(),
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "since": now,
+            "expires": now + EXPIRY_SECONDS,
+        }
+        scratch = self._path.with_suffix(f".{self._owner}")
+        scratch.write_text(json.dumps(record))
+        scratch.replace(self._path)
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            return json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return None
+
+    def _is_alive(self, record: dict[str, Any]) -> bool:
+        if record["machine"] == _machine():
+            return is_held(self._alive_path)
+        return time.time() < record["expires"]
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.with_suffix(".guard").open("a") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            yield

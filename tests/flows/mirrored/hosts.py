@@ -1,0 +1,99 @@
+"""Hosts that share a bucket, each with a stage that runs in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from flows.runners.mirrored import Mirrored
+from stages.contract.context import StageContext
+from stages.contract.events import Event, Log
+from stages.contract.params import StageParams
+from stages.contract.program import Stage, execute
+from stages.contract.remote.store import RemoteStore
+from stages.contract.request import Input, Request, make_request
+from tests.object_storage import objects
+from tests.stage_calls import EventLog
+
+
+class MakeParams(StageParams):
+    stage: ClassVar[str] = "make"
+    version: ClassVar[str] = "1"
+    text: str = "made"
+
+
+@dataclass
+class Host:
+    """A host of the bucket, whose stages run in this process.
+
+    Attributes:
+        store: The store as it sees it.
+        body: What the stage does.
+        requests: What its stages were asked.
+        events: What they said.
+    """
+
+    store: RemoteStore
+    body: Callable[[StageContext[Any]], None]
+    sync_seconds: float = 1000.0
+    name: str = "in this process"
+    requests: list[Request] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runner = Mirrored(self, self.sync_seconds)
+
+    def run(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        """Runs a stage of which everything is here."""
+        self.requests.append(request)
+        log = EventLog()
+        execute(Stage(MakeParams, self.body), request, log)
+
+    def stop_all(self) -> None:
+        """Nothing to stop."""
+
+    def adopts(self, request: Request) -> bool:
+        """Nothing outlives this process."""
+        return False
+
+    def make(self, text: str = "made", *inputs: Input) -> Any:
+        """Makes an artifact through the bucket and returns it as this host finds it."""
+        request = self.request(text, *inputs)
+        os.environ["GEB_CACHE"] = str(self.store.root.parent)
+        self.runner.run(request, self.events.append)
+        return self.store.load(request.stage, request.key)
+
+    def request(self, text: str, *inputs: Input) -> Request:
+        """A request as an orchestrator makes it."""
+        return make_request(
+            MakeParams(text=text),
+            inputs={"parts": inputs} if inputs else {},
+            seed=0,
+            store=self.store.location,
+        )
+
+    def said(self) -> str:
+        """Everything that was logged."""
+        return "\n".join(each.message for each in self.events if isinstance(each, Log))
+
+
+def write(context: StageContext[Any]) -> None:
+    """Two files and a folder."""
+    text = context.params.text
+    (context.out / "large.txt").write_text(text * 1000)
+    (context.out / "checkpoint").mkdir()
+    (context.out / "checkpoint/weights").write_text(text + " weights")
+    (context.out / "checkpoint/tokens").write_text(text + " tokens")
+
+
+def local_files(store: RemoteStore) -> set[str]:
+    folder = store.root / "artifacts"
+    return {path.relative_to(folder).parts[2:][-1] for path in folder.rglob("*") if path.is_file()}
+
+
+def object_of(store: RemoteStore, name: str) -> tuple[str, str]:
+    """Bucket and key of the one object with this name."""
+    [found] = [each for each in objects(store.location) if each.endswith(name)]
+    return store.bucket.name, f"{store.bucket.prefix}/{found}"

@@ -1,0 +1,123 @@
+"""What travels between hosts that share a bucket, and what each of them sees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.contract.context import StageContext
+from stages.contract.errors import StoreError
+from stages.contract.events import Progress
+from tests.flows.mirrored.hosts import Host, local_files, write
+from tests.object_storage import SECRET, Gate, client, host, objects
+
+
+def test_a_hit_on_another_host_brings_the_manifest_and_files_on_demand(near: Host, far: Host):
+    made = near.make()
+    found = far.make()
+    assert far.requests == []
+    assert found.manifest == made.manifest
+    assert local_files(far.store) == {"manifest.json"}
+    assert found.file("checkpoint/weights").read_text() == "made weights"
+    assert local_files(far.store) == {"manifest.json", "weights"}
+
+
+def test_a_stage_is_given_the_inputs_that_it_names_and_a_local_folder(near: Host, far: Host):
+    made = near.make()
+
+    def read(context: StageContext[Any]) -> None:
+        names = sorted(each.name for each in context.path("parts").iterdir())
+        (context.out / "names").write_text(" ".join(names))
+
+    far.body = read
+    result = far.make("read", made.ref("checkpoint"))
+    assert result.file("names").read_text() == "tokens weights"
+    assert "large.txt" not in local_files(far.store)
+    [request] = far.requests
+    assert request.store == str(far.store.root)
+    assert near.store.load("make", request.key).file("names").read_text() == "tokens weights"
+
+
+def test_no_secret_and_no_place_of_the_bucket_is_in_what_is_kept(near: Host, far: Host):
+    made = near.make()
+    far.make("read", made.ref())
+    kept = list(objects(near.store.location).values())
+    kept += [path.read_bytes() for path in far.store.root.rglob("*") if path.is_file()]
+    assert len(kept) > 8
+    assert not any(SECRET.encode() in data for data in kept)
+    requests = "".join(each.model_dump_json() for each in far.requests)
+    assert far.store.location not in requests
+
+
+def test_nothing_is_visible_before_the_commit_and_a_later_push_goes_on(
+    near: Host, far: Host, s3: int, monkeypatch: pytest.MonkeyPatch
+):
+    gate = Gate(s3)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{gate.port}")
+    reached = Host(host(near.store.location, near.store.root.parent), write)
+    upload = type(reached.store.bucket).upload
+    uploaded: list[str] = []
+
+    def break_after_two(bucket: Any, path: Path, name: str) -> None:
+        if len(uploaded) == 2:
+            gate.close()
+        upload(bucket, path, name)
+        uploaded.append(name)
+
+    monkeypatch.setattr("stages.contract.remote.transfer.PARALLEL_TRANSFERS", 1)
+    monkeypatch.setattr(type(reached.store.bucket), "upload", break_after_two)
+    with pytest.raises(StoreError, match="cannot be reached"):
+        reached.make()
+    assert list(far.store.artifacts()) == []
+    assert list(near.store.artifacts()) == []
+    monkeypatch.setattr(type(reached.store.bucket), "upload", upload)
+    gate.open()
+    first = dict(client().list_objects_v2(Bucket=near.store.bucket.name))["Contents"]
+    when = {each["Key"]: each["LastModified"] for each in first}
+    made = reached.make()
+    assert len(reached.requests) == 1, "the stage ran again"
+    assert made.manifest == far.make().manifest
+    after = dict(client().list_objects_v2(Bucket=near.store.bucket.name))["Contents"]
+    again = {each["Key"]: each["LastModified"] for each in after}
+    for name in uploaded:
+        key = f"{near.store.bucket.prefix}/{name}"
+        assert again[key] == when[key], "uploaded again"
+    gate.end()
+
+
+def test_large_transfers_are_shown(near: Host, far: Host):
+    def large(context: StageContext[Any]) -> None:
+        (context.out / "weights").write_bytes(os.urandom(3 << 20))
+
+    near.body = large
+    made = near.make()
+    assert Progress(done=3, total=3, unit="MiB uploaded") in near.events
+    far.make("read", made.ref())
+    assert Progress(done=3, total=3, unit="MiB of inputs") in far.events
+
+
+def test_an_interrupted_download_goes_on(near: Host, far: Host, monkeypatch: pytest.MonkeyPatch):
+    data = os.urandom(100_000)
+    near.body = lambda context: (context.out / "weights").write_bytes(data) and None
+    made = near.make()
+    monkeypatch.setattr("stages.contract.remote.transfer._RANGE_BYTES", 10_000)
+    monkeypatch.setattr("stages.contract.remote.transfer._PARALLEL_RANGES", 1)
+    bucket = type(far.store.bucket)
+    read, starts = bucket.read_range, []
+
+    def breaks(self: Any, name: str, start: int, stop: int) -> bytes:
+        starts.append(start)
+        if len(starts) == 5:
+            raise StoreError("the network is gone")
+        return read(self, name, start, stop)
+
+    monkeypatch.setattr(bucket, "read_range", breaks)
+    found = far.store.load("make", made.manifest.key)
+    with pytest.raises(StoreError):
+        found.file("weights")
+    assert not (found.path / "weights").exists()
+    assert found.file("weights").read_bytes() == data
+    assert starts == [0, 10_000, 20_000, 30_000, 40_000, *range(40_000, 100_000, 10_000)]
