@@ -20,12 +20,19 @@ def trainer_seed(job: Job) -> int:
 
 
 def training_arguments(
-    job: Job, process: Process, plan: Plan, numerics: Numerics
+    job: Job, process: Process, plan: Plan, numerics: Numerics, *, load_universal: bool
 ) -> TrainingArguments:
     """Makes the arguments, and an empty folder for checkpoints that are not whole yet.
 
     Under ZeRO-3 they also make every later ``from_pretrained`` shard its weights, for as long as
     they live.
+
+    Args:
+        job: The training.
+        process: This process.
+        plan: Its steps.
+        numerics: Its device and precision.
+        load_universal: It goes on from a universal checkpoint of DeepSpeed.
     """
     params = job.params
     written = job.work / "writing"
@@ -60,6 +67,10 @@ def training_arguments(
         run_name=job.run or None,
         ddp_find_unused_parameters=False,
         deepspeed=deepspeed_config(
-            params.deepspeed, plan, numerics, max_grad_norm=params.max_grad_norm
+            params.deepspeed,
+            plan,
+            numerics,
+            max_grad_norm=params.max_grad_norm,
+            load_universal=load_universal,
         ),
     )

@@ -22,6 +22,7 @@ from stages.train.job import Job, Process
 from stages.train.memory import OutOfMemoryError, is_out_of_memory
 from stages.train.numerics import Numerics, repeatable
 from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
+from stages.train.resuming import ResumePoint, find_resume_point, layout_of
 from stages.train.saving import policy_weights, save_average, save_policy
 from stages.train.settings import check_trackers, kappa_controller, objective_settings
 from stages.train.timing import matmul_flops_per_second
@@ -78,11 +79,11 @@ class _Fit:
         resumed = self._resume_point()
         log = None
         if self._process.is_first:
-            step = resumed.step if resumed else 0
+            step = resumed.checkpoint.step if resumed else 0
             log = metrics_log.MetricsLog(self._job.work / METRICS, resumed_step=step)
-        trainer = self._trainer(ref_logprobs, log)
+        trainer = self._trainer(ref_logprobs, log, resumed)
         self._process.check_stop()
-        trainer.train(resume_from_checkpoint=str(resumed.path) if resumed else None)
+        trainer.train(resume_from_checkpoint=str(resumed.checkpoint.path) if resumed else None)
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self._process.check_stop()
         self._save(trainer)
@@ -125,33 +126,30 @@ class _Fit:
             causal_lm(model.policy).gradient_checkpointing_enable({"use_reentrant": False})
         return model
 
-    def _resume_point(self) -> checkpoints.Checkpoint | None:
-        found = checkpoints.last_checkpoint(self._checkpoints())
-        if found is None:
-            return None
-        if found.state["layout"] != self._layout():
-            self._process.events.warning(
-                f"the checkpoint of step {found.step} is of another layout "
-                f"({found.state['layout']}, now {self._layout()}): training starts anew"
-            )
-            return None
-        self._kappa.load_state_dict(found.state["kappa"])
-        self._process.events.info(f"going on after step {found.step}")
+    def _resume_point(self) -> ResumePoint | None:
+        found = find_resume_point(self._checkpoints(), self._layout(), self._process)
+        if found is not None:
+            self._kappa.load_state_dict(found.checkpoint.state["kappa"])
         return found
 
     def _layout(self) -> dict[str, Any]:
-        """What a checkpoint's files depend on: DeepSpeed writes one set per process."""
-        stage = self._job.params.deepspeed.zero_stage
-        if stage == "off":
-            return {"zero_stage": stage}
-        return {"zero_stage": stage, "world_size": self._process.world_size}
+        return layout_of(self._job.params.deepspeed.zero_stage, self._process)
 
     def _trainer(
-        self, ref_logprobs: RefLogprobs, log: metrics_log.MetricsLog | None
+        self,
+        ref_logprobs: RefLogprobs,
+        log: metrics_log.MetricsLog | None,
+        resumed: ResumePoint | None,
     ) -> PairTrainer:
         params, process = self._job.params, self._process
         # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
-        arguments = training_arguments(self._job, process, self._plan, self._numerics)
+        arguments = training_arguments(
+            self._job,
+            process,
+            self._plan,
+            self._numerics,
+            load_universal=resumed is not None and resumed.is_universal,
+        )
         callbacks: list[Any] = []
         if log is not None:
             dtype = torch.bfloat16 if self._numerics.bfloat16 else torch.float32

@@ -32,6 +32,7 @@ from stages.objectives import (
 from stages.train.batches import MicroBatches, Plan
 from stages.train.rows import MODEL_INPUTS, Batch, pad_responses
 from stages.train.timing import StepClock, flops_per_token, peak_memory_mib
+from stages.train.universal import mend_optimizer
 
 WEIGHTS_FILE = "model.safetensors"
 # Sums over a step that are kept after those of the objective's metrics.
@@ -79,6 +80,7 @@ class PairTrainer(Trainer):
         self._iteration = iteration
         self._publish = publish
         self._step_kappa = 0.0
+        self._weight_decays: list[float] = []
         self._sums = self._no_sums()
         self._clock = StepClock(args.device)
         self._flops = flops_per_token(model.policy)
@@ -164,6 +166,20 @@ class PairTrainer(Trainer):
         assert saved.keys() == weights.keys(), "the checkpoint is of another model"
         for name, weight in weights.items():
             weight.copy_(saved[name])
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's own; remembers what a universal checkpoint would overwrite."""
+        optimizer = super().create_optimizer(model)
+        # DeepSpeed drops empty groups: adapters have no weight that is spared of decay.
+        self._weight_decays = [
+            group["weight_decay"] for group in optimizer.param_groups if group["params"]
+        ]
+        return optimizer
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.is_deepspeed_enabled and self.model_wrapped.load_universal_checkpoint():
+            mend_optimizer(self.model_wrapped.optimizer.optimizer, self._weight_decays)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)

@@ -10,12 +10,24 @@ from stages.train.params import DeepSpeedParams
 
 
 def deepspeed_config(
-    params: DeepSpeedParams, plan: Plan, numerics: Numerics, *, max_grad_norm: float
+    params: DeepSpeedParams,
+    plan: Plan,
+    numerics: Numerics,
+    *,
+    max_grad_norm: float,
+    load_universal: bool = False,
 ) -> dict[str, Any] | None:
     """The configuration, or None where DeepSpeed is off.
 
     The optimizer and the schedule are the Trainer's, so that they are the same with and without
     DeepSpeed.
+
+    Args:
+        params: The stage's settings of DeepSpeed.
+        plan: How many micro-batches a step has.
+        numerics: Where and in which precision it trains.
+        max_grad_norm: Gradients are clipped to this norm.
+        load_universal: The checkpoint to go on from is a universal one.
     """
     if params.zero_stage == "off":
         return None
@@ -32,6 +44,7 @@ def deepspeed_config(
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": max_grad_norm,
         "zero_optimization": zero,
+        "checkpoint": {"load_universal": load_universal},
         "bf16": {"enabled": numerics.bfloat16},
         # With an offloaded optimizer DeepSpeed wants its own compiled AdamW; torch's is the one
         # that gives the same result everywhere.

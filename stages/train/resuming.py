@@ -1,0 +1,66 @@
+"""From where a training goes on: its last checkpoint, if this layout of processes can use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.train import universal
+from stages.train.checkpoints import Checkpoint, last_checkpoint
+from stages.train.job import Process
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to go on from.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        is_universal: DeepSpeed is to load its universal form.
+    """
+
+    checkpoint: Checkpoint
+    is_universal: bool
+
+
+def layout_of(zero_stage: int | str, process: Process) -> dict[str, Any]:
+    """What a checkpoint's files depend on: DeepSpeed writes one set per process."""
+    if zero_stage == "off":
+        return {"zero_stage": zero_stage}
+    return {"zero_stage": zero_stage, "world_size": process.world_size}
+
+
+def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> ResumePoint | None:
+    """The newest checkpoint, converted if another number of processes wrote it; all call this.
+
+    Args:
+        folder: Where whole checkpoints are.
+        layout: The present one, as of :func:`layout_of`.
+        process: This process.
+
+    Returns:
+        None where there is no checkpoint, or none that can be used.
+    """
+    found = last_checkpoint(folder)
+    if found is None:
+        return None
+    written = found.state["layout"]
+    is_converted = written != layout
+    if is_converted and not universal.can_convert(written, layout):
+        process.events.warning(
+            f"the checkpoint of step {found.step} is of another layout "
+            f"({written}, now {layout}): training starts anew"
+        )
+        return None
+    if is_converted:
+        process.events.info(
+            f"the checkpoint of step {found.step} was written by {written['world_size']} "
+            f"processes, now there are {process.world_size}: converting it"
+        )
+        # Every node sees the folder: it is part of the store.
+        if process.is_first:
+            universal.convert(found.path)
+        process.barrier()
+    process.events.info(f"going on after step {found.step}")
+    return ResumePoint(found, is_converted)
