@@ -19,6 +19,7 @@ _OUT_OF_MEMORY = (
     "allocate memory",
     "memory for the cache blocks",
     "memory on device",
+    "available memory",
     "kv cache",
     "kv-cache",
 )

@@ -22,7 +22,7 @@ class VllmSettings(Settings):
         None,
         gt=0,
         description="Memory for keys and values on each GPU, or on the CPU, in GiB; unset takes "
-        "what `gpu_memory_utilization` leaves.",
+        "what `gpu_memory_utilization` leaves, on a CPU 4.",
     )
     max_num_seqs: int = speed_only(256, ge=1, description="Most sequences generated at once.")
     enforce_eager: bool = speed_only(

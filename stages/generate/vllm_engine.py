@@ -15,6 +15,7 @@ from stages.contract.errors import UserError
 from stages.generate.backend import engine_error, is_out_of_memory
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import ADAPTER_CONFIG, Policy
+from stages.modeling.vllm_cache import kv_cache_bytes, kv_cache_gib
 
 # Tokens of one step on a CPU where the context is shorter.
 _BATCHED_TOKENS = 2048
@@ -86,10 +87,11 @@ def check_engine_args(extra: dict[str, Any], known: set[str], own: dict[str, Any
 
 def memory_remedy(settings: VllmSettings) -> str:
     """Which settings to change where memory is short, with their values."""
+    gib = kv_cache_gib(settings.kv_cache_gib)
     cache = (
         f"gpu_memory_utilization={settings.gpu_memory_utilization:g}"
-        if settings.kv_cache_gib is None
-        else f"kv_cache_gib={settings.kv_cache_gib:g}"
+        if gib is None
+        else f"kv_cache_gib={gib:g}"
     )
     return (
         f"of generate.vllm lower {cache} if other programs need the memory, or "
@@ -110,7 +112,6 @@ def batch_invariance(settings: VllmSettings) -> tuple[bool, str | None]:
 
 def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
     settings = params.vllm
-    gib = settings.kv_cache_gib
     arguments = {
         "model": policy.source.name_or_path,
         "revision": policy.source.revision,
@@ -123,7 +124,7 @@ def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
         "max_model_len": policy.max_length_tokens,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "kv_cache_memory_bytes": None if gib is None else int(gib * 2**30),
+        "kv_cache_memory_bytes": kv_cache_bytes(settings.kv_cache_gib),
         "max_num_seqs": settings.max_num_seqs,
         "enforce_eager": settings.enforce_eager,
         # The K samples of a prompt share its keys and values.

@@ -47,7 +47,7 @@ class ScoreParams(StageParams):
         None,
         gt=0,
         description="Only engine `vllm`: memory for keys and values in GiB; unset takes what "
-        "`gpu_memory_utilization` leaves.",
+        "`gpu_memory_utilization` leaves, on a CPU 4.",
     )
     concurrency: int = speed_only(
         8,

@@ -14,6 +14,7 @@ from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import GebError, UserError
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_tokenizer
+from stages.modeling.vllm_cache import kv_cache_bytes, kv_cache_gib
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
@@ -101,7 +102,6 @@ def _start_engine(source: ModelSource, params: ScoreParams, max_length_tokens: i
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    gib = params.kv_cache_gib
     arguments = EngineArgs(
         model=source.name_or_path,
         revision=source.revision,
@@ -112,7 +112,7 @@ def _start_engine(source: ModelSource, params: ScoreParams, max_length_tokens: i
         dtype=params.dtype,
         max_model_len=max_length_tokens,
         gpu_memory_utilization=params.gpu_memory_utilization,
-        kv_cache_memory_bytes=None if gib is None else int(gib * 2**30),
+        kv_cache_memory_bytes=kv_cache_bytes(params.kv_cache_gib),
         enforce_eager=True,
         disable_log_stats=True,
     )
@@ -130,9 +130,15 @@ def _start_engine(source: ModelSource, params: ScoreParams, max_length_tokens: i
 
 
 def _memory(error: Exception, params: ScoreParams) -> str:
+    gib = kv_cache_gib(params.kv_cache_gib)
+    cache = (
+        f"gpu_memory_utilization={params.gpu_memory_utilization:g}"
+        if gib is None
+        else f"kv_cache_gib={gib:g}"
+    )
     return (
-        f"vLLM did not start ({error}); if memory is short, lower score.gpu_memory_utilization="
-        f"{params.gpu_memory_utilization:g} or score.max_length_tokens"
+        f"vLLM did not start ({error}); if memory is short, lower score.{cache} or "
+        "score.max_length_tokens"
     )
 
 

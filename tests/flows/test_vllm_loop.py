@@ -30,7 +30,7 @@ def test_vllm_samples_feed_the_whole_loop(prefect_server: str, tmp_path: Path) -
             "epochs": 1,
             "global_batch_rows": 128,
         },
-        generate={"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},
+        generate={"backend": "vllm", "vllm": {"enforce_eager": True}},
         execution={"interpreters": {"generate": str(PYTHON)}},
     )
     done = geb("run", config)
