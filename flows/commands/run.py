@@ -29,7 +29,6 @@ from flows.commands.common import (
 )
 from flows.config import RunConfig
 from flows.plan import PlannedStep, plan
-from flows.standing import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.standing.home import Home, default_home
 from flows.views import RunView
 from stages.contract.stores import open_store
@@ -153,8 +152,6 @@ def quiet_prefect() -> None:
     """Prefect's settings for a terminal: our own lines tell what its would, and errors are ours."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # A server that watches over runs takes one for dead that is silent for longer.
-    os.environ.setdefault(HEARTBEAT_VARIABLE, str(HEARTBEAT_SECONDS))
 
 
 def interrupt(signum: int, frame: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -12,8 +13,8 @@ from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecif
 from prefect.events.actions import ChangeFlowRunState, SendNotification
 from prefect.states import StateType
 
+from flows import HEARTBEAT_SECONDS
 from flows.stage import REFUSED
-from flows.standing import HEARTBEAT_SECONDS
 
 _SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 _EVERY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -25,8 +26,16 @@ _ENDS = (
 # Names an address that takes JSON by POST: a secret, so it is no option of a command.
 NOTIFY_VARIABLE = "GEB_NOTIFY_URL"
 _NOTIFY_BLOCK = "geb-notify"
-# Stages are flow runs, too, where a work pool runs them; nobody wants to hear of each.
 _FLOWS = ("iterate", "evaluate", "sweep", "bandit")
+# Stages are flow runs, too, where a work pool runs them; nobody wants to hear of each.
+_WATCHED = (*_FLOWS, "stage")
+
+
+def _of_flows(names: Sequence[str]) -> ResourceSpecification:
+    """Events of runs of these flows."""
+    return ResourceSpecification.model_validate(
+        {"prefect.resource.role": "flow", "prefect.resource.name": list(names)}
+    )
 
 
 def zombie_automation() -> AutomationCore:
@@ -38,9 +47,12 @@ def zombie_automation() -> AutomationCore:
         name="geb: a run without a heartbeat has crashed",
         description="Press Retry on such a run: what is done stays done.",
         trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
+            # Who is killed in its first seconds is never heard of but as Running.
+            after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
             expect={f"prefect.flow-run.{each}" for each in ("heartbeat", *_ENDS)},
             match=ResourceSpecification.model_validate(_EVERY_RUN),
+            # Other people's flows may send none.
+            match_related=_of_flows(_WATCHED),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
@@ -68,9 +80,7 @@ def notification(block: UUID) -> AutomationCore:
         trigger=EventTrigger(
             expect={f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Crashed")},
             match=ResourceSpecification.model_validate(_EVERY_RUN),
-            match_related=ResourceSpecification.model_validate(
-                {"prefect.resource.role": "flow", "prefect.resource.name": list(_FLOWS)}
-            ),
+            match_related=_of_flows(_FLOWS),
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),

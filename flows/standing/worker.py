@@ -28,8 +28,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Crashed
 
-from flows.standing import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
-
 _WORKER_LABEL = "prefect.worker.name"
 _ENDED = "its worker was ended; Retry goes on with what is not done yet"
 # A stage gets its own grace period from its supervisor; the flow run above it must outlive that.
@@ -62,11 +60,7 @@ class Worker:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={
-                **os.environ,
-                HEARTBEAT_VARIABLE: str(HEARTBEAT_SECONDS),
-                **(environment or {}),
-            },
+            env={**os.environ, **(environment or {})},
         )
 
     def wait(self) -> int:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,23 +62,6 @@ class Up:
                 if found.state is not None and found.state.is_final():
                     return found
                 time.sleep(_POLL_SECONDS)
-
-    def wait_for_heartbeat(self, run: UUID) -> None:
-        """Waits until its server has heard of a flow run that it is alive."""
-        wanted = {
-            "event": {"name": ["prefect.flow-run.heartbeat"]},
-            "any_resource": {"id": [f"prefect.flow-run.{run}"]},
-        }
-        request = urllib.request.Request(
-            f"{self.api}/events/filter",
-            json.dumps({"filter": wanted}).encode(),
-            {"content-type": "application/json"},
-        )
-        while True:
-            with urllib.request.urlopen(request) as answer:
-                if json.load(answer)["events"]:
-                    return
-            time.sleep(_POLL_SECONDS)
 
     def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs the `prefect` command against its server."""

@@ -18,10 +18,10 @@ from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.base import BaseJobConfiguration
 
+from flows import HEARTBEAT_SECONDS
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.presets import configured
-from flows.standing import HEARTBEAT_SECONDS
 from flows.standing.automations import zombie_automation
 from flows.sweep import sweep
 from tests.flows.loop import ROOT

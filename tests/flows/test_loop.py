@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import shutil
 import subprocess
@@ -34,6 +35,25 @@ def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> 
     assert Path(places["report"]).read_text().startswith("<!doctype html>")
     assert (Path(places["checkpoint"]) / "model.safetensors").exists()
     assert "small@production is version 1" in done.stdout
+
+
+def test_the_report_draws_the_reward_the_loss_and_what_training_costs(finished: Path) -> None:
+    page = (finished.parent / "store/runs/small/report.html").read_text()
+    drawn = [plot for plot in page.split("<svg")[1:] if "</svg>" in plot]
+    titles = [
+        "Mean reward, held-out prompts",
+        "Training loss",
+        "Training, tokens per second",
+        "Training, share of the matrix-product rate",
+        "Training, peak memory in MiB",
+        "Training, seconds of a step",
+        "Rewards of the samples, last iteration",
+    ]
+    for title in titles:
+        assert sum(f">{html.escape(title)}<" in plot for plot in drawn) == 1, title
+    [parts] = [plot for plot in drawn if ">Training, seconds of a step<" in plot]
+    for part in ("data", "forward", "backward", "optimizer"):
+        assert f">{part}<" in parts
 
 
 def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
