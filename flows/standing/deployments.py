@@ -11,6 +11,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoo
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
+from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.bandit import bandit
 from flows.evaluate import evaluate
 from flows.execution import Execution
@@ -45,7 +46,8 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
         _create_gpu_limit(client)
     install_automations()
     start = {"config": {"store": store}}
-    job = {"working_dir": str(folder), "env": {STORE_VARIABLE: store}}
+    environment = {STORE_VARIABLE: store, HEARTBEAT_VARIABLE: str(HEARTBEAT_SECONDS)}
+    job = {"working_dir": str(folder), "env": environment}
     made = [
         _deployment(flow, flow.name, RUNS, start, job)
         for flow in (iterate, evaluate, sweep, bandit)

@@ -18,7 +18,7 @@ from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.base import BaseJobConfiguration
 
-from flows import HEARTBEAT_SECONDS
+from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.presets import configured
@@ -85,6 +85,8 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server: str, kind:
         expected = name.rpartition("/")[2] if name in STAGES else each.work_queue_name
         assert each.work_queue_name == expected
         assert not any(schedule.active for schedule in each.schedules), "paused until wanted"
+        # Who sends none is taken for dead.
+        assert each.job_variables["env"][HEARTBEAT_VARIABLE] == str(HEARTBEAT_SECONDS)
         # A variable that was not set would have become nothing.
         assert "" not in leaves(each.job_variables)
     schedules = [type(each.schedule).__name__ for each in found["iterate/iterate"].schedules]
