@@ -1,4 +1,4 @@
-# Every image of this project: which one is a matter of build arguments (flows/images.py has the
+# Every image of this project: which one is a matter of build arguments (flows/images/table.py has the
 # table; `geb images build` passes them). Builds with the classic builder and with BuildKit, needs
 # no network: all packages come from the wheelhouse image, which is made on the host.
 #
