@@ -15,7 +15,7 @@ from stages.contract.errors import UserError
 from stages.generate.backend import engine_error, is_out_of_memory
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import ADAPTER_CONFIG, Policy
-from stages.modeling.vllm_cache import kv_cache_bytes, kv_cache_gib
+from stages.modeling.vllm_cache import cache_setting, kv_cache_bytes
 
 # Tokens of one step on a CPU where the context is shorter.
 _BATCHED_TOKENS = 2048
@@ -87,12 +87,7 @@ def check_engine_args(extra: dict[str, Any], known: set[str], own: dict[str, Any
 
 def memory_remedy(settings: VllmSettings) -> str:
     """Which settings to change where memory is short, with their values."""
-    gib = kv_cache_gib(settings.kv_cache_gib)
-    cache = (
-        f"gpu_memory_utilization={settings.gpu_memory_utilization:g}"
-        if gib is None
-        else f"kv_cache_gib={gib:g}"
-    )
+    cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
     return (
         f"of generate.vllm lower {cache} if other programs need the memory, or "
         f"max_num_seqs={settings.max_num_seqs}; lower generate.max_length_tokens if one sequence "

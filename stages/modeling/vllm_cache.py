@@ -25,3 +25,11 @@ def kv_cache_bytes(asked: float | None) -> int | None:
     """The same in bytes, as vLLM takes it."""
     gib = kv_cache_gib(asked)
     return None if gib is None else int(gib * 2**30)
+
+
+def cache_setting(asked: float | None, gpu_memory_utilization: float) -> str:
+    """The setting to lower where memory is short, with its value."""
+    gib = kv_cache_gib(asked)
+    if gib is None:
+        return f"gpu_memory_utilization={gpu_memory_utilization:g}"
+    return f"kv_cache_gib={gib:g}"

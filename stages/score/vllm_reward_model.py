@@ -14,7 +14,7 @@ from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import GebError, UserError
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_tokenizer
-from stages.modeling.vllm_cache import kv_cache_bytes, kv_cache_gib
+from stages.modeling.vllm_cache import cache_setting, kv_cache_bytes
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
@@ -130,12 +130,7 @@ def _start_engine(source: ModelSource, params: ScoreParams, max_length_tokens: i
 
 
 def _memory(error: Exception, params: ScoreParams) -> str:
-    gib = kv_cache_gib(params.kv_cache_gib)
-    cache = (
-        f"gpu_memory_utilization={params.gpu_memory_utilization:g}"
-        if gib is None
-        else f"kv_cache_gib={gib:g}"
-    )
+    cache = cache_setting(params.kv_cache_gib, params.gpu_memory_utilization)
     return (
         f"vLLM did not start ({error}); if memory is short, lower score.{cache} or "
         "score.max_length_tokens"
