@@ -18,16 +18,10 @@ from tests.stages.train.train_helpers import (
     train,
     workers_of,
 )
-from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
 
 LAYOUTS = [("off", 2)] + [(stage, processes) for stage in (0, 2, 3) for processes in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Metric
 from tests.stages.train.train_helpers import make_pairs, train, workers_of
-from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +41,6 @@ class Killer:
             self.has_killed = True
             workers = workers_of(os.getpid())
             workers[self.victim % len(workers)].send_signal(signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

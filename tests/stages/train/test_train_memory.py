@@ -10,15 +10,9 @@ import torch
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
 from tests.stages.train.train_helpers import make_pairs, train
-from tests.tiny_models import make_tiny_llama
 
 # What the tests' machine can hold: fewer tokens in a forward pass that is trained through.
 ROOM = 100
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

@@ -16,18 +16,12 @@ import pytest
 from stages.contract.store import Store
 from tests.lacking import lacking
 from tests.stages.train.train_helpers import Trained, make_pairs, request_for, train
-from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = {"micro_batch_tokens": 16, "deepspeed": {"zero_stage": 2}}
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 PORT = 29517
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

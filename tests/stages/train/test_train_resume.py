@@ -20,17 +20,11 @@ from tests.stages.train.train_helpers import (
     run_until,
     train,
 )
-from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
 
 LONG: dict[str, Any] = {"epochs": 60, "target_ratio": 0.5, "calibration_batches": 2}
 EVERY = {"checkpoint_every_steps": 5}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

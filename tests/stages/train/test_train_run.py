@@ -18,11 +18,6 @@ from tests.tiny_models import make_tiny_llama
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("other"), seed=1)
 

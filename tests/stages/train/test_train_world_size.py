@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Metric
 from tests.stages.train.train_helpers import Trained, make_pairs, train, workers_of
-from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +25,6 @@ SETTINGS = {
     "checkpoint_every_steps": 1,
 }
 KILLED_AT = 5
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
