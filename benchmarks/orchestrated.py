@@ -18,11 +18,11 @@ import httpx
 import yaml
 
 from benchmarks.trivial import ROOT, answer, interpreter
-from flows.config import RunConfig
-from flows.loading import load_config
-from flows.plan import walk
-from flows.session import build_request
-from flows.steps import Output, Step
+from flows.execution.step_executor import build_request
+from flows.pipeline.algorithm import walk
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from flows.pipeline.steps import Output, Step
 from stages.contract.store import Artifact, Store
 
 _POLL_SECONDS = 0.5
@@ -87,7 +87,7 @@ def geb_run(config: Path, folder: Path, api: str | None) -> Measured:
     log = folder / f"{config.stem}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "run", str(config)],
+            [sys.executable, "-m", "flows.commands.cli", "run", str(config)],
             env=environment,
             stdout=output,
             stderr=output,
@@ -113,7 +113,7 @@ def geb_run(config: Path, folder: Path, api: str | None) -> Measured:
 def standing_server(folder: Path) -> Iterator[str]:
     """A Prefect server with a database of its own; yields the address of its API."""
     # Here: Prefect takes seconds to load.
-    from flows.server import _free_port, start_server
+    from flows.standing.server import _free_port, start_server
 
     address = f"http://127.0.0.1:{_free_port()}"
     environment = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": ""}

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.orchestrated import geb_run, loaded, standing_server, write_config
-from flows.plan import all_steps
+from flows.pipeline.algorithm import all_steps
 
 FEW, MANY = 1, 11
 

@@ -59,7 +59,7 @@ def run(method: str, seed: int, store: Path, overrides: Sequence[str]) -> Result
 
 def _geb(*arguments: str, captured: bool = False) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "flows.commands.cli", *arguments],
         check=True,
         text=True,
         stdout=subprocess.PIPE if captured else sys.stderr,

@@ -117,7 +117,7 @@ def measure_overlap(folder: Path, oracle_seconds: float) -> dict[str, Any]:
     oracle, config = folder / "oracle.py", folder / "overlap.yaml"
     oracle.write_text(_SLOW_ORACLE.format(seconds=oracle_seconds))
     config.write_text(yaml.safe_dump(_config(folder, oracle)))
-    geb = [sys.executable, "-m", "flows.cli"]
+    geb = [sys.executable, "-m", "flows.commands.cli"]
     subprocess.run([*geb, "run", str(config)], check=True, stdout=subprocess.DEVNULL)
     status = [*geb, "status", "overlap", "--store", str(folder / "store"), "--json"]
     output = subprocess.run(status, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -24,7 +24,7 @@ from benchmarks.orchestrated import (
     standing_server,
     write_config,
 )
-from flows.plan import all_steps
+from flows.pipeline.algorithm import all_steps
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from prefect import Flow, flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
-from flows.cancellation import ends_cancelled
-from flows.execution import Execution
-from flows.session import Session, Watcher
-from flows.steps import Step
-from flows.tasks import executing
-from flows.watchers import Silent
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.console import Silent
+from flows.execution.prefect_tasks import executing
+from flows.execution.step_executor import StepExecutor, Watcher
+from flows.pipeline.placement import Execution
+from flows.pipeline.steps import Step
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
 from stages.contract.params import Settings
@@ -70,7 +70,7 @@ def watched_flow(watcher: Watcher) -> Flow[[BanditConfig], Artifact]:
 
 def execute(config: BanditConfig, watcher: Watcher) -> Artifact:
     """Runs the experiment and returns its artifact; to be called inside a flow."""
-    session = Session(config, watcher)
+    session = StepExecutor(config, watcher)
     with executing(session) as executor:
         executor.do(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
         artifact = executor.wait()["bandit"]

@@ -12,19 +12,19 @@ from prefect.runtime import flow_run
 from prefect.states import State
 from rich.table import Table
 
-from flows.cancellation import ends_cancelled
-from flows.config import RunConfig
-from flows.hooks import remove_containers
-from flows.inputs import External, resolve, resolve_model
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.console import Silent
+from flows.execution.hooks import remove_containers
+from flows.execution.prefect_progress import artifact_key
+from flows.execution.prefect_tasks import PrefectExecutor, executing
+from flows.execution.step_executor import StepExecutor, Watcher
 from flows.iterate import NOTHING, Overrides, Preset
-from flows.presets import DEFAULT_PRESET, configured
+from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import External, resolve, resolve_inputs, resolve_model
+from flows.pipeline.presets import DEFAULT_PRESET, configured
+from flows.pipeline.steps import Samples, Steps
 from flows.report.failure import failed
-from flows.report.publish import artifact_key
 from flows.report.summary import formatted
-from flows.session import Session, Watcher, resolve_inputs
-from flows.steps import Samples, Steps
-from flows.tasks import PrefectExecutor, executing
-from flows.watchers import Silent
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.store import Artifact, Store
 from stages.contract.stores import open_store
@@ -166,7 +166,7 @@ def execute(config: RunConfig, models: Models, watcher: Watcher) -> Comparison:
     if models.prompts is not None:
         config = config.model_copy(update={"iterations": 0})
     config = config.model_copy(update={"name": f"{config.name}-evaluation"})
-    session = Session(config, watcher)
+    session = StepExecutor(config, watcher)
     with executing(session) as executor:
         _compare(config, external, executor)
         artifact = executor.wait()["evaluate"]

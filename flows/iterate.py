@@ -9,20 +9,20 @@ from prefect import Flow, flow
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from flows.cancellation import ends_cancelled
-from flows.config import SET_BY_THE_RUN, RunConfig
-from flows.form import FormOf, OneOf
-from flows.hooks import remove_containers
-from flows.plan import walk
-from flows.presets import DEFAULT_PRESET, configured, preset_names
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.console import Silent
+from flows.execution.hooks import remove_containers
+from flows.execution.prefect_tasks import executing
+from flows.execution.step_executor import StepExecutor, Watcher
+from flows.pipeline.algorithm import walk
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.form import FormOf, OneOf
+from flows.pipeline.presets import DEFAULT_PRESET, configured, preset_names
+from flows.pipeline.steps import Step
 from flows.report import html
 from flows.report.failure import failed, resume_command
 from flows.report.publish import label, publish, publish_configuration, publish_table
 from flows.report.summary import Summary, summarise
-from flows.session import Session, Watcher
-from flows.steps import Step
-from flows.tasks import executing
-from flows.watchers import Silent
 from stages.contract.errors import GebError, RunCancelledError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
@@ -105,7 +105,7 @@ def execute(
         What the run found, and its HTML report.
     """
     label(config)
-    session = Session(config, watcher, forced)
+    session = StepExecutor(config, watcher, forced)
     session.view.save_config(config)
 
     def show_iteration(step: Step) -> None:

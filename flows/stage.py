@@ -11,13 +11,12 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, Failed, State
 
-from flows.cancellation import ends_cancelled, stops_when_cancelled
-from flows.execution import Execution
-from flows.hooks import remove_containers
-from flows.listener import Listener
-from flows.report.publish import artifact_key
+from flows.execution.cancellation import ends_cancelled, stops_when_cancelled
+from flows.execution.hooks import remove_containers
+from flows.execution.prefect_progress import PrefectProgress, artifact_key
+from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
-from flows.runners.outcome import StageFailure
+from flows.runners.work_pool.failure import StageFailure
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.request import Request
 
@@ -47,7 +46,7 @@ def stage(request: Request, execution: Execution) -> State[Any]:
         stopping.set()
         runner.stop_all()
 
-    listener = Listener(request.run, request.step, stopping.is_set)
+    listener = PrefectProgress(request.run, request.step, stopping.is_set)
     try:
         with stops_when_cancelled(stop, request.step):
             runner.run(request, listener.hear)

@@ -14,18 +14,18 @@ from prefect.artifacts import create_table_artifact
 from prefect.states import State
 from rich.table import Table
 
-from flows.cancellation import ends_cancelled
-from flows.config import SET_BY_THE_RUN, RunConfig
-from flows.form import FormOf
-from flows.grid import Cell, cells, parse_axes, spread
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.console import Silent
+from flows.execution.prefect_progress import artifact_key
+from flows.execution.step_executor import Watcher
 from flows.iterate import NOTHING, Preset
 from flows.iterate import watched_flow as iterate_for
-from flows.presets import DEFAULT_PRESET, configured
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.form import FormOf
+from flows.pipeline.grid import Cell, cells, parse_axes, spread
+from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.failure import failed
-from flows.report.publish import artifact_key
 from flows.report.summary import COLUMNS, Summary
-from flows.session import Watcher
-from flows.watchers import Silent
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.stores import open_store
 

@@ -40,9 +40,9 @@ def bandit(
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.bandit import BanditConfig, watched_flow
-    from flows.loading import load_settings
-    from flows.server import ensure_prefect_server
-    from flows.watchers import ConsoleWatcher
+    from flows.execution.console import ConsoleWatcher
+    from flows.pipeline.loading import load_settings
+    from flows.standing.server import ensure_prefect_server
 
     settings = load_settings(config, overrides or (), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console

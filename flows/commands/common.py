@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows.config import RunConfig
-from flows.loading import load_config
-from flows.steps import Step
-from flows.views import RunView
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from flows.pipeline.steps import Step
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -57,7 +57,7 @@ def configured(path: Path, overrides: list[str] | None, runner: str | None) -> R
 
 def configured_run(store: str, run: str) -> RunConfig:
     """The configuration of a run that was started before, in the store as it is found now."""
-    config = RunView.existing(open_store(store), run).config()
+    config = RunRecord.existing(open_store(store), run).config()
     return config.model_copy(update={"store": store})
 
 

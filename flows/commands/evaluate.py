@@ -20,8 +20,8 @@ from flows.commands.common import (
     print_json,
 )
 from flows.commands.run import interrupt, quiet_prefect
-from flows.grid import Cell, cells, parse_axes
-from flows.plan import plan
+from flows.execution.plan import plan
+from flows.pipeline.grid import Cell, cells, parse_axes
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -61,8 +61,8 @@ def evaluate(
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.evaluate import Models, num_steps, watched_flow
-    from flows.server import ensure_prefect_server
-    from flows.watchers import ConsoleWatcher
+    from flows.execution.console import ConsoleWatcher
+    from flows.standing.server import ensure_prefect_server
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"))
@@ -105,9 +105,9 @@ def sweep(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.server import ensure_prefect_server
+    from flows.execution.console import LineWatcher
+    from flows.standing.server import ensure_prefect_server
     from flows.sweep import watched_flow
-    from flows.watchers import LineWatcher
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     if ui := ensure_prefect_server(_server_log(settings.store, title)):

@@ -40,9 +40,9 @@ def build(
     uid: Annotated[int, typer.Option(min=1, help="User and group id of what runs there.")] = 10001,
 ) -> None:
     """Build images, with wheels that are downloaded here first."""
-    from flows.engine import connect
     from flows.images.build import DEFAULT_BASE, Options
     from flows.images.build import build as build_image
+    from flows.runners.docker.client import connect
 
     chosen = _choose(names or [], flavour)
     client = connect()
@@ -59,8 +59,8 @@ def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
     from docker.errors import ImageNotFound
 
-    from flows.engine import connect
     from flows.images.table import CODE_LABEL, IMAGES, REVISION_LABEL, stages_digest
+    from flows.runners.docker.client import connect
 
     client = connect()
     here = stages_digest()

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.tree import Tree
 
 from flows.commands.common import AsJson, RunName, StorePath, configured_run, console, print_json
-from flows.config import RunConfig
-from flows.plan import differences
-from flows.views import RunView, runs
+from flows.execution.plan import differences
+from flows.execution.run_record import RunRecord, runs
+from flows.pipeline.config import RunConfig
 from stages.contract.errors import UserError
 from stages.contract.store import Store
 from stages.contract.stores import open_store
@@ -37,7 +37,7 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run."""
     opened = open_store(store)
-    views = [RunView.existing(opened, each) for each in ([name] if name else runs(opened))]
+    views = [RunRecord.existing(opened, each) for each in ([name] if name else runs(opened))]
     records = {view.name: sorted(view.steps(), key=lambda each: each.started) for view in views}
     if as_json:
         print_json(
@@ -76,7 +76,7 @@ def diff(
 
     def facts(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
         config = json.loads(configured_run(store, run).to_json())
-        rows = summary.summarise(RunView.existing(opened, run)).rows
+        rows = summary.summarise(RunRecord.existing(opened, run)).rows
         return config, {f"iteration {row['iteration']}": row for row in rows}
 
     (config_before, metrics_before), (config_now, metrics_now) = facts(first), facts(second)

@@ -27,10 +27,10 @@ from flows.commands.common import (
     forced_from,
     print_json,
 )
-from flows.config import RunConfig
-from flows.plan import PlannedStep, plan
+from flows.execution.plan import PlannedStep, plan
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
 from flows.standing.home import Home, default_home
-from flows.views import RunView
 from stages.contract.stores import open_store
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
     from flows.report import html
     from flows.report.summary import summarise
 
-    view = RunView.existing(open_store(store), name)
+    view = RunRecord.existing(open_store(store), name)
     summary = summarise(view)
     _show_summary(summary, html.write(view, summary), as_json)
 
@@ -114,9 +114,9 @@ def _run(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.execution.console import ConsoleWatcher
     from flows.iterate import watched_flow
-    from flows.server import ensure_prefect_server
-    from flows.watchers import ConsoleWatcher
+    from flows.standing.server import ensure_prefect_server
 
     folder = open_store(config.store).run_path(config.name)
     if ui := ensure_prefect_server(folder / "prefect-server.log"):

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.common import AsJson, StorePath, console, print_json
-from flows.gc import Garbage, collect, remove
+from flows.commands.gc import Garbage, collect, remove
 from flows.standing.home import Home, default_home
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.stores import cache_home, open_store
@@ -98,7 +98,7 @@ def doctor(
     """Check what a run needs of this machine; exit code 1 when something essential is missing."""
     if reap:
         # Here, so that the engine's client is loaded for it alone.
-        from flows.runners.reaper import reap as reap_containers
+        from flows.runners.docker.reaper import reap as reap_containers
 
         for line in reap_containers(keep_running=False):
             typer.echo(line, err=as_json)
@@ -170,7 +170,7 @@ def _gpu() -> tuple[bool, str]:
 
 
 def _docker() -> tuple[bool, str]:
-    from flows.engine import connect
+    from flows.runners.docker.client import connect
 
     try:
         client = connect()

@@ -9,8 +9,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Failed, State
 
-from flows.config import RunConfig
-from flows.report.publish import artifact_key
+from flows.execution.prefect_progress import artifact_key
+from flows.pipeline.config import RunConfig
 from stages.contract.errors import GebError, StageFailedError, UserError
 from stages.contract.stores import location_of
 

@@ -9,9 +9,9 @@ import jinja2
 import pyarrow.parquet as pq
 import yaml
 
+from flows.execution.run_record import RunRecord
 from flows.report import plots
 from flows.report.summary import COLUMNS, Summary, formatted
-from flows.views import RunView
 from stages.contract.store import Artifact
 
 _SHOWN_SAMPLES = 8
@@ -20,7 +20,7 @@ _STEP_PARTS = ("data", "forward", "backward", "optimizer")
 _MAX_PLOTTED = 20_000
 
 
-def write(view: RunView, summary: Summary) -> str:
+def write(view: RunRecord, summary: Summary) -> str:
     """Writes ``report.html`` into the run's view and returns its place."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("flows.report"),

@@ -16,17 +16,12 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from flows.config import RunConfig
+from flows.execution.prefect_progress import artifact_key
+from flows.pipeline.config import RunConfig
 from flows.report.summary import COLUMNS, Summary, formatted
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
 _MAX_IMAGE_BYTES = 200_000
-
-
-def artifact_key(*parts: str) -> str:
-    """A key as Prefect wants it, of lower-case letters, digits and dashes."""
-    text = "-".join(parts).lower()
-    return "".join(each if each.isascii() and each.isalnum() else "-" for each in text).strip("-")
 
 
 def label(config: RunConfig) -> None:

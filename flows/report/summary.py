@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from flows.config import RunConfig
-from flows.views import RunView
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact
@@ -98,7 +98,7 @@ class Summary:
         return [*lines, f"artifacts   {self.store}/artifacts"]
 
 
-def summarise(view: RunView) -> Summary:
+def summarise(view: RunRecord) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out."""
     config = view.config()
     found = Summary(run=view.name, config=config, store=view.store.location)
@@ -119,7 +119,7 @@ def summarise(view: RunView) -> Summary:
     return found
 
 
-def _registered(view: RunView, model: str) -> list[str]:
+def _registered(view: RunRecord, model: str) -> list[str]:
     registry = ModelRegistry(view.store)
     if model not in registry.names():
         return []

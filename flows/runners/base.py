@@ -45,7 +45,7 @@ class Runner(Protocol):
         """Ends all stages that are running and returns when they are gone."""
         ...
 
-    def adopts(self, request: Request) -> bool:
+    def has_running(self, request: Request) -> bool:
         """Whether :meth:`run` would take over a stage that a dead orchestrator left at work."""
         ...
 
@@ -63,7 +63,7 @@ def say_once(on_event: OnEvent) -> Callable[[str], None]:
     return say
 
 
-class LastWords:
+class FailureTail:
     """Remembers what a stage said last, for the message of its failure."""
 
     def __init__(self) -> None:

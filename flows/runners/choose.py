@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flows.execution import Execution
+from flows.pipeline.placement import Execution
 from flows.runners.base import Runner
-from flows.runners.mirrored import Mirrored
-from flows.runners.process import ProcessRunner
-from flows.runners.slots import Slotted
+from flows.runners.local.bucket_sync import BucketSyncRunner
+from flows.runners.local.gpu_limit import GpuLimitRunner
+from flows.runners.local.process import ProcessRunner
 
 
 def _process(execution: Execution) -> Runner:
     runner = ProcessRunner(execution.interpreters, execution.grace_seconds)
-    return Mirrored(Slotted(runner, execution.gpu_limit), execution.sync_seconds)
+    return BucketSyncRunner(GpuLimitRunner(runner, execution.gpu_limit), execution.sync_seconds)
 
 
 def _docker(execution: Execution) -> Runner:
     # Here, so that a run without containers does not load the engine's client.
-    from flows.runners.docker import DockerRunner
+    from flows.runners.docker.runner import DockerRunner
 
     runner = DockerRunner(execution.docker, execution.grace_seconds)
-    return Mirrored(Slotted(runner, execution.gpu_limit), execution.sync_seconds)
+    return BucketSyncRunner(GpuLimitRunner(runner, execution.gpu_limit), execution.sync_seconds)
 
 
 def _work_pool(execution: Execution) -> Runner:
     # Here: the command line answers without Prefect.
-    from flows.runners.work_pool import WorkPoolRunner
+    from flows.runners.work_pool.runner import WorkPoolRunner
 
     return WorkPoolRunner(execution)
 

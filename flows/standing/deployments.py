@@ -14,10 +14,10 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.bandit import bandit
 from flows.evaluate import evaluate
-from flows.execution import Execution
 from flows.iterate import iterate
-from flows.presets import STORE_VARIABLE
-from flows.runners.gpus import gpus_of_this_host
+from flows.pipeline.placement import Execution
+from flows.pipeline.presets import STORE_VARIABLE
+from flows.runners.local.gpu_locks import gpus_of_this_host
 from flows.stage import stage
 from flows.standing.automations import install_automations
 from flows.sweep import sweep

@@ -17,9 +17,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.settings import get_current_settings
 
-from flows.server import is_prefect, start_server, use_server
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
+from flows.standing.server import is_prefect, start_server, use_server
 from flows.standing.worker import Worker, report_left_runs
 from stages.contract.errors import GebError, UserError
 

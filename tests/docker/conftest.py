@@ -16,8 +16,8 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from flows.engine import connect
 from flows.images.table import ROOT
+from flows.runners.docker.client import connect
 from stages.contract.errors import UserError
 from stages.contract.store import Store
 from tests.docker.containers import PROBE_IMAGE, left_of
@@ -50,7 +50,7 @@ def build(*names: str) -> None:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "images", "build", *names],
+            [sys.executable, "-m", "flows.commands.cli", "images", "build", *names],
             env=os.environ | {"GEB_BASE_IMAGE": _base()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

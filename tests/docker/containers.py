@@ -10,9 +10,9 @@ from typing import Any
 
 import docker
 
-from flows.execution import DockerSettings
-from flows.runners.docker import DockerRunner
-from flows.runners.docker_options import KEY_LABEL, STORE_LABEL
+from flows.pipeline.placement import DockerSettings
+from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
+from flows.runners.docker.runner import DockerRunner
 from stages.contract.events import Event, Log
 from stages.contract.request import Request, Resources, make_request
 from stages.contract.store import Store

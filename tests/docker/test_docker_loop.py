@@ -15,7 +15,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Cancelling
 
-from flows.runners.docker_options import STEP_LABEL, STORE_LABEL
+from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
 from stages.contract.store import Store
 from tests.docker.containers import left_of
 from tests.flows.loop import (

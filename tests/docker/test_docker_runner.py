@@ -7,8 +7,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from flows.execution import DockerSettings
-from flows.runners.docker import DockerRunner
+from flows.pipeline.placement import DockerSettings
+from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Resources, make_request
@@ -137,14 +137,14 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
 def test_an_image_of_another_version_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.runners.docker_images.geb_version", lambda: "9.9")
+    monkeypatch.setattr("flows.runners.docker.images.geb_version", lambda: "9.9")
     with pytest.raises(UserError, match=r"holds geb .*, the orchestrator is geb 9\.9") as caught:
         run(request_for(store))
     assert "geb images build" in caught.value.remedy
 
 
 def test_an_image_of_other_code_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.runners.docker_images.stages_digest", lambda: "other")
+    monkeypatch.setattr("flows.runners.docker.images.stages_digest", lambda: "other")
     with pytest.raises(UserError, match="holds other code of the stages") as caught:
         run(request_for(store))
     assert "geb images build" in caught.value.remedy

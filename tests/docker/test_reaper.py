@@ -19,10 +19,10 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed
 
-from flows.execution import Execution
-from flows.hooks import remove_containers
-from flows.runners.docker import DockerRunner
-from flows.runners.reaper import reap
+from flows.execution.hooks import remove_containers
+from flows.pipeline.placement import Execution
+from flows.runners.docker.reaper import reap
+from flows.runners.docker.runner import DockerRunner
 from stages.contract.store import Store
 from tests.docker.containers import (
     PROBE_IMAGE,
@@ -45,8 +45,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from flows.execution import DockerSettings
-from flows.runners.docker import DockerRunner
+from flows.pipeline.placement import DockerSettings
+from flows.runners.docker.runner import DockerRunner
 from stages.contract.request import Request
 settings = DockerSettings.model_validate_json(sys.argv[2])
 hear = lambda event: print(event.model_dump_json(), flush=True)
@@ -96,16 +96,16 @@ def test_with_keep_the_next_attempt_takes_the_container_over(
     runner = DockerRunner(settings(on_orchestrator_death="keep"), grace_seconds=1)
     with orchestrator(store, "keep", behaviour="hang") as process:
         container = container_of(engine, request)["Id"]
-        assert not runner.adopts(request), "its orchestrator lives"
+        assert not runner.has_running(request), "its orchestrator lives"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert runner.adopts(request)
+        assert runner.has_running(request)
         assert reap(keep_running=True) == []
         # Its log is read from the beginning: what it said before tells that it hangs.
         with at_work(request, runner) as work:
             assert container_of(engine, request)["Id"] == container
             assert any("taking over" in each.model_dump_json() for each in work.heard)
-            assert not DockerRunner(settings()).adopts(request), "it has an orchestrator again"
+            assert not DockerRunner(settings()).has_running(request), "it has an orchestrator again"
             assert "pids " in logs_of(store, request)
 
 

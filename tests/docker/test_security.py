@@ -9,7 +9,7 @@ from typing import Any
 import docker
 import pytest
 
-from flows.runners.docker import DockerRunner
+from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.store import Store
 from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings

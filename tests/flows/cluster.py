@@ -59,7 +59,7 @@ def worker(
     with (home / "worker.log").open("a") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "flows.cli", "worker", pool),
+                *(sys.executable, "-m", "flows.commands.cli", "worker", pool),
                 *("--queue", queue, "--name", name),
             ],
             cwd=home,

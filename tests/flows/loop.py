@@ -47,7 +47,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``geb`` to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+        [sys.executable, "-m", "flows.commands.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | environment,
@@ -59,7 +59,7 @@ def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
 def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A ``geb`` at work; it is gone afterwards, and so is whatever it started."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+        [sys.executable, "-m", "flows.commands.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | environment,

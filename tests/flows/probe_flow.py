@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.cancellation import ends_cancelled
-from flows.execution import Execution
-from flows.session import Session
-from flows.steps import Step
-from flows.tasks import executing
-from flows.watchers import Silent
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.console import Silent
+from flows.execution.prefect_tasks import executing
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.placement import Execution
+from flows.pipeline.steps import Step
 from stages.contract.params import Settings
 from stages.contract.request import Resources
 from tests.probe_stage import ProbeParams
@@ -41,7 +41,7 @@ class ProbeConfig(Settings):
 @ends_cancelled
 def probes(config: ProbeConfig) -> None:
     """Runs the probes."""
-    session = Session(config, Silent())
+    session = StepExecutor(config, Silent())
     with executing(session) as executor:
         for number, params in enumerate(config.probes):
             executor.do(Step(f"probe/{number}", params, {}, seed=number))

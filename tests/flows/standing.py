@@ -101,7 +101,7 @@ def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
     port = up.ui.rpartition(":")[2]
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "flows.cli", "up", "--port", port),
+            *(sys.executable, "-m", "flows.commands.cli", "up", "--port", port),
             *("--home", str(up.home), "--store", str(up.store), *arguments),
         ],
         stdout=subprocess.PIPE,

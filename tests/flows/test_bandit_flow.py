@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def geb(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PREFECT_HOME": str(place / "prefect")}
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", "bandit", *arguments],
+        [sys.executable, "-m", "flows.commands.cli", "bandit", *arguments],
         capture_output=True,
         text=True,
         env=environment,
@@ -75,7 +75,7 @@ def test_a_wrong_setting_is_named(place: Path) -> None:
 
 def test_the_configuration_is_the_papers_size() -> None:
     from flows.bandit import BanditConfig
-    from flows.loading import load_settings
+    from flows.pipeline.loading import load_settings
 
     params = load_settings(CONFIG, (), BanditConfig).bandit
     assert (params.num_iterations, params.num_rollouts) == (5000, 64)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from flows.bandit import BanditConfig
-from flows.config import RunConfig
-from flows.loading import load_config, load_settings
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config, load_settings
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from prefect.workers.base import BaseJobConfiguration
 from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.evaluate import evaluate
 from flows.iterate import iterate
-from flows.presets import configured
+from flows.pipeline.presets import configured
 from flows.standing.automations import zombie_automation
 from flows.sweep import sweep
 from tests.flows.loop import ROOT

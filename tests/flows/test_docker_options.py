@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flows.execution import DockerSettings
-from flows.runners.docker_images import images_for
-from flows.runners.docker_options import (
+from flows.pipeline.placement import DockerSettings
+from flows.runners.docker.images import images_for
+from flows.runners.docker.options import (
     container_options,
     environment_for,
     host_options,

@@ -13,7 +13,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.evaluate import evaluate
 from flows.iterate import iterate
-from flows.presets import configured, preset_names
+from flows.pipeline.presets import configured, preset_names
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from tests.flows.loop import ROOT

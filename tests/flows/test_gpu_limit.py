@@ -15,11 +15,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.context import refresh_global_settings_context
 
-from flows.execution import Execution
+from flows.execution.console import Silent
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.placement import Execution
+from flows.pipeline.steps import Step
 from flows.runners.choose import make_runner
-from flows.session import Session
-from flows.steps import Step
-from flows.watchers import Silent
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request, Resources, make_request
@@ -114,7 +114,7 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
 ) -> None:
     config = ProbeConfig(store=str(store.root), resources=ProbeResources(probe=Resources(gpus=2)))
     step = Step("probe", ProbeParams(message="cached"), {})
-    session = Session(config, Silent())
+    session = StepExecutor(config, Silent())
     assert not session.obtain(step, {}, lambda event: None).reused
     assert taken(server) == 0
     holder = Running(request_for(store, 2, behaviour="hang"))
@@ -155,7 +155,7 @@ def test_the_slots_of_a_killed_holder_are_freed_and_those_of_a_living_one_outlas
     request_for(store, 2, behaviour="ignore_sigterm").write(path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from flows.execution import Execution\n"
+        "from flows.pipeline.placement import Execution\n"
         "from flows.runners.choose import make_runner\n"
         "from stages.contract.request import Request\n"
         "runner = make_runner(Execution(grace_seconds=1))\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.gpus import HeldGpus, gpus_of_this_host, hold_gpus
-from flows.runners.process import ProcessRunner
+from flows.runners.local.gpu_locks import HeldGpus, gpus_of_this_host, hold_gpus
+from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request, Resources, make_request
@@ -154,7 +154,7 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     request_for(store, 2, behaviour="ignore_sigterm").write(path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from flows.runners.process import ProcessRunner\n"
+        "from flows.runners.local.process import ProcessRunner\n"
         "from stages.contract.request import Request\n"
         "ProcessRunner(grace_seconds=3).run(Request.read(Path(sys.argv[1])), print)\n"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.grid import cells, parse_axes, spread
-from flows.presets import configured
+from flows.pipeline.grid import cells, parse_axes, spread
+from flows.pipeline.presets import configured
 from stages.contract.errors import UserError
 
 

@@ -10,10 +10,10 @@ import pytest
 MODULES = [
     "flows.iterate",
     "flows.stage",
-    "flows.runners.work_pool",
+    "flows.runners.work_pool.runner",
     "flows.bandit",
-    "flows.cli",
-    "flows.config",
+    "flows.commands.cli",
+    "flows.pipeline.config",
 ]
 HEAVY = ["torch", "transformers", "vllm", "deepspeed", "datasets"]
 
@@ -26,6 +26,6 @@ def test_importing_flows_loads_no_machine_learning_library(module: str) -> None:
 
 
 def test_the_command_line_answers_without_prefect() -> None:
-    code = "import sys, flows.cli; print('prefect' in sys.modules)"
+    code = "import sys, flows.commands.cli; print('prefect' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -26,7 +26,7 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured: None, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(write_config(tmp_path))],
+        [sys.executable, "-m", "flows.commands.cli", "run", str(write_config(tmp_path))],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

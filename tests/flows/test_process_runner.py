@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.process import ProcessRunner
+from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.request import Request, Resources, make_request
@@ -152,7 +152,7 @@ def test_killing_the_orchestrator_ends_its_stage(store: Store, tmp_path: Path) -
     request.write(path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from flows.runners.process import ProcessRunner\n"
+        "from flows.runners.local.process import ProcessRunner\n"
         "from stages.contract.request import Request\n"
         "hear = lambda event: print(event.model_dump_json(), flush=True)\n"
         "ProcessRunner(grace_seconds=1).run(Request.read(Path(sys.argv[1])), hear)\n"

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-from flows.loading import load_config
-from flows.plan import differences
+from flows.execution.plan import differences
+from flows.pipeline.loading import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.commands.common import forced_from
-from flows.loading import load_config
-from flows.plan import all_steps
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
 from tests.flows.loop import ROOT, geb, steps, warm_started, write_config

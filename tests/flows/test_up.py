@@ -29,7 +29,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.server import is_prefect
+from flows.standing.server import is_prefect
 from tests.flows.loop import ROOT, geb, started, wait_for_line, warm_started, write_config
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up, unconfigured
 
@@ -109,7 +109,7 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
 
 def test_geb_run_says_where_a_geb_up_is(standing: Up, finished: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", str(finished)],
+        [sys.executable, "-m", "flows.commands.cli", "run", str(finished)],
         capture_output=True,
         text=True,
         env=unconfigured() | {"GEB_HOME": str(standing.home)},
@@ -121,7 +121,7 @@ def test_geb_run_says_where_a_geb_up_is(standing: Up, finished: Path) -> None:
 
 def test_a_message_is_sent_when_a_run_has_ended(standing: Up, webhook: Webhook) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "automations"],
+        [sys.executable, "-m", "flows.commands.cli", "automations"],
         capture_output=True,
         text=True,
         env=os.environ | {"PREFECT_API_URL": standing.api, "GEB_NOTIFY_URL": webhook.address},
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             [
                 sys.executable,
                 "-m",
-                "flows.cli",
+                "flows.commands.cli",
                 "up",
                 "--port",
                 port,

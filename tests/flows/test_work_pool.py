@@ -15,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
-from flows.execution import Execution, WorkPoolSettings
+from flows.pipeline.placement import Execution, WorkPoolSettings
 from stages.contract.request import Resources
 from stages.contract.store import Store
 from tests.flows.cluster import deploy_probes, deploy_stage, make_pool, start_probes, worker

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from flows.runners.mirrored import Mirrored
+from flows.runners.local.bucket_sync import BucketSyncRunner
 from stages.contract.context import StageContext
 from stages.contract.events import Event, Log
 from stages.contract.params import StageParams
@@ -43,7 +43,7 @@ class Host:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.runner = Mirrored(self, self.sync_seconds)
+        self.runner = BucketSyncRunner(self, self.sync_seconds)
 
     def run(self, request: Request, on_event: Callable[[Event], None]) -> None:
         """Runs a stage of which everything is here."""
@@ -54,7 +54,7 @@ class Host:
     def stop_all(self) -> None:
         """Nothing to stop."""
 
-    def adopts(self, request: Request) -> bool:
+    def has_running(self, request: Request) -> bool:
         """Nothing outlives this process."""
         return False
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.inputs import resolve
-from flows.runners.outside import offer_inputs
+from flows.pipeline.inputs import resolve
+from flows.runners.local.bucket_inputs import offer_inputs
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from tests.flows.mirrored.hosts import Host

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.config import RunConfig
-from flows.gc import collect, remove
-from flows.views import RunView, StepRecord, runs
+from flows.commands.gc import collect, remove
+from flows.execution.run_record import RunRecord, StepRecord, runs
+from flows.pipeline.config import RunConfig
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.remote.bucket import ConflictError
@@ -92,24 +92,24 @@ def record(step: str, state: str, key: str = "k") -> StepRecord:
 
 
 def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
-    view = RunView(here, "nightly")
+    view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly", seed=1))
     view.record(record("iteration-1/train", "running"))
-    far = RunView.existing(there, "nightly")
+    far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 1
     assert [each.state for each in far.steps()] == ["running"]
     view.record(record("iteration-1/train", "failed"))
     view.save_config(RunConfig(name="nightly", seed=2))
-    far = RunView.existing(there, "nightly")
+    far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 2
     assert [each.state for each in far.steps()] == ["failed"]
     assert runs(there) == ["nightly"]
     with pytest.raises(UserError, match="no run 'other' in s3://"):
-        RunView.existing(there, "other")
+        RunRecord.existing(there, "other")
 
 
 def test_what_did_not_change_does_not_travel_again(here: RemoteStore, there: RemoteStore):
-    RunView(here, "nightly").save_config(RunConfig(name="nightly"))
+    RunRecord(here, "nightly").save_config(RunConfig(name="nightly"))
     fetched: list[str] = []
     get_all = there.bucket.get_all
 
@@ -119,7 +119,7 @@ def test_what_did_not_change_does_not_travel_again(here: RemoteStore, there: Rem
 
     there.bucket.get_all = counted
     for _ in range(2):
-        RunView.existing(there, "nightly")
+        RunRecord.existing(there, "nightly")
     assert fetched == ["runs/nightly/config.json"]
 
 
@@ -138,7 +138,7 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, tmp_pa
     bucket.put("work/make/wanted/snapshot.json", b"{}")
     bucket.put("work/make/busy/snapshot.json", b"{}")
     bucket.put("quarantine/make-old.json", b"unreadable")
-    view = RunView(here, "nightly")
+    view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly"))
     view.record(record("make", "failed", "wanted"))
     with here.lease("make", "busy") as lease:

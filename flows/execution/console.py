@@ -1,0 +1,165 @@
+"""What a person sees while a run is at work in a terminal."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bars,
+)
+
+from flows.execution.run_record import State
+from flows.execution.throttle import Throttle
+from flows.pipeline.steps import Step
+from stages.contract.events import Event, Log, Metric, Progress
+from stages.contract.request import Request
+
+# Without a terminal each running stage prints a line about this often.
+_LINE_SECONDS = 5.0
+# What of a stage's metrics tells most at a glance, as far as the stage has them.
+_SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
+_MARKS = {"done": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
+
+
+class Silent:
+    """Watches without a word: for runs that are watched in the Prefect UI."""
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+
+
+class LineWatcher:
+    """Prints a line per step, for several runs at once.
+
+    Args:
+        console: Where to print.
+        run: Name of the run, at the head of each line.
+    """
+
+    def __init__(self, console: Console, run: str) -> None:
+        self._console = console
+        self._run = run
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+        how = "cached" if state == "reused" else f"{seconds:.1f} s"
+        self._console.print(f"{escape(self._run)}  {_MARKS[state]} {step.name} [dim]{how}[/]")
+        if state == "failed":
+            self._console.print(f"  [red]{escape(message)}[/]")
+
+
+class ConsoleWatcher:
+    """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
+
+    Args:
+        console: Where to print.
+        num_steps: Steps of the run, for the count before each line.
+    """
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._num_ended = 0
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._tasks: dict[str, TaskID] = {}
+        self._throttles: dict[str, Throttle] = {}
+        self._metrics: dict[str, str] = {}
+        self._bars = Bars(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[metrics]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> ConsoleWatcher:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def started(self, step: Step, request: Request) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+        with self._lock:
+            self._throttles[step.name] = Throttle(_LINE_SECONDS)
+            self._metrics[step.name] = ""
+            self._tasks[step.name] = self._bars.add_task(
+                step.name, total=None, unit="starting", metrics=""
+            )
+            if not self._console.is_terminal:
+                self._say(f"  {step.name}: started")
+
+    def event(self, step: Step, event: Event) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+        with self._lock:
+            match event:
+                case Progress():
+                    self._progress(step.name, event)
+                case Metric(values=values):
+                    shown = [name for name in _SHOWN_METRICS if name in values]
+                    self._metrics[step.name] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
+                case Log(level=level, message=message):
+                    style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
+                    self._say(f"  {step.name}: {style}{escape(message)}[/]")
+
+    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.execution.step_executor.Watcher`."""
+        with self._lock:
+            task = self._tasks.pop(step.name, None)
+            if task is not None:
+                self._bars.remove_task(task)
+            if state != "failed":
+                self._num_ended += 1
+            how = "cached" if state == "reused" else f"{seconds:.1f} s"
+            count = f"{self._num_ended:>3}/{self._num_steps}"
+            self._say(f"{count} {_MARKS[state]} {step.name} [dim]{how}[/]")
+            if state == "failed":
+                self._say(f"      [red]{escape(message)}[/]")
+
+    def _progress(self, name: str, event: Progress) -> None:
+        metrics = self._metrics.get(name, "")
+        task = self._tasks.get(name)
+        if task is not None:
+            self._bars.update(
+                task, completed=event.done, total=event.total, unit=event.unit, metrics=metrics
+            )
+        throttle = self._throttles.get(name)
+        if not self._console.is_terminal and throttle is not None and throttle.ready():
+            share = 100 * event.done / max(event.total, 1)
+            self._say(
+                f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}"
+            )
+
+    def _say(self, text: str) -> None:
+        elapsed = time.monotonic() - self._begun
+        self._console.print(f"[dim]{elapsed:7.1f} s[/] {text}", highlight=False)

@@ -1,0 +1,108 @@
+"""What a run would do: which artifacts it would reuse, which it would compute, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.step_executor import build_request
+from flows.pipeline.algorithm import walk
+from flows.pipeline.config import RunConfig
+from flows.pipeline.steps import Output, Step
+from stages.contract.errors import DamagedArtifactError
+from stages.contract.request import Request, key_fields
+from stages.contract.store import Artifact
+from stages.contract.stores import open_store
+
+_SHOWN_CHANGES = 3
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One line of a plan. The key is unknown while an input has still to be made."""
+
+    step: str
+    stage: str
+    action: Literal["reuse", "run"]
+    because: str
+    key: str | None
+
+
+def plan(
+    config: RunConfig, forced: Callable[[Step], bool] = lambda step: False
+) -> list[PlannedStep]:
+    """Walks the algorithm over the store without starting anything."""
+    planner = _Planner(config, forced)
+    walk(config, planner.do)
+    return planner.lines
+
+
+class _Planner:
+    def __init__(self, config: RunConfig, forced: Callable[[Step], bool]) -> None:
+        self._config = config
+        self._store = open_store(config.store, create=True)
+        self._view = RunRecord(self._store, config.name)
+        self._forced = forced
+        self._made: dict[str, Artifact] = {}
+        self.lines: list[PlannedStep] = []
+
+    def do(self, step: Step) -> Output:
+        waiting_for = [name for name in step.upstream() if name not in self._made]
+        if waiting_for:
+            reason = f"{waiting_for[0]} runs before it"
+            self._add(step, "run", reason, None)
+            return Output(step.name)
+        request = build_request(self._config, self._store, step, self._made)
+        artifact, damage = self._load(request)
+        if artifact is not None and not self._forced(step):
+            self._made[step.name] = artifact
+            self._add(step, "reuse", "", request.key)
+        else:
+            forced = "asked to compute it again" if artifact is not None else ""
+            reason = forced or damage or self._explain(step, request)
+            self._add(step, "run", reason, request.key)
+        return Output(step.name)
+
+    def _add(
+        self, step: Step, action: Literal["reuse", "run"], because: str, key: str | None
+    ) -> None:
+        self.lines.append(PlannedStep(step.name, step.stage, action, because, key))
+
+    def _load(self, request: Request) -> tuple[Artifact | None, str]:
+        try:
+            return self._store.load(request.stage, request.key), ""
+        except DamagedArtifactError as error:
+            return None, str(error)
+
+    def _explain(self, step: Step, request: Request) -> str:
+        before = self._view.step(step.name)
+        if before is None:
+            return "not computed yet"
+        if before.key == request.key:
+            return _explain_same(before)
+        now = key_fields(step.params, step.seed, request.inputs)
+        changes = list(differences(before.key_fields, now))
+        more = f" and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
+        return "changed: " + "; ".join(changes[:_SHOWN_CHANGES]) + more
+
+
+def _explain_same(before: StepRecord) -> str:
+    if before.state == "failed":
+        return f"it failed: {before.message.splitlines()[0] if before.message else 'no message'}"
+    if before.state == "running":
+        return "it was interrupted"
+    return "its artifact is gone"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Names what differs between two nested mappings of JSON values."""
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        place = f"{at}.{name}" if at else name
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differences(old, new, place)
+        elif old != new:
+            is_input = place.startswith("inputs.")
+            yield f"input {name}" if is_input else f"{place} {old!r} → {new!r}"

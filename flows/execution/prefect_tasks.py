@@ -1,0 +1,127 @@
+"""One Prefect task per stage call: request → key → store hit, or runner → artifact.
+
+The store is the only truth about what is done, so tasks neither cache nor persist results in
+Prefect; a hit is shown there as the state Cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled, Completed
+
+from flows.execution.cancellation import stops_when_cancelled
+from flows.execution.prefect_progress import PrefectProgress
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.steps import Output, Step
+from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.store import Artifact
+
+# Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
+_MAX_PENDING = 128
+
+
+@contextmanager
+def executing(
+    session: StepExecutor, on_done: Callable[[Step], None] = lambda step: None
+) -> Iterator[PrefectExecutor]:
+    """An executor for the present flow run; no stage is left running at the end of the block.
+
+    Args:
+        session: The run at work.
+        on_done: See :class:`PrefectExecutor`.
+
+    Raises:
+        RunCancelledError: The flow run was cancelled in Prefect.
+    """
+    try:
+        with stops_when_cancelled(session.stop, f"run {session.config.name}"):
+            yield PrefectExecutor(session, on_done)
+    finally:
+        session.stop()
+
+
+class PrefectExecutor:
+    """Executes steps as Prefect tasks; use it through :func:`executing`.
+
+    Args:
+        session: The run at work.
+        on_done: Called within the task of each step when its artifact is there.
+    """
+
+    def __init__(self, session: StepExecutor, on_done: Callable[[Step], None]) -> None:
+        self._session = session
+        self._on_done = on_done
+        self._futures: dict[str, PrefectFuture[Any]] = {}
+        self._steps: dict[str, Step] = {}
+        self._pending: list[PrefectFuture[Any]] = []
+
+    def do(self, step: Step) -> Output:
+        """Submits a step; its task starts when those of its inputs have completed."""
+        if self._session.stopping:
+            raise StoppedError(f"{step.name}: not started, the run stops")
+        while len(self._pending) >= _MAX_PENDING:
+            # Steps come in topological order, so the oldest can always go on.
+            self._pending.pop(0).wait()
+        self._steps[step.name] = step
+        upstream = {name: self._futures[name] for name in step.upstream()}
+        future = self._task(step).submit(step.name, upstream)
+        self._futures[step.name] = future
+        self._pending.append(future)
+        return Output(step.name)
+
+    def wait(self) -> dict[str, Artifact]:
+        """Waits for all steps and returns their artifacts.
+
+        Raises:
+            Exception: The first failure, as the stage's runner raised it.
+        """
+        for future in self._futures.values():
+            future.wait()
+        failed: list[PrefectFuture[Any]] = [
+            future for future in self._futures.values() if not future.state.is_completed()
+        ]
+        # A step whose input failed is NotReady; the cause is among those that ran.
+        failed.sort(key=lambda future: future.state.is_pending())
+        for future in failed:
+            future.result()
+        return {name: future.result() for name, future in self._futures.items()}
+
+    def _task(self, step: Step) -> Task[Any, Any]:
+        execution = self._session.config.execution
+        decorate = task(
+            name=step.stage,
+            task_run_name=step.name,
+            retries=execution.retries,
+            retry_delay_seconds=execution.retry_delay_seconds,
+            retry_condition_fn=_can_be_retried,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+        return decorate(self._run)
+
+    def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
+        listener = PrefectProgress(self._session.config.name, name, lambda: self._session.stopping)
+        try:
+            outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
+        except StageFailedError as error:
+            get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
+            raise
+        except StoppedError as error:
+            return Cancelled(message=str(error), data=error)
+        self._on_done(self._steps[name])
+        if outcome.reused:
+            return Completed(name="Cached", data=outcome.artifact, message="found in the store")
+        return outcome.artifact
+
+
+def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, UserError)

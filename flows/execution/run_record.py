@@ -1,0 +1,126 @@
+"""The run view: what a run was configured to do and which artifacts its steps stand for.
+
+A view is a convenience, never the truth about what is done: that is the store's artifacts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import check_config
+from stages.contract.errors import UserError
+from stages.contract.store import Store
+
+State = Literal["running", "done", "reused", "failed"]
+
+
+class StepRecord(BaseModel):
+    """The last that is known of one step."""
+
+    step: str
+    stage: str
+    key: str
+    key_fields: dict[str, Any]
+    state: State
+    started: float
+    ended: float | None = None
+    message: str = ""
+
+
+class RunRecord:
+    """A run's folder in the store.
+
+    Args:
+        store: The store.
+        name: Name of the run.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.path = store.run_path(name)
+        store.refresh(f"runs/{name}")
+
+    @classmethod
+    def existing(cls, store: Store, name: str) -> RunRecord:
+        """A run that has been started before.
+
+        Raises:
+            UserError: The store has no such run.
+        """
+        view = cls(store, name)
+        if not (view.path / "config.json").exists():
+            known = ", ".join(runs(store)) or "none"
+            raise UserError(f"no run {name!r} in {store.location}", f"runs there: {known}")
+        return view
+
+    def save_config(self, config: RunConfig) -> None:
+        """Keeps the resolved configuration; the one before is kept beside it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / "config.json"
+        text = config.to_json()
+        if path.exists() and path.read_text() != text:
+            kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
+            path.replace(kept)
+            self.store.share(kept)
+        _replace(path, text)
+        self.store.share(path)
+
+    def config(self) -> RunConfig:
+        """The configuration that the run was last started with."""
+        path = self.path / "config.json"
+        return check_config(json.loads(path.read_text()), str(path))
+
+    def record(self, record: StepRecord) -> None:
+        """Writes down a step's state."""
+        path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, record.model_dump_json(indent=2))
+        self.store.share(path)
+
+    def step(self, name: str) -> StepRecord | None:
+        """What is known of one step, or None."""
+        path = self.path / "steps" / (name.replace("/", "~") + ".json")
+        try:
+            return StepRecord.model_validate_json(path.read_text())
+        except (FileNotFoundError, ValidationError):
+            # Of another version: the view only informs, so it counts as unknown.
+            return None
+
+    def steps(self) -> Iterator[StepRecord]:
+        """All steps on record, by name."""
+        for path in sorted((self.path / "steps").glob("*.json")):
+            if (record := self.step(path.stem.replace("~", "/"))) is not None:
+                yield record
+
+
+def runs(store: Store) -> list[str]:
+    """Names of the store's runs, the last started first."""
+    store.refresh("runs")
+    configs = (store.root / "runs").glob("*/config.json")
+    return [each.parent.name for each in sorted(configs, key=_mtime, reverse=True)]
+
+
+def recorded(store: Store) -> list[str]:
+    """Names of everything that has steps on record: runs, evaluations, bandit experiments."""
+    store.refresh("runs")
+    return sorted({each.parents[1].name for each in (store.root / "runs").glob("*/steps/*.json")})
+
+
+def _mtime(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex[:6]}")
+    scratch.write_text(text)
+    scratch.replace(path)

@@ -1,0 +1,1 @@
+"""The algorithm as data: configuration, outside inputs, and the steps of a run."""

@@ -1,0 +1,158 @@
+"""The configuration of a run: each stage's parameters composed, plus where and how to run them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from flows.pipeline.placement import Execution, StageResources
+from stages.contract.params import Settings
+from stages.evaluate.params import EvaluateParams
+from stages.generate.params import GenerateParams
+from stages.pair.params import PairParams
+from stages.prepare.params import PrepareParams
+from stages.promote.params import PromoteParams
+from stages.score.params import ScoreParams
+from stages.screen.params import ScreenParams
+from stages.sft.params import SftParams
+from stages.train.params import TrainParams
+
+# Set by the run for each call; a configuration that sets them is refused.
+SET_BY_THE_RUN = {
+    "prepare": ("iterations",),
+    "generate": ("shard_index",),
+    "train": ("iteration",),
+    "promote": ("model_name",),
+}
+
+
+class Inputs(Settings):
+    """What comes from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
+
+    prompts: tuple[str, ...] = ()
+    """Prompt sets: one, split into T parts, or one for each iteration."""
+    test_prompts: str | None = None
+    """Held-out prompts; without it some are held out from `prompts`."""
+    policy: str | None = None
+    """Checkpoint to start from; with `warm_start`, the checkpoint to warm-start."""
+    warm_start: str | None = None
+    """Prompt/response data for a supervised warm start before the first iteration."""
+    oracle_model: str | None = None
+    """Reward model, for the oracles that are one."""
+    oracle_code: str | None = None
+    """Python file of a programmatic oracle, or a judge's prompt template."""
+
+
+class Evaluation(Settings):
+    """Sampling on the held-out prompts; the defaults are the paper's in-domain evaluation."""
+
+    num_samples: int = Field(64, ge=1)
+    """Samples per prompt."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Nucleus sampling mass."""
+    max_new_tokens: int = Field(4096, ge=1)
+    """Longest response in tokens."""
+    num_shards: int = Field(1, ge=1)
+    """Shards of the held-out prompts, each a task of its own."""
+    backend: Literal["transformers", "vllm"] | None = None
+    """Engine that samples; unset takes that of `generate`."""
+
+
+class RunConfig(Settings):
+    """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Name of the run: its view in the store, and its model in the registry."""
+    seed: int = Field(0, ge=0)
+    """Seed from which every stage's seed is derived."""
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's checkpoints in the model registry; the run's name if unset."""
+    store: str = "store"
+    """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
+    iterations: int = Field(3, ge=1)
+    """Iterations T."""
+    pair_data: Literal["current", "accumulate"] = "current"
+    """Train on this iteration's pairs, or on those of all iterations so far."""
+    inputs: Inputs = Inputs()
+    """What comes from outside."""
+    prepare: PrepareParams = PrepareParams()
+    """Prompts."""
+    sft: SftParams = SftParams()
+    """Warm start, used where `inputs.warm_start` names data."""
+    screen: ScreenParams = ScreenParams()
+    """Dropping of the prompts that the starting policy solves; off unless it samples."""
+    generate: GenerateParams = GenerateParams()
+    """Sampling of the responses to train on."""
+    score: ScoreParams = ScoreParams()
+    """Oracle."""
+    pair: PairParams = PairParams()
+    """Preference pairs."""
+    train: TrainParams = TrainParams()
+    """Objective and optimisation."""
+    evaluation: Evaluation = Evaluation()
+    """Sampling on the held-out prompts."""
+    evaluate: EvaluateParams = EvaluateParams()
+    """Metrics."""
+    promote: PromoteParams = PromoteParams()
+    """Gates and registry."""
+    resources: StageResources = StageResources()
+    """What each stage may use."""
+    execution: Execution = Execution()
+    """How stages are started."""
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> RunConfig:
+        for section, names in SET_BY_THE_RUN.items():
+            for name in names:
+                if name in getattr(self, section).model_fields_set:
+                    raise ValueError(f"{section}.{name} is set by the run; leave it out")
+        if self.generate.num_samples < 2:
+            raise ValueError(
+                f"generate.num_samples is {self.generate.num_samples}, and the pair strategy "
+                f"{self.pair.strategy!r} compares two responses to a prompt: sample at least 2"
+            )
+        if self.screen.num_samples and self.score.compares:
+            raise ValueError(
+                "screen.num_samples is set, and a judge that compares (score.judge_mode) cannot "
+                "tell whether a prompt is solved: use an oracle that scores"
+            )
+        if self.generate.backend == "openai":
+            self._check_server()
+        return self
+
+    def _check_server(self) -> None:
+        if self.iterations > 1:
+            raise ValueError(
+                "generate.backend is 'openai': a server's model does not follow the training, so "
+                f"that iterations 2 to {self.iterations} would train on another policy's samples; "
+                "set iterations to 1"
+            )
+        if self.evaluation.backend is None:
+            raise ValueError(
+                "generate.backend is 'openai', and the server does not have the trained policy: "
+                "set evaluation.backend to 'vllm' or 'transformers'"
+            )
+        unknown = self.generate.openai.without_token_ids == "tokenize"
+        if unknown and self.train.reference_logprobs == "sampler":
+            raise ValueError(
+                "train.reference_logprobs is 'sampler', and with generate.openai.without_token_ids "
+                "'tokenize' the sampler's log-probabilities are unknown: set it to 'model'"
+            )
+
+    def to_json(self) -> str:
+        """The resolved configuration, without what the run sets itself; reads back as written."""
+        hidden = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
+        return self.model_dump_json(indent=2, exclude=hidden)
+
+    def screen_sampling(self, shard: int) -> GenerateParams:
+        """The generate stage's parameters for one shard of the prompts to be screened."""
+        own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
+        return self.generate.model_copy(update={**own, "shard_index": shard})
+
+    def evaluation_sampling(self, shard: int) -> GenerateParams:
+        """The generate stage's parameters for one shard of the held-out prompts."""
+        own = self.evaluation.model_dump(exclude_none=True)
+        return self.generate.model_copy(update={**own, "shard_index": shard})

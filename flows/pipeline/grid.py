@@ -1,0 +1,112 @@
+"""The runs of a sweep: a grid over fields of the configuration, times seeds. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import with_fields
+from stages.contract.errors import UserError
+
+_MAX_NAME = 100
+_SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        fields: What the grid sets in it.
+        config: Its configuration, with a name of its own.
+    """
+
+    fields: Mapping[str, Any]
+    config: RunConfig
+
+    def label(self) -> str:
+        """The grid's fields for a person; equal for all seeds."""
+        return ", ".join(f"{name}={value}" for name, value in self.fields.items()) or "-"
+
+
+def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
+    """Reads ``train.kappa=0.5,1`` as the values 0.5 and 1 of the field ``train.kappa``.
+
+    Raises:
+        UserError: An axis is not of that form, or says something twice.
+    """
+    found: dict[str, list[Any]] = {}
+    for axis in axes:
+        name, separator, text = axis.partition("=")
+        name = name.strip()
+        try:
+            values = yaml.safe_load(f"[{text}]")
+        except yaml.YAMLError:
+            values = []
+        if not separator or not name or not values:
+            raise UserError(
+                f"{axis!r} is not FIELD=VALUE,VALUE", "write for example train.kappa=0.5,1"
+            )
+        if name in found or len({str(each) for each in values}) != len(values):
+            raise UserError(f"{axis!r} says something twice", "name each field and value once")
+        if name in _SET_BY_THE_SWEEP:
+            raise UserError(
+                f"{name} is set by the sweep", "seeds have an argument of their own; leave it out"
+            )
+        found[name] = values
+    return found
+
+
+def cells(
+    name: str, config: RunConfig, axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> list[Cell]:
+    """Every combination of values under every seed, the seeds of one combination together.
+
+    Args:
+        name: Name of the sweep; the runs' names begin with it.
+        config: What all runs share.
+        axes: Values by field, see :func:`parse_axes`.
+        seeds: Seeds of the runs.
+
+    Raises:
+        UserError: A field or a value is wrong, or there are no seeds.
+    """
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise UserError(f"seeds {list(seeds)} name none, or one twice", "give each seed once")
+    found = []
+    for values in itertools.product(*axes.values()):
+        fields = dict(zip(axes, values, strict=True))
+        for seed in seeds:
+            run = _run_name(name, fields, seed)
+            changed = {**fields, "name": run, "model": None, "seed": seed}
+            found.append(Cell(fields, with_fields(config, changed, f"sweep {name}")))
+    return found
+
+
+def spread(values: Sequence[float | None], form: str) -> str:
+    """``0.595 ± 0.010``: mean and sample standard deviation of what is known."""
+    known = [each for each in values if each is not None]
+    if not known:
+        return "-"
+    mean = format(statistics.fmean(known), ".3g" if form == "d" else form)
+    if len(known) < 2:
+        return mean
+    return f"{mean} ± {format(statistics.stdev(known), '.2g')}"
+
+
+def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
+    parts = [f"{name.rpartition('.')[2]}_{value}" for name, value in fields.items()]
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([sweep, *parts, f"s{seed}"]))
+    if len(plain) <= _MAX_NAME:
+        return plain
+    digest = hashlib.sha256(plain.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{plain[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"

@@ -1,0 +1,118 @@
+"""What comes into a run from outside the store, addressed by content or by hub revision."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from flows.pipeline.config import RunConfig
+from stages.contract.digests import files_of, sha256_file, sha256_tree
+from stages.contract.errors import StoreError, UserError
+from stages.contract.registry import ModelRegistry
+from stages.contract.request import ArtifactInput, FileInput, HubInput
+from stages.contract.store import Store
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+External = FileInput | HubInput | ArtifactInput
+
+
+def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
+    """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
+
+    Args:
+        place: What the configuration says.
+        repo_type: What a hub id means here.
+
+    Raises:
+        UserError: There is no such file, and it is no hub id either.
+        StoreError: The hub cannot be asked for the revision.
+    """
+    path = Path(place).expanduser()
+    if path.exists():
+        return FileInput(location=str(path.absolute()), digest=digest_of(path))
+    repo, _, revision = place.partition("@")
+    if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
+        raise UserError(
+            f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"
+        )
+    if not _COMMIT.fullmatch(revision):
+        revision = _resolve_revision(repo, revision or "main", repo_type)
+    return HubInput(repo=repo, revision=revision, repo_type=repo_type)
+
+
+def resolve_model(place: str, store: Store) -> External:
+    """Turns a registered model, a checkpoint folder or a hub id into an input with an identity.
+
+    Args:
+        place: ``name``, ``name@alias`` or ``name:version`` of the registry, or see :func:`resolve`.
+        store: The store whose registry is asked.
+
+    Raises:
+        UserError: There is no such model.
+        StoreError: The hub cannot be asked for the revision.
+    """
+    if "/" in place or Path(place).expanduser().exists():
+        return resolve(place, "model")
+    version, _ = ModelRegistry(store).resolve(place)
+    return version.checkpoint
+
+
+def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
+    """Finds everything that comes into a run from outside.
+
+    Raises:
+        UserError: Something is missing, or what is needed is not named.
+    """
+    inputs = config.inputs
+    if not inputs.prompts:
+        raise UserError("inputs.prompts names no prompts", "name a file or a hub data set")
+    if inputs.policy is None and inputs.warm_start is None:
+        raise UserError(
+            "there is no policy to start from",
+            "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
+        )
+    models = {"policy": inputs.policy, "oracle_model": inputs.oracle_model}
+    files = {
+        "test_prompts": inputs.test_prompts,
+        "warm_start": inputs.warm_start,
+        "oracle_code": inputs.oracle_code,
+    }
+    found = {name: [resolve(place, "model")] for name, place in models.items() if place}
+    found |= {name: [resolve(place, "dataset")] for name, place in files.items() if place}
+    found["prompts"] = [resolve(place, "dataset") for place in inputs.prompts]
+    return {name: found.get(name, []) for name in (*models, *files, "prompts")}
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file's bytes, or of all files of a folder that are not hidden."""
+    if path.is_file():
+        return sha256_file(path)
+    files = {each.relative_to(path).as_posix(): sha256_file(each) for each in files_of(path)}
+    if not files:
+        raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
+    return sha256_tree(files)
+
+
+def _resolve_revision(repo: str, revision: str, repo_type: Literal["model", "dataset"]) -> str:
+    # Only here, so that runs on local files neither need nor load the client.
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"no {repo_type} {repo!r} on the hub, and no such file or folder",
+            "correct the name, or set HF_TOKEN for a private one",
+        ) from error
+    except Exception as error:
+        # Whatever else it is comes from the client's transport, which is another library with
+        # each of its major versions.
+        raise StoreError(
+            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}: {error}); "
+            f"name a commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
+        ) from error
+    assert info.sha is not None
+    return info.sha

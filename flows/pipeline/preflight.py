@@ -1,0 +1,47 @@
+"""What can be known of a run's checkpoints before any stage starts, from their files alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import External
+from stages.contract.errors import UserError
+from stages.contract.request import FileInput
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# Where transformers keeps a chat template that is not in the tokenizer's configuration.
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+    """Checks local checkpoints that have to render conversations; the hub's are their stages' task.
+
+    Raises:
+        UserError: One has no chat template.
+    """
+    # A warm start may bring the template.
+    names = [] if config.inputs.warm_start else ["policy"]
+    names.append("oracle_model")
+    for name in names:
+        for each in external[name]:
+            if isinstance(each, FileInput) and not _has_chat_template(Path(each.location)):
+                raise UserError(
+                    f"inputs.{name}: the checkpoint {each.location} has no chat template",
+                    "use an instruction-tuned checkpoint, or save one with "
+                    "tokenizer.chat_template set",
+                )
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether a checkpoint has a chat template, or is too odd to tell."""
+    if any((folder / name).exists() for name in _TEMPLATE_FILES):
+        return True
+    try:
+        settings = json.loads((folder / _TOKENIZER_CONFIG).read_text())
+    except (OSError, ValueError):
+        # Its stage says what is wrong with it.
+        return True
+    return bool(settings.get("chat_template"))

@@ -1,0 +1,74 @@
+"""The shipped configurations by name, to start a run from without a file at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_overridden
+from stages.contract.errors import UserError
+
+DEFAULT_PRESET = "quickstart"
+# Another folder of configurations takes the shipped one's place, for example in an image.
+_FOLDER_VARIABLE = "GEB_CONFIGS"
+# The store of runs whose parameters name none.
+STORE_VARIABLE = "GEB_STORE"
+_SHIPPED = Path(__file__).parents[2] / "configs"
+# Files here are presets; what they extend lies in folders of its own.
+_PLACES = ("", "paper")
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, the quickstart first."""
+    return sorted(_presets(), key=lambda name: (name != DEFAULT_PRESET, name))
+
+
+def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a preset with ``overrides`` laid over it.
+
+    The store is that of ``GEB_STORE`` where the overrides name none.
+
+    Args:
+        preset: Name of a preset.
+        overrides: Sections and fields that differ from it; what is absent stays the preset's.
+
+    Raises:
+        UserError: There is no such preset, or a value is wrong; the message names all of them.
+    """
+    found = _presets()
+    if preset not in found:
+        raise UserError(f"there is no preset {preset!r}", f"one of: {', '.join(preset_names())}")
+    store = os.environ.get(STORE_VARIABLE)
+    given = {"store": store, **overrides} if store else overrides
+    return load_overridden(found[preset], given, f"preset {preset} with the fields given")
+
+
+def _presets() -> dict[str, Path]:
+    return _presets_in(Path(os.environ.get(_FOLDER_VARIABLE) or _SHIPPED))
+
+
+@cache
+def _presets_in(folder: Path) -> dict[str, Path]:
+    found = {}
+    for place in _PLACES:
+        for path in sorted((folder / place).glob("*.yaml")):
+            if _is_of_a_run(path):
+                found[path.stem] = path
+    if not found:
+        raise UserError(
+            f"{folder} holds no configuration of a run",
+            f"set {_FOLDER_VARIABLE} to a folder of them",
+        )
+    return found
+
+
+def _is_of_a_run(path: Path) -> bool:
+    """Tells configurations of runs from those of other flows by their sections."""
+    loaded = yaml.safe_load(path.read_text())
+    return isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}

@@ -1,0 +1,215 @@
+"""What one iteration asks of each stage: pure functions from a configuration to steps.
+
+A step names its inputs by the steps that make them, so that the same algorithm can be executed
+(``flows.execution.prefect_tasks``) and planned (``flows.execution.plan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import External
+from stages.contract.digests import derive_seed
+from stages.contract.params import StageParams
+
+
+@dataclass(frozen=True)
+class Output:
+    """An artifact that a step will make, or one file or folder of it."""
+
+    step: str
+    path: str = ""
+
+    def at(self, path: str) -> Output:
+        """One file or folder of the artifact."""
+        return Output(self.step, path)
+
+
+Source = Output | External
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a stage within a run.
+
+    Attributes:
+        name: Place in the run, ``iteration-2/train``.
+        params: The stage's parameters.
+        inputs: Outputs of earlier steps, and what comes from outside.
+        seed: Seed of the call.
+    """
+
+    name: str
+    params: StageParams
+    inputs: Mapping[str, Sequence[Source]]
+    seed: int = 0
+    iteration: int = 0
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage."""
+        return self.params.stage
+
+    def upstream(self) -> list[str]:
+        """Names of the steps whose artifacts this one reads."""
+        sources = [source for group in self.inputs.values() for source in group]
+        return list(dict.fromkeys(each.step for each in sources if isinstance(each, Output)))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Responses to a set of prompts and their scores, shard by shard."""
+
+    responses: list[Output] = field(default_factory=list)
+    scores: list[Output] = field(default_factory=list)
+
+
+class Steps:
+    """Builds the steps of a run.
+
+    Args:
+        config: The run's configuration.
+        external: Its outside inputs, resolved: ``policy``, ``prompts``, ``test_prompts``,
+            ``warm_start``, ``oracle_model``, ``oracle_code``.
+    """
+
+    def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+        self._config = config
+        self._external = external
+
+    def _seed(self, *names: str | int) -> int:
+        return derive_seed(self._config.seed, *names)
+
+    def prepare(self) -> Step:
+        """Splits the prompts into D_1…D_T and a held-out test set."""
+        params = self._config.prepare.model_copy(update={"iterations": self._config.iterations})
+        inputs = {"train": self._external["prompts"], "test": self._external["test_prompts"]}
+        return Step("prepare", params, _given(inputs), self._seed("prepare"))
+
+    def warm_start(self) -> Step:
+        """Makes the starting policy by supervised training."""
+        inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
+        return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
+
+    def generate(self, iteration: int, shard: int, policy: Source, prompts: Output) -> Step:
+        """Samples K responses to each prompt of one shard of a table, D_t."""
+        params = self._config.generate.model_copy(update={"shard_index": shard})
+        return Step(
+            f"iteration-{iteration}/generate/{shard}",
+            params,
+            {"policy": [policy], "prompts": [prompts]},
+            self._seed("generate", iteration),
+            iteration,
+        )
+
+    def generate_test(
+        self, place: str, iteration: int, shard: int, policy: Source, prompts: Output
+    ) -> Step:
+        """Samples responses to the held-out prompts with the evaluation's sampling settings."""
+        params = self._config.evaluation_sampling(shard)
+        return Step(
+            f"{place}/generate/{shard}",
+            params,
+            {"policy": [policy], "prompts": [prompts.at("test.parquet")]},
+            self._seed("evaluate"),
+            iteration,
+        )
+
+    def generate_screen(
+        self, place: str, iteration: int, shard: int, policy: Source, prompts: Output
+    ) -> Step:
+        """Samples a few responses to see which prompts the starting policy solves."""
+        return Step(
+            f"{place}/generate/{shard}",
+            self._config.screen_sampling(shard),
+            {"policy": [policy], "prompts": [prompts]},
+            self._seed("screen", iteration),
+            iteration,
+        )
+
+    def screen(self, iteration: int, prompts: Output, samples: Samples) -> Step:
+        """Drops the prompts of D_t that those samples solve."""
+        return Step(
+            f"screen/iteration-{iteration}",
+            self._config.screen,
+            {"prompts": [prompts], "responses": samples.responses, "scores": samples.scores},
+            iteration=iteration,
+        )
+
+    def score(
+        self,
+        place: str,
+        iteration: int,
+        shard: int,
+        responses: Output,
+        opponents: Output | None = None,
+    ) -> Step:
+        """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
+        inputs = {
+            "responses": [responses],
+            "opponents": [opponents] if opponents else [],
+            "model": self._external["oracle_model"],
+            "code": self._external["oracle_code"],
+        }
+        name = f"{place}/score/{shard}"
+        return Step(name, self._config.score, _given(inputs), iteration=iteration)
+
+    def pair(self, iteration: int, samples: Samples) -> Step:
+        """Chooses a chosen and a rejected response per prompt."""
+        return Step(
+            f"iteration-{iteration}/pair",
+            self._config.pair,
+            {"responses": samples.responses, "scores": samples.scores},
+            self._seed("pair", iteration),
+            iteration,
+        )
+
+    def train(
+        self, iteration: int, policy: Source, reference: Source, pairs: Sequence[Output]
+    ) -> Step:
+        """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
+        params = self._config.train.model_copy(update={"iteration": iteration})
+        return Step(
+            f"iteration-{iteration}/train",
+            params,
+            {"policy": [policy], "reference": [reference], "pairs": list(pairs)},
+            self._seed("train", iteration),
+            iteration,
+        )
+
+    def evaluate(
+        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Source
+    ) -> Step:
+        """Compares the policy's samples on the held-out prompts with the base's."""
+        return Step(
+            name,
+            self._config.evaluate,
+            {
+                "responses": policy.responses,
+                "scores": policy.scores,
+                "base_responses": base.responses,
+                "base_scores": base.scores,
+                "reference": [reference],
+            },
+            iteration=iteration,
+        )
+
+    def promote(
+        self, iteration: int, checkpoint: Output, metrics: Output, previous: Output | None
+    ) -> Step:
+        """Registers the checkpoint and, if the gates pass, moves the alias to it."""
+        params = self._config.promote.model_copy(
+            update={"model_name": self._config.model or self._config.name}
+        )
+        inputs = {
+            "checkpoint": [checkpoint],
+            "metrics": [metrics],
+            "previous_metrics": [previous] if previous else [],
+        }
+        return Step(f"iteration-{iteration}/promote", params, _given(inputs), iteration=iteration)
+
+
+def _given(inputs: Mapping[str, Sequence[Source]]) -> dict[str, Sequence[Source]]:
+    return {name: group for name, group in inputs.items() if group}

@@ -1,0 +1,1 @@
+"""Stages in containers of this host's Docker engine."""

@@ -1,0 +1,165 @@
+"""One container at work: start, listen, stop, remove."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import docker
+import requests
+import urllib3
+from docker.errors import APIError
+
+from flows.runners.docker.client import connect
+from stages.contract.alive import AliveLock
+from stages.contract.errors import StageFailedError, UserError
+
+# A stage is killed after its grace period; the supervisor needs a moment to see that through.
+SUPERVISOR_SECONDS = 10.0
+# What the engine's client lets through when the engine goes away.
+_ENGINE_ERRORS = (
+    APIError,
+    UserError,
+    requests.exceptions.RequestException,
+    urllib3.exceptions.HTTPError,
+    struct.error,
+    OSError,
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a container ended.
+
+    Attributes:
+        code: Exit code of its first process, the supervisor.
+        out_of_memory: Whether the kernel killed something in it because its memory was used up.
+    """
+
+    code: int
+    out_of_memory: bool
+
+
+class StageContainer:
+    """A container and the lock that says that this process looks after it.
+
+    Args:
+        client: Connection to the engine.
+        container: Id of a container that is created, or that runs already.
+        alive: The lock, taken.
+    """
+
+    def __init__(self, client: docker.DockerClient, container: str, alive: AliveLock) -> None:
+        self.container = container
+        self._client = client
+        self._alive = alive
+        self._stdin: Any = None
+
+    def start(self, secrets: Mapping[str, str]) -> None:
+        """Starts the container; from then on this process holds its stdin open.
+
+        Args:
+            secrets: Environment variables that the supervisor expects on stdin, if any.
+        """
+        self._stdin = self._client.api.attach_socket(
+            self.container, params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0}
+        )
+        self._client.api.start(self.container)
+        if secrets:
+            _socket_of(self._stdin).sendall(json.dumps(dict(secrets)).encode() + b"\n")
+
+    def lines(self, stream: Literal["stdout", "stderr"]) -> Iterator[str]:
+        """Yields what the container printed and prints, line by line, until it ends.
+
+        Of the engine's log, not of a socket attached to the container: the engine's client loses
+        what comes before it has read the answer's head.
+        """
+        unread = b""
+        # A connection of its own: two threads read.
+        with contextlib.closing(connect()) as client, contextlib.suppress(*_ENGINE_ERRORS):
+            chosen = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
+            for data in client.api.logs(self.container, stream=True, follow=True, **chosen):
+                *lines, unread = (unread + data).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace") + "\n"
+        if unread:
+            yield unread.decode(errors="replace") + "\n"
+
+    def wait(self) -> Ending:
+        """Waits for the end of the container.
+
+        Raises:
+            StageFailedError: The engine went away, or someone removed the container.
+        """
+        try:
+            self._client.api.wait(self.container)
+            state = self._client.api.inspect_container(self.container)["State"]
+        except _ENGINE_ERRORS as error:
+            raise StageFailedError(
+                f"the Docker engine, or container {self.container[:12]}, went away while the stage "
+                f"ran ({type(error).__name__}); it goes on from its last checkpoint when it is "
+                "tried again"
+            ) from error
+        return Ending(state["ExitCode"], state["OOMKilled"])
+
+    def close(self) -> None:
+        """Removes the container, whatever it does, and gives the lock back."""
+        if self._stdin is not None:
+            self._stdin.close()
+        # Without an engine there is nothing to remove; a reaper finds the container by its lock.
+        with contextlib.suppress(*_ENGINE_ERRORS):
+            self._client.api.remove_container(self.container, force=True, v=True)
+        self._alive.free(remove=True)
+
+    def __enter__(self) -> StageContainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def stop(container: str, grace_seconds: float) -> None:
+    """Ends a container, from any thread, and returns when it has ended.
+
+    The supervisor hears SIGTERM and gives the stage its grace period; the engine kills the rest.
+    """
+    # One that is gone has ended; without an engine there is nothing that could be done.
+    with contextlib.suppress(*_ENGINE_ERRORS), contextlib.closing(connect()) as client:
+        client.api.stop(container, timeout=math.ceil(grace_seconds + SUPERVISOR_SECONDS))
+
+
+@contextlib.contextmanager
+def time_limit(container: str, seconds: float | None, grace: float) -> Iterator[threading.Event]:
+    """Stops a container when its time is over; the event tells whether it was."""
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        stop(container, grace)
+
+    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()
+
+
+def _socket_of(stream: Any) -> socket.socket:
+    """The socket below what the engine's client makes of it."""
+    return getattr(stream, "_sock", stream)

@@ -1,0 +1,194 @@
+"""How a request becomes a container: mounts, limits and everything that is taken from it.
+
+Pure but for looking at links; ``flows.runners.docker.runner`` does what this says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+from flows.pipeline.placement import DockerSettings
+from stages.contract.request import FileInput, HubInput, Request
+from stages.contract.store import Store
+
+_GIB = 1 << 30
+# Where a stage's image keeps the hub's files when a folder of the host is given for them.
+_MODEL_CACHE = "/models"
+_NO_NETWORK = "none"
+
+RUN_LABEL = "geb.run"
+STEP_LABEL = "geb.step"
+STAGE_LABEL = "geb.stage"
+KEY_LABEL = "geb.key"
+STORE_LABEL = "geb.store"
+ALIVE_LABEL = "geb.alive"
+# States of a container that holds what it was given.
+AT_WORK = ["running", "paused"]
+GPUS_LABEL = "geb.gpus"
+DEATH_LABEL = "geb.on_orchestrator_death"
+
+
+def writable_folders(request: Request) -> list[Path]:
+    """What a stage writes to of the store; it sees the rest read-only."""
+    store = Store.open(request.store)
+    folders = [
+        store.root / "artifacts" / request.stage,
+        store.root / "leases" / request.stage,
+        store.work_path(request.stage, request.key),
+        store.log_path(request.stage, request.key),
+    ]
+    if request.stage == "promote":
+        folders.append(store.root / "models")
+    return folders
+
+
+def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
+    """Everything of the host that a stage sees, at the path that it has on the host."""
+    root = str(Store.open(request.store).root)
+    mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
+    for group in request.inputs.values():
+        for each in group:
+            if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
+                mounts |= {str(path): "ro" for path in _with_link_targets(Path(each.location))}
+    mounts |= settings.mounts
+    made = [_bind(path, path, mode) for path, mode in mounts.items()]
+    if settings.model_cache is not None:
+        cache = Path(settings.model_cache).expanduser().absolute()
+        made.append(_bind(str(cache), _MODEL_CACHE, "rw"))
+    return made
+
+
+def _bind(source: str, target: str, mode: str) -> Mount:
+    return Mount(target, source, type="bind", read_only=mode == "ro")
+
+
+def _with_link_targets(path: Path) -> Iterator[Path]:
+    """A file or folder, and what links in it lead to: the hub's cache is made of links."""
+    yield path
+    if path.is_dir():
+        for each in path.rglob("*"):
+            if each.is_symlink() and not each.resolve().is_relative_to(path):
+                yield each.resolve()
+
+
+def environment_for(request: Request, settings: DockerSettings) -> dict[str, str]:
+    """Environment variables of a stage beside its image's; none of them is a secret."""
+    # Libraries ask for the user's name, which the image knows for its own user alone.
+    environment = {"USER": "geb", "LOGNAME": "geb"}
+    if settings.network.get(request.stage, _NO_NETWORK) == _NO_NETWORK:
+        environment |= {
+            "HF_HUB_OFFLINE": "1",
+            # Without a network the host's name leads nowhere; workers talk over loopback.
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
+    if settings.model_cache is not None:
+        environment["HF_HOME"] = _MODEL_CACHE
+    if request.resources.cpus is not None:
+        threads = str(max(1, int(request.resources.cpus)))
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return environment | settings.environment.get(request.stage, {})
+
+
+def labels_for(
+    request: Request, settings: DockerSettings, alive: Path, devices: Sequence[str]
+) -> dict[str, str]:
+    """What a container says of itself to whoever finds it."""
+    gpus = {GPUS_LABEL: ",".join(devices)} if devices else {}
+    return gpus | {
+        RUN_LABEL: request.run,
+        STEP_LABEL: request.step,
+        STAGE_LABEL: request.stage,
+        KEY_LABEL: request.key,
+        STORE_LABEL: request.store,
+        ALIVE_LABEL: str(alive),
+        DEATH_LABEL: settings.on_orchestrator_death,
+    }
+
+
+def container_options(
+    request: Request,
+    settings: DockerSettings,
+    *,
+    user: str,
+    command: list[str],
+    alive: Path,
+    devices: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Arguments for the engine's ``create_container``, its host configuration apart.
+
+    Args:
+        request: The request.
+        settings: The docker runner's settings.
+        user: User and group id, ``1000:1000``.
+        command: What the container runs, its supervisor first.
+        alive: File that the orchestrator keeps locked while it lives.
+        devices: GPUs that it gets, by index or UUID.
+    """
+    keep = settings.on_orchestrator_death == "keep"
+    return {
+        "entrypoint": command,
+        "command": [],
+        "user": user,
+        "environment": environment_for(request, settings),
+        "labels": labels_for(request, settings, alive, devices),
+        # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
+        # the stage. A detached container's stdin stays open whoever comes and goes.
+        "stdin_open": True,
+        "detach": keep,
+    }
+
+
+def host_options(
+    request: Request, settings: DockerSettings, devices: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Arguments for the engine's ``create_host_config``: limits, mounts, and what is forbidden."""
+    resources = request.resources
+    memory = None if resources.memory_gib is None else int(resources.memory_gib * _GIB)
+    gpus = [DeviceRequest(device_ids=list(devices), capabilities=[["gpu"]])] if devices else None
+    return {
+        "mounts": mounts_for(request, settings),
+        "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={int(settings.tmp_gib * _GIB)}"},
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "network_mode": settings.network.get(request.stage, _NO_NETWORK),
+        "ipc_mode": "private",
+        "mem_limit": memory,
+        # The same as the limit of memory: none of it may be swapped out.
+        "memswap_limit": memory,
+        "nano_cpus": None if resources.cpus is None else int(resources.cpus * 1e9),
+        "shm_size": int(settings.shm_gib * _GIB),
+        "pids_limit": settings.pids,
+        "ulimits": [
+            Ulimit(name=name, soft=limit, hard=limit) for name, limit in settings.ulimits.items()
+        ],
+        "device_requests": gpus,
+        # Whoever takes a container over reads its events from the beginning.
+        "log_config": LogConfig(type=LogConfig.types.JSON),
+    }
+
+
+def needs_network(request: Request, settings: DockerSettings) -> bool:
+    """Whether an input comes from the hub and neither a network nor a cache can bring it."""
+    from_hub = any(
+        isinstance(each, HubInput) for group in request.inputs.values() for each in group
+    )
+    return from_hub and settings.model_cache is None and request.stage not in settings.network
+
+
+def user_for(settings: DockerSettings, image_user: str) -> str:
+    """User and group id of a stage: the orchestrator's, whose the artifacts then are, but not root.
+
+    Args:
+        settings: May name another.
+        image_user: The image's, taken in root's place.
+    """
+    if settings.user is not None:
+        return settings.user
+    return f"{os.geteuid()}:{os.getegid()}" if os.geteuid() else image_user

@@ -1,0 +1,269 @@
+"""Runs a stage in a container of a Docker engine, under its supervisor.
+
+The supervisor is the container's first process. Under ``on_orchestrator_death: stop`` it ends the
+stage when stdin does, and stdin is held open by the orchestrator; under ``keep`` the stage goes on
+and the next attempt at the same key takes its container over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError
+
+from flows.pipeline.placement import DockerSettings
+from flows.runners.base import FailureTail, OnEvent, say_once
+from flows.runners.docker.client import connect
+from flows.runners.docker.container import Ending, StageContainer, stop, time_limit
+from flows.runners.docker.images import find_image
+from flows.runners.docker.options import (
+    ALIVE_LABEL,
+    AT_WORK,
+    DEATH_LABEL,
+    GPUS_LABEL,
+    KEY_LABEL,
+    STORE_LABEL,
+    container_options,
+    host_options,
+    needs_network,
+    user_for,
+)
+from flows.runners.docker.ownership import chown_outputs
+from flows.runners.docker.reaper import reap
+from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.local.gpu_locks import hold_gpus
+from stages.contract.alive import AliveLock, is_held
+from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.events import Log
+from stages.contract.request import Request
+from stages.contract.store import Store
+
+# Between two looks at whether a GPU is free.
+_POLL_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class DockerRunner:
+    """Each stage in a container of its own. Making one removes what dead orchestrators left.
+
+    Args:
+        settings: Images, mounts, limits.
+        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+
+    Raises:
+        UserError: No Docker engine answers.
+    """
+
+    name = "docker"
+
+    def __init__(self, settings: DockerSettings, grace_seconds: float = 30.0) -> None:
+        self._settings = settings
+        self._grace_seconds = grace_seconds
+        self._live: set[str] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        for line in reap(keep_running=True):
+            _log.warning(line)
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        log = new_log(request)
+        words = FailureTail()
+        with log.open("w", encoding="utf-8") as file, self._at_work(request, on_event) as attempt:
+            log_file = AttemptLog(file, words)
+            limit = request.resources.timeout_seconds
+            with time_limit(attempt.container, limit, self._grace_seconds) as overdue:
+                reader = threading.Thread(target=log_file.copy, args=(attempt.lines("stderr"),))
+                reader.start()
+                for line in attempt.lines("stdout"):
+                    log_file.take(line, on_event)
+                reader.join()
+                ending = attempt.wait()
+            log_file.tell_if_cut(log, on_event)
+        # Empty by now, but a mount while the container ran: the stage itself could not remove it.
+        with contextlib.suppress(OSError):
+            Store.open(request.store).work_path(request.stage, request.key).rmdir()
+        if overdue.is_set():
+            words.raise_overdue(request, str(log))
+        if ending.out_of_memory and ending.code and not self._stopping.is_set():
+            _raise_out_of_memory(request, ending, log, words)
+        words.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
+
+    def stop_all(self) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        with self._lock:
+            self._stopping.set()
+            live = list(self._live)
+        threads = [threading.Thread(target=stop, args=(each, self._grace_seconds)) for each in live]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def has_running(self, request: Request) -> bool:
+        """See :class:`flows.runners.base.Runner`."""
+        with contextlib.closing(connect()) as client:
+            return any(not is_held(lock) for _, lock in _left_running(client, request))
+
+    @contextlib.contextmanager
+    def _at_work(self, request: Request, on_event: OnEvent) -> Iterator[StageContainer]:
+        """A container that computes the request: one that was left running, or a new one."""
+        with contextlib.ExitStack() as stack:
+            # A connection of its own: the engine's client serves one thread.
+            client = stack.enter_context(contextlib.closing(connect()))
+            attempt = _adopt(client, request)
+            new = attempt is None
+            if attempt is None:
+                devices = stack.enter_context(self._gpus(client, request, on_event))
+                attempt = self._create(client, request, devices)
+            else:
+                found = f"container {attempt.container[:12]}"
+                on_event(Log(message=f"taking over {found}, which computes this already"))
+            stack.enter_context(attempt)
+            with self._lock:
+                self._live.add(attempt.container)
+            try:
+                if new:
+                    self._start(attempt, request)
+                if self._stopping.is_set():
+                    stop(attempt.container, self._grace_seconds)
+                yield attempt
+            finally:
+                with self._lock:
+                    self._live.discard(attempt.container)
+
+    @contextlib.contextmanager
+    def _gpus(
+        self, client: docker.DockerClient, request: Request, on_event: OnEvent
+    ) -> Iterator[tuple[str, ...]]:
+        """Holds the GPUs that a new container gets."""
+        say = say_once(on_event)
+        number = request.resources.gpus
+        with hold_gpus(number, waiting=say, stopping=self._stopping) as held:
+            # A container that outlived its orchestrator has its GPUs and no lock on them.
+            while taken := set(held.devices) & _gpus_in_use(client):
+                say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
+                if self._stopping.wait(_POLL_SECONDS):
+                    raise StoppedError(f"{request.step}: stopped while waiting for a GPU")
+            yield held.devices
+
+    def _create(
+        self, client: docker.DockerClient, request: Request, devices: tuple[str, ...]
+    ) -> StageContainer:
+        settings = self._settings
+        if needs_network(request, settings):
+            raise UserError(
+                f"stage {request.stage!r} reads something of the hub and has no network",
+                f"set execution.docker.network.{request.stage} to a Docker network (`bridge`), or "
+                "execution.docker.model_cache to a folder that holds it",
+            )
+        image = find_image(client, request, settings)
+        user = user_for(settings, image.attrs["Config"]["User"])
+        chown_outputs(request, user)
+        supervisor = ["python", "-m", "stages.contract.supervisor"]
+        supervisor += ["--grace", str(self._grace_seconds)]
+        supervisor += ["--secrets"] if settings.secrets.get(request.stage) else []
+        command = [*supervisor, "--", "python", "-m", f"stages.{request.stage}"]
+        name = _name_for(request)
+        lock_path = Store.open(request.store).root / "containers" / name
+        alive = AliveLock(lock_path)
+        alive.take()
+        try:
+            options = container_options(
+                request,
+                settings,
+                user=user,
+                command=[*command, write_request(request)],
+                alive=lock_path,
+                devices=devices,
+            )
+            host = client.api.create_host_config(**host_options(request, settings, devices))
+            made = client.api.create_container(image.id, name=name, host_config=host, **options)
+        except BaseException as error:
+            alive.free(remove=True)
+            if isinstance(error, APIError):
+                raise _refused(request, error) from error
+            raise
+        return StageContainer(client, made["Id"], alive)
+
+    def _start(self, attempt: StageContainer, request: Request) -> None:
+        names = self._settings.secrets.get(request.stage, ())
+        if missing := [name for name in names if name not in os.environ]:
+            raise UserError(
+                f"execution.docker.secrets.{request.stage} names {', '.join(missing)}, which the "
+                "orchestrator's environment does not have",
+                "set it there, or take the name out",
+            )
+        try:
+            attempt.start({name: os.environ[name] for name in names})
+        except APIError as error:
+            raise _refused(request, error) from error
+
+
+def _left_running(client: docker.DockerClient, request: Request) -> Iterator[tuple[str, Path]]:
+    """Containers that compute a key and were told to outlive their orchestrator; their locks."""
+    wanted = [
+        f"{KEY_LABEL}={request.key}",
+        f"{STORE_LABEL}={request.store}",
+        f"{DEATH_LABEL}=keep",
+    ]
+    found: list[dict[str, Any]] = client.api.containers(
+        filters={"label": wanted, "status": AT_WORK}
+    )
+    for each in found:
+        yield each["Id"], Path(each["Labels"][ALIVE_LABEL])
+
+
+def _gpus_in_use(client: docker.DockerClient) -> set[str]:
+    found = client.api.containers(filters={"label": GPUS_LABEL, "status": AT_WORK})
+    return {device for each in found for device in each["Labels"][GPUS_LABEL].split(",")}
+
+
+def _adopt(client: docker.DockerClient, request: Request) -> StageContainer | None:
+    for container, path in _left_running(client, request):
+        lock = AliveLock(path)
+        if lock.take():
+            return StageContainer(client, container, lock)
+    return None
+
+
+def _name_for(request: Request) -> str:
+    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.step or request.stage)
+    return f"geb-{request.run}-{place}-{request.key[:8]}-{uuid.uuid4().hex[:6]}"
+
+
+def _refused(request: Request, error: APIError) -> Exception:
+    where = request.step or request.stage
+    said = str(error.explanation or error)
+    if "could not select device driver" in said:
+        return UserError(
+            f"{where}: the Docker engine offers no GPUs ({said.strip()})",
+            "install the NVIDIA container toolkit on this machine, or set "
+            f"resources.{request.stage}.gpus to 0",
+        )
+    if error.is_client_error():
+        return UserError(
+            f"{where}: the Docker engine refuses the container: {said}",
+            "correct execution.docker, or what it names",
+        )
+    return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
+
+
+def _raise_out_of_memory(request: Request, ending: Ending, log: Path, words: FailureTail) -> None:
+    limit = request.resources.memory_gib
+    of = f"its memory limit of {limit:g} GiB" if limit is not None else "the memory of this machine"
+    raise StageFailedError(
+        f"{request.step or request.stage}: the stage used up {of} and the kernel killed it (exit "
+        f"code {ending.code}); raise resources.{request.stage}.memory_gib, or give the stage less "
+        f"to do at a time; log: {log}",
+        tuple(words.lines),
+    )

@@ -1,0 +1,1 @@
+"""Stages on this host: processes, logs, GPUs, and stores in a bucket."""

@@ -1,0 +1,62 @@
+"""Inputs from outside the store for stages that run on other hosts, where the store is a bucket."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from pathlib import Path
+
+from flows.pipeline.inputs import digest_of
+from stages.contract.digests import files_of
+from stages.contract.errors import UserError
+from stages.contract.remote.store import RemoteStore
+from stages.contract.remote.transfer import OnBytes
+from stages.contract.request import FileInput, Input, Request
+from stages.contract.stores import open_store
+
+
+def offer_inputs(request: Request) -> None:
+    """Uploads the request's files of this host, for whichever host runs its stage."""
+    store = open_store(request.store)
+    if isinstance(store, RemoteStore):
+        for group in request.inputs.values():
+            for each in group:
+                if isinstance(each, FileInput):
+                    store.outside.offer(each)
+
+
+def with_files_here(store: RemoteStore, request: Request, on_bytes: OnBytes) -> Request:
+    """The request with the places of its files on this host.
+
+    Raises:
+        UserError: A file is neither here nor in the bucket.
+    """
+
+    def place(source: Input) -> Input:
+        if not isinstance(source, FileInput) or _is_here(source):
+            return source
+        found = store.outside.fetch(source, on_bytes)
+        if found is None:
+            raise UserError(
+                f"{source.location} is not on {socket.gethostname()}, or is another file there",
+                "put it there, name a hub id, or run this stage on the host that has it",
+            )
+        return source.model_copy(update={"location": str(found)})
+
+    inputs = {name: tuple(map(place, group)) for name, group in request.inputs.items()}
+    return request.model_copy(update={"inputs": inputs})
+
+
+def _is_here(source: FileInput) -> bool:
+    path = Path(source.location)
+    if not path.exists():
+        return False
+    files = files_of(path) if path.is_dir() else [path]
+    stats = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+    return _known_digest(path, stats) == source.digest
+
+
+@functools.lru_cache(maxsize=256)
+def _known_digest(path: Path, stats: tuple[tuple[str, int, int], ...]) -> str:
+    """Digest of a file or folder, taken once as long as nothing of it changes."""
+    return digest_of(path) if stats else ""

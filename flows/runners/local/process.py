@@ -1,0 +1,170 @@
+"""Runs a stage as a subprocess of this machine, under its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flows.runners.base import FailureTail, OnEvent, say_once
+from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
+from stages.contract.errors import UserError
+from stages.contract.request import Request
+from stages.contract.store import Store
+
+# A stage is killed after its grace period; the supervisor needs a moment to see that through.
+_SUPERVISOR_SECONDS = 10.0
+# Of the bucket, where the store is in one.
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+class ProcessRunner:
+    """The default runner: needs nothing but the stage's Python environment.
+
+    Args:
+        interpreters: Python interpreter of a stage where it is not this one (vLLM has its own).
+        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+    """
+
+    name = "process"
+
+    def __init__(
+        self, interpreters: Mapping[str, str] | None = None, grace_seconds: float = 30.0
+    ) -> None:
+        self._interpreters = dict(interpreters or {})
+        self._grace_seconds = grace_seconds
+        self._live: dict[int, subprocess.Popen[str]] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        log = new_log(request)
+        words = FailureTail()
+        with (
+            hold_gpus(
+                request.resources.gpus,
+                waiting=say_once(on_event),
+                stopping=self._stopping,
+            ) as gpus,
+            log.open("w", encoding="utf-8") as file,
+            self._start(request, gpus) as process,
+            _ended_by_an_error(process),
+        ):
+            log_file = AttemptLog(file, words)
+            overdue = threading.Event()
+            timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
+            reader = threading.Thread(target=log_file.copy, args=(process.stderr,))
+            reader.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                log_file.take(line, on_event)
+            code = process.wait()
+            reader.join()
+            timer.cancel()
+            log_file.tell_if_cut(log, on_event)
+            with self._lock:
+                del self._live[process.pid]
+        if overdue.is_set():
+            words.raise_overdue(request, str(log))
+        words.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
+
+    def stop_all(self) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        with self._lock:
+            self._stopping.set()
+            live = list(self._live.values())
+        for process in live:
+            _let_go(process)
+        for process in live:
+            try:
+                process.wait(self._grace_seconds + _SUPERVISOR_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def has_running(self, request: Request) -> bool:
+        """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
+        return False
+
+    def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
+        interpreter = self._interpreters.get(request.stage, sys.executable)
+        if not Path(interpreter).exists():
+            raise UserError(
+                f"no Python interpreter at {interpreter} for stage {request.stage!r}",
+                "run `make setup-vllm`, or correct execution.interpreters",
+            )
+        with self._lock:
+            process = subprocess.Popen(
+                [
+                    *(interpreter, "-m", "stages.contract.supervisor"),
+                    *("--grace", str(self._grace_seconds), "--"),
+                    *(interpreter, "-m", f"stages.{request.stage}", write_request(request)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(request, gpus),
+                pass_fds=gpus.descriptors,
+                text=True,
+                errors="replace",
+                # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
+                start_new_session=True,
+            )
+            self._live[process.pid] = process
+            if self._stopping.is_set():
+                _let_go(process)
+        return process
+
+    @staticmethod
+    def _start_timer(
+        process: subprocess.Popen[str], seconds: float | None, overdue: threading.Event
+    ) -> threading.Timer:
+        def end() -> None:
+            overdue.set()
+            _let_go(process)
+
+        timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end)
+        timer.daemon = True
+        if seconds is not None:
+            timer.start()
+        return timer
+
+
+def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
+    # Without one of its own a stage sees no GPU, rather than those of others.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
+    if request.resources.cpus is not None:
+        threads = str(max(1, int(request.resources.cpus)))
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if Store.open(request.store).mirror_of is not None:
+        # The bucket is not the stage's business.
+        for name in _CREDENTIALS:
+            environment.pop(name, None)
+    # The stage's own environment must not resolve packages of the orchestrator's.
+    environment.pop("VIRTUAL_ENV", None)
+    return environment
+
+
+@contextlib.contextmanager
+def _ended_by_an_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Ends the stage when its events cannot be listened to any more (a signal, a listener's error).
+
+    Popen itself would wait for the reader of stderr, and that one for the stage.
+    """
+    try:
+        yield
+    except BaseException:
+        _let_go(process)
+        raise
+
+
+def _let_go(process: subprocess.Popen[str]) -> None:
+    """Closes the supervisor's stdin, its sign to end the stage."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()

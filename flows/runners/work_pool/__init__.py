@@ -1,0 +1,1 @@
+"""Stages on the workers of Prefect work pools."""
