@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from stages.contract.alive import AliveLock, is_held
 from stages.contract.lease import EXPIRY_SECONDS, Lease
 
@@ -28,6 +30,17 @@ HEARTBEAT_SECONDS = 10.0
 def _machine() -> str:
     """Identity of this kernel, the same in all its containers."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class _Record(BaseModel):
+    """Content of a lease file; times are seconds since the epoch."""
+
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    since: float
+    expires: float
 
 
 class FileLease(Lease):
@@ -47,16 +60,20 @@ class FileLease(Lease):
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        # Within the guard: the look locks the alive file for a moment, and nobody must be taking
+        # the lease just then.
         with self._guard():
             record = self._read()
-        return record if record is not None and self._is_alive(record) else None
+            return record if record is not None and self._is_alive(record) else None
 
     def _try_acquire(self) -> dict[str, Any] | None:
         with self._guard():
             record = self._read()
             if record is not None and record["owner"] != self._owner and self._is_alive(record):
                 return record
-            self._alive.take()
+            if not self._alive.take():
+                # Some process has the lock, whatever the record says of it.
+                return record or {"host": socket.gethostname(), "pid": "unknown"}
             self._write()
         return None
 
@@ -92,9 +109,13 @@ class FileLease(Lease):
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            return json.loads(self._path.read_text())
+            record = _Record.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return None
+        except ValidationError:
+            # Damaged. The lock of the alive file still tells whether a holder lives.
+            return {"owner": "", "host": "unknown", "machine": _machine(), "pid": "unknown"}
+        return record.model_dump()
 
     def _is_alive(self, record: dict[str, Any]) -> bool:
         if record["machine"] == _machine():

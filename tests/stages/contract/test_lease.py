@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -148,3 +149,40 @@ def test_a_living_holder_renews(path, monkeypatch):
         lease.acquire()
         assert renewed.wait(30)
         lease.check()
+
+
+def test_a_taker_that_meets_a_look_at_the_lock_waits_rather_than_hold_half(path):
+    """Else others would see a record without a living holder, and take the lease as well."""
+    left = FileLease(path)
+    left.acquire()
+    record = path.read_text()
+    left.release()
+    path.write_text(record)
+    waits, taken = threading.Event(), threading.Event()
+    lease = FileLease(path)
+
+    def take() -> None:
+        lease.acquire(waiting=lambda holder: waits.set())
+        taken.set()
+
+    with path.with_suffix(".alive").open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert waits.wait(30)
+        assert not taken.is_set()
+    assert taken.wait(30)
+    assert FileLease(path).holder() is not None
+    lease.release()
+    thread.join()
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1]", '{"owner": 3}'])
+def test_a_damaged_lease_is_free_unless_its_holder_lives(path, damaged):
+    with FileLease(path) as held:
+        held.acquire()
+        path.write_text(damaged)
+        assert FileLease(path).holder() is not None
+    assert FileLease(path).holder() is None
+    with FileLease(path) as taken:
+        assert taken.acquire() is True
