@@ -72,7 +72,7 @@ class RunConfig(Settings):
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
     """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
-    iterations: int = Field(3, ge=1)
+    iterations: int = Field(3, ge=1, le=1000)
     """Iterations T."""
     pair_data: Literal["current", "accumulate"] = "current"
     """Train on this iteration's pairs, or on those of all iterations so far."""

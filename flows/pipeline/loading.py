@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
 from stages.contract.errors import UserError
 
+# Of a value in a message.
+_SHOWN_CHARACTERS = 200
 S = TypeVar("S", bound=BaseModel)
 
 _PLACES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
@@ -84,34 +86,42 @@ def check_config(values: dict[str, Any], place: str) -> RunConfig:
 
 def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
     try:
-        return schema.model_validate(values)
+        checked = schema.model_validate(values)
     except ValidationError as error:
         problems = [_explain(dict(each), schema) for each in error.errors()]
         listed = "; `geb fields` lists all of them with their meaning"
-        raise UserError(
-            f"{place} is not a valid configuration:\n  " + "\n  ".join(problems),
-            "correct these settings" + (listed if schema is RunConfig else ""),
+        raise _invalid(
+            place, problems, "correct these settings" + (listed if schema is RunConfig else "")
         ) from error
+    # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
+    infinite = [
+        f"{name}: {value} is no finite number" for name, value in non_finite(checked.model_dump())
+    ]
+    if infinite:
+        raise _invalid(place, infinite, "write finite numbers, or leave these settings out")
+    return checked
+
+
+def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
+    return UserError(f"{place} is not a valid configuration:\n  " + "\n  ".join(problems), remedy)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
-    try:
-        loaded = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"cannot read the configuration {path}: {error.strerror}", "check the path"
-        ) from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}", "correct the file") from error
+    loaded = read_yaml(path)
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
     values: dict[str, Any] = loaded or {}
     parents = values.pop("extends", [])
     merged: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
+    named = [parents] if isinstance(parents, str) else parents
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise UserError(
+            f"{path}: extends names no files: {_shown(parents)}", "write `extends: other.yaml`"
+        )
+    for parent in named:
         _merge(merged, _read(path.parent / parent, (*seen, path)))
     _anchor_places(values.get("inputs"), path.parent)
     _merge(merged, values)
@@ -134,7 +144,10 @@ def _anchor_places(inputs: Any, folder: Path) -> None:
     def anchored(place: Any) -> Any:
         if not isinstance(place, str):
             return place
-        found = folder / Path(place).expanduser()
+        try:
+            found = folder / Path(place).expanduser()
+        except RuntimeError as error:
+            raise UserError(f"inputs: {_shown(place)}: {error}", "write the folder out") from error
         looks_local = place.startswith((".", "/", "~")) or found.exists()
         return str(found.resolve()) if looks_local else place
 
@@ -150,11 +163,10 @@ def _anchor_places(inputs: Any, folder: Path) -> None:
 def _apply(values: dict[str, Any], override: str) -> None:
     name, separator, text = override.partition("=")
     if not separator or not name:
-        raise UserError(f"--set {override!r} is not NAME=VALUE", "write --set train.kappa=1e-3")
-    try:
-        _set(values, name, yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override!r}: the value is not YAML", "quote it") from error
+        raise UserError(
+            f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
+        )
+    _set(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"))
 
 
 def _set(values: dict[str, Any], name: str, value: Any) -> None:
@@ -177,7 +189,13 @@ def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
-    return f"{name}: {message}, not {json.dumps(error['input'], default=str)}"
+    return f"{name}: {message}, not {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
+    """A value as JSON for a message, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _names_at(model: type[BaseModel], place: Iterable[str]) -> list[str]:

@@ -1,0 +1,108 @@
+"""Strict YAML: plain values only, each key once, of bounded depth and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.contract.errors import UserError
+
+# Far above any configuration of a person; below it Python's own recursion limit is not met.
+_MAX_DEPTH = 50
+# Aliases are expanded, so that a small file can stand for an endless one.
+_MAX_VALUES = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which refuses a key that stands twice in one mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Composes a mapping, before merge keys (`<<`) bring in those of other mappings."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.composer.ComposerError(
+                        None, None, f"{key.value!r} is set twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return node
+
+
+def read_yaml(path: Path) -> Any:
+    """Reads one YAML document from a file.
+
+    Raises:
+        UserError: The file cannot be read, or see :func:`parse_yaml`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot read the configuration {path}: {error.strerror}", "check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}",
+            "save the file as UTF-8",
+        ) from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """Parses one YAML document; no part of the result is shared with another.
+
+    Args:
+        text: The document.
+        place: Says in messages where it is from.
+
+    Raises:
+        UserError: It is not YAML, sets a key twice, or is nested or expanded beyond all measure.
+    """
+    try:
+        return _copied(yaml.load(text, _Loader), _Budget(place), 0)
+    except (yaml.YAMLError, ValueError) as error:
+        # Of a date that no calendar has, PyYAML lets Python's own error through.
+        raise UserError(f"{place} is not YAML: {error}", "correct it") from error
+    except RecursionError as error:
+        raise _too_large(place, f"nested deeper than {_MAX_DEPTH} levels") from error
+
+
+def non_finite(values: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yields name and value of every number that is infinite or not a number."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from non_finite(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(values, list | tuple):
+        for index, value in enumerate(values):
+            yield from non_finite(value, f"{name}.{index}")
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield name, values
+
+
+class _Budget:
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.left = _MAX_VALUES
+
+
+def _copied(value: Any, budget: _Budget, depth: int) -> Any:
+    budget.left -= 1
+    if depth > _MAX_DEPTH:
+        raise _too_large(budget.place, f"nested deeper than {_MAX_DEPTH} levels")
+    if budget.left < 0:
+        raise _too_large(budget.place, f"more than {_MAX_VALUES} values, aliases expanded")
+    if isinstance(value, dict):
+        return {key: _copied(each, budget, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each, budget, depth + 1) for each in value]
+    return value
+
+
+def _too_large(place: str, why: str) -> UserError:
+    return UserError(f"{place} is no configuration: {why}", "write it without such nesting")

@@ -1,0 +1,82 @@
+"""Configuration files as nobody should write them: refused with one short message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.pipeline.loading import load_config, load_overridden
+from stages.contract.errors import UserError
+
+_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("seed: 1\nseed: 2\n", ["'seed' is set twice", "line 2"]),
+        ("train:\n  kappa: 1\n  beta: 1\n  kappa: 2\n", ["'kappa' is set twice", "line 4"]),
+        ("train: {learning_rate: .inf}\n", ["train.learning_rate: inf"]),
+        ("train: {beta: .nan}\n", ["train.beta", "not NaN"]),
+        ("train: {learning_rate: 1e+999}\n", ["train.learning_rate: inf"]),
+        (b"name: caf\xe9\n", ["is not UTF-8 text", "0xe9"]),
+        ("a: " + "[" * 60 + "]" * 60, ["nested deeper than 50 levels"]),
+        ("a: " + "[" * 5000 + "]" * 5000, ["nested deeper than 50 levels"]),
+        (_BOMB, ["more than 100000 values"]),
+        ("extends: 5\n", ["extends names no files: 5"]),
+        ("extends: [1, 2]\n", ["extends names no files: [1, 2]"]),
+        ("extends: {a: b}\n", ["extends names no files"]),
+        ("inputs: {policy: ~nouser/model}\n", ["~nouser/model"]),
+        ("iterations: 1000000000\n", ["iterations", "1000"]),
+        ("seed: 2026-99-99\n", ["is not YAML"]),
+        (f"name: {'x' * 100_000}\n", ["name", "at most 100"]),
+        (f"{'x' * 900}: 1\n", ["no such setting"]),
+        ("? [a, b]\n: 1\n", ["is not YAML"]),
+        ("!!python/object/apply:os.system [id]\n", ["is not YAML"]),
+        ("5\n", ["holds no settings"]),
+        ("1: 2\n", ["1: "]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value)[:30],
+)
+def test_it_is_refused_by_name(tmp_path: Path, text: str | bytes, parts: list[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    said = caught.value.message
+    assert len(said) < 2000
+    for part in parts:
+        assert part in said
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("value", [".inf", "{a: [", "1e+999", "{a: 1, a: 2}"])
+def test_set_is_held_to_the_same(value: str) -> None:
+    path = Path(__file__).parents[2] / "configs/quickstart.yaml"
+    with pytest.raises(UserError):
+        load_config(path, [f"train.learning_rate={value}"])
+
+
+def test_what_a_form_sends_is_held_to_the_same() -> None:
+    path = Path(__file__).parents[2] / "configs/quickstart.yaml"
+    with pytest.raises(UserError, match=r"train\.nll_weight: inf"):
+        load_overridden(path, {"train": {"nll_weight": float("inf")}}, "the form")
+
+
+def test_set_on_an_anchor_leaves_its_alias_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("resources:\n  generate: &host {cpus: 1}\n  score: *host\n")
+    config = load_config(path, ["resources.generate.cpus=2"])
+    assert (config.resources.generate.cpus, config.resources.score.cpus) == (2, 1)
+
+
+def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "resources:\n  generate: &host {cpus: 1, gpus: 0}\n  score: {<<: *host, cpus: 2}\n"
+    )
+    config = load_config(path)
+    assert (config.resources.generate.cpus, config.resources.score.cpus) == (1, 2)
