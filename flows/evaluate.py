@@ -19,10 +19,11 @@ from flows.execution.prefect_progress import artifact_key
 from flows.execution.prefect_tasks import PrefectExecutor, executing
 from flows.execution.step_executor import StepExecutor, Watcher
 from flows.iterate import NOTHING, Overrides, Preset
+from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External, resolve, resolve_inputs, resolve_model
 from flows.pipeline.presets import DEFAULT_PRESET, configured
-from flows.pipeline.steps import Samples, Steps
+from flows.pipeline.steps import Steps
 from flows.report.failure import failed
 from flows.report.summary import formatted
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -207,20 +208,12 @@ def _compare(
     config: RunConfig, external: dict[str, list[External]], executor: PrefectExecutor
 ) -> None:
     steps = Steps(config, external)
-    prompts = executor.do(steps.prepare())
-    sides: dict[str, Samples] = {}
-    # The base first: a judge that compares sets both sides against its samples.
-    for side in ("base", "policy"):
-        [model] = external[side]
-        samples = sides[side] = Samples()
-        for shard in range(config.evaluation.num_shards):
-            made = executor.do(steps.generate_test(side, 0, shard, model, prompts))
-            samples.responses.append(made.at("responses.parquet"))
-            opponents = sides["base"].responses[shard] if config.score.compares else None
-            scores = executor.do(steps.score(side, 0, shard, samples.responses[-1], opponents))
-            samples.scores.append(scores.at("scores.parquet"))
-    [base] = external["base"]
-    executor.do(steps.evaluate("evaluate", 0, sides["policy"], sides["base"], base))
+    prompts = executor.do(steps.prepare()).at("test.parquet")
+    [policy], [base] = external["policy"], external["base"]
+    sampling, do = steps.for_evaluation(), executor.do
+    base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
+    own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
+    do(steps.evaluate("evaluate", 0, own, base_samples, base))
 
 
 def _metrics(artifact: Artifact) -> dict[str, Any]:

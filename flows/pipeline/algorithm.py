@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve_inputs
 from flows.pipeline.preflight import check_checkpoints
-from flows.pipeline.steps import Output, Samples, Source, Step, Steps
+from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps
 
 Do = Callable[[Step], Output]
 
@@ -25,7 +25,8 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     prompts = do(steps.prepare())
     base = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
     assert base is not None
-    base_samples = _evaluation_samples(config, steps, do, "base", 0, base, prompts)
+    evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
+    base_samples = sample_and_score(steps, do, "base", 0, evaluation, base, test_prompts)
     train_prompts = {
         iteration: _train_prompts(config, steps, do, iteration, base, prompts)
         for iteration in range(1, config.iterations + 1)
@@ -35,12 +36,8 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     previous_metrics: Output | None = None
     for iteration in range(1, config.iterations + 1):
         place = f"iteration-{iteration}"
-        samples = Samples()
-        for shard in range(config.generate.num_shards):
-            responses = do(steps.generate(iteration, shard, policy, train_prompts[iteration]))
-            samples.responses.append(responses.at("responses.parquet"))
-            scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
-            samples.scores.append(scores.at("scores.parquet"))
+        training, table = steps.for_training(iteration), train_prompts[iteration]
+        samples = sample_and_score(steps, do, place, iteration, training, policy, table)
         history.append(do(steps.pair(iteration, samples)).at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = do(steps.train(iteration, policy, reference, pairs))
@@ -50,13 +47,47 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             "initial": base,
             "ema": trained.at("ema"),
         }[config.train.reference]
-        own = _evaluation_samples(
-            config, steps, do, f"{place}/evaluate", iteration, policy, prompts, base_samples
+        evaluate = f"{place}/evaluate"
+        own = sample_and_score(
+            steps, do, evaluate, iteration, evaluation, policy, test_prompts, base_samples
         )
-        evaluated = do(steps.evaluate(f"{place}/evaluate", iteration, own, base_samples, base))
+        evaluated = do(steps.evaluate(evaluate, iteration, own, base_samples, base))
         metrics = evaluated.at("metrics.json")
         do(steps.promote(iteration, policy, metrics, previous_metrics))
         previous_metrics = metrics
+
+
+def sample_and_score(
+    steps: Steps,
+    do: Do,
+    place: str,
+    iteration: int,
+    sampling: Sampling,
+    policy: Source,
+    prompts: Output,
+    base: Samples | None = None,
+) -> Samples:
+    """Samples responses to a table of prompts and scores them, shard by shard.
+
+    Args:
+        steps: What to ask of each stage.
+        do: See :func:`iterative_geb`.
+        place: Prefix of the steps' names.
+        iteration: Iteration t; 0 before the first.
+        sampling: Settings of the sampling.
+        policy: Model that samples.
+        prompts: Table of prompts.
+        base: Responses that a judge that compares sets these against, sample by sample, so that ½
+            means as good as those; None sets them against themselves.
+    """
+    samples = Samples()
+    for shard in range(sampling.params.num_shards):
+        made = do(steps.generate(place, iteration, shard, sampling, policy, prompts))
+        samples.responses.append(made.at("responses.parquet"))
+        opponents = (base or samples).responses[shard] if sampling.against_opponents else None
+        scores = do(steps.score(place, iteration, shard, samples.responses[-1], opponents))
+        samples.scores.append(scores.at("scores.parquet"))
+    return samples
 
 
 def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
@@ -79,31 +110,6 @@ def all_steps(config: RunConfig) -> list[Step]:
     return steps
 
 
-def _evaluation_samples(
-    config: RunConfig,
-    steps: Steps,
-    do: Do,
-    place: str,
-    iteration: int,
-    policy: Source,
-    prompts: Output,
-    base: Samples | None = None,
-) -> Samples:
-    """Samples and scores on the held-out prompts; the base's are shared by all iterations.
-
-    A judge that compares sets them against the base's, sample by sample, so that ½ means as good as
-    the base; other oracles need no opponents.
-    """
-    samples = Samples()
-    for shard in range(config.evaluation.num_shards):
-        made = do(steps.generate_test(place, iteration, shard, policy, prompts))
-        samples.responses.append(made.at("responses.parquet"))
-        opponents = (base or samples).responses[shard] if config.score.compares else None
-        scores = do(steps.score(place, iteration, shard, samples.responses[-1], opponents))
-        samples.scores.append(scores.at("scores.parquet"))
-    return samples
-
-
 def _train_prompts(
     config: RunConfig, steps: Steps, do: Do, iteration: int, base: Source, prompts: Output
 ) -> Output:
@@ -111,11 +117,6 @@ def _train_prompts(
     table = prompts.at(f"iteration-{iteration}.parquet")
     if config.screen.num_samples == 0:
         return table
-    place = f"screen/iteration-{iteration}"
-    samples = Samples()
-    for shard in range(config.generate.num_shards):
-        made = do(steps.generate_screen(place, iteration, shard, base, table))
-        samples.responses.append(made.at("responses.parquet"))
-        scores = do(steps.score(place, iteration, shard, samples.responses[-1]))
-        samples.scores.append(scores.at("scores.parquet"))
+    place, sampling = f"screen/iteration-{iteration}", steps.for_screening(iteration)
+    samples = sample_and_score(steps, do, place, iteration, sampling, base, table)
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

@@ -147,12 +147,11 @@ class RunConfig(Settings):
         hidden = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
         return self.model_dump_json(indent=2, exclude=hidden)
 
-    def screen_sampling(self, shard: int) -> GenerateParams:
-        """The generate stage's parameters for one shard of the prompts to be screened."""
+    def screen_sampling(self) -> GenerateParams:
+        """The generate stage's parameters for the prompts to be screened."""
         own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
-        return self.generate.model_copy(update={**own, "shard_index": shard})
+        return self.generate.model_copy(update=own)
 
-    def evaluation_sampling(self, shard: int) -> GenerateParams:
-        """The generate stage's parameters for one shard of the held-out prompts."""
-        own = self.evaluation.model_dump(exclude_none=True)
-        return self.generate.model_copy(update={**own, "shard_index": shard})
+    def evaluation_sampling(self) -> GenerateParams:
+        """The generate stage's parameters for the held-out prompts."""
+        return self.generate.model_copy(update=self.evaluation.model_dump(exclude_none=True))

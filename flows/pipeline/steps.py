@@ -13,6 +13,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External
 from stages.contract.digests import derive_seed
 from stages.contract.params import StageParams
+from stages.generate.params import GenerateParams
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,21 @@ class Samples:
     scores: list[Output] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Settings under which responses are sampled.
+
+    Attributes:
+        params: Settings of every shard but for its index.
+        seed: Seed of every shard.
+        against_opponents: Whether the oracle compares each response with one of another policy.
+    """
+
+    params: GenerateParams
+    seed: int
+    against_opponents: bool = False
+
+
 class Steps:
     """Builds the steps of a run.
 
@@ -93,39 +109,34 @@ class Steps:
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
         return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
 
-    def generate(self, iteration: int, shard: int, policy: Source, prompts: Output) -> Step:
-        """Samples K responses to each prompt of one shard of a table, D_t."""
-        params = self._config.generate.model_copy(update={"shard_index": shard})
-        return Step(
-            f"iteration-{iteration}/generate/{shard}",
-            params,
-            {"policy": [policy], "prompts": [prompts]},
-            self._seed("generate", iteration),
-            iteration,
-        )
+    def for_training(self, iteration: int) -> Sampling:
+        """K responses to each prompt of D_t."""
+        return Sampling(self._config.generate, self._seed("generate", iteration))
 
-    def generate_test(
-        self, place: str, iteration: int, shard: int, policy: Source, prompts: Output
+    def for_screening(self, iteration: int) -> Sampling:
+        """A few responses, to see which prompts the starting policy solves."""
+        return Sampling(self._config.screen_sampling(), self._seed("screen", iteration))
+
+    def for_evaluation(self) -> Sampling:
+        """Responses to the held-out prompts; a judge that compares sets them against others."""
+        params, seed = self._config.evaluation_sampling(), self._seed("evaluate")
+        return Sampling(params, seed, against_opponents=self._config.score.compares)
+
+    def generate(
+        self,
+        place: str,
+        iteration: int,
+        shard: int,
+        sampling: Sampling,
+        policy: Source,
+        prompts: Output,
     ) -> Step:
-        """Samples responses to the held-out prompts with the evaluation's sampling settings."""
-        params = self._config.evaluation_sampling(shard)
+        """Samples responses to one shard of a table of prompts."""
         return Step(
             f"{place}/generate/{shard}",
-            params,
-            {"policy": [policy], "prompts": [prompts.at("test.parquet")]},
-            self._seed("evaluate"),
-            iteration,
-        )
-
-    def generate_screen(
-        self, place: str, iteration: int, shard: int, policy: Source, prompts: Output
-    ) -> Step:
-        """Samples a few responses to see which prompts the starting policy solves."""
-        return Step(
-            f"{place}/generate/{shard}",
-            self._config.screen_sampling(shard),
+            sampling.params.model_copy(update={"shard_index": shard}),
             {"policy": [policy], "prompts": [prompts]},
-            self._seed("screen", iteration),
+            sampling.seed,
             iteration,
         )
 

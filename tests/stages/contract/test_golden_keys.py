@@ -1,0 +1,94 @@
+"""Keys of requests, written down once: artifacts made before are found as long as they hold.
+
+A key that changes on purpose (another version of a stage, another default, a new field) gets a new
+row here and a line in CHANGELOG.md that says what is computed again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.bandit.params import BanditParams
+from stages.contract.params import StageParams
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Input, make_request
+from stages.evaluate.params import EvaluateParams
+from stages.pair.params import PairParams
+from stages.prepare.params import PrepareParams
+from stages.promote.params import PromoteParams
+from stages.screen.params import ScreenParams
+from stages.train.params import TrainParams
+
+FILE = FileInput(location="/data/prompts.jsonl", digest="f" * 64)
+HUB = HubInput(repo="owner/prompts", revision="0" * 40, repo_type="dataset")
+
+
+def made(stage: str, path: str) -> ArtifactInput:
+    return ArtifactInput(stage=stage, key="1" * 64, path=path, digest=f"{stage}/{path}")
+
+
+CHECKPOINT = made("sft", "checkpoint")
+RESPONSES = made("generate", "responses.parquet")
+SCORES = made("score", "scores.parquet")
+PAIRS = made("pair", "pairs.parquet")
+SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
+
+GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
+    (
+        PrepareParams(),
+        {"train": (FILE,)},
+        "5dd1f8cbc8ba0f4c81ea13ce594204808feb4c1d30e3e120a47b0c2c645774d8",
+    ),
+    (
+        PrepareParams(iterations=2),
+        {"train": (HUB, HUB), "test": (FILE,)},
+        "9afc77893944495fca37d86e3a54eed2523dac34bba6f3dcfb1eb5647521e8b4",
+    ),
+    (
+        ScreenParams(num_samples=2),
+        {"prompts": (made("prepare", "test.parquet"),), **SCORED},
+        "c9b6e957338873cc1dfcb268c2fff720805659e1289c4f9846de72fd7e22eb2d",
+    ),
+    (PairParams(), SCORED, "1a7f4cffffcec1d716cdd90187e019991fe498c8986883ae8f4fd19230707f21"),
+    (
+        PairParams(strategy="random", ties="keep"),
+        SCORED,
+        "11e867231a78312b1d15d1c45580b4deab0785b24451baccd781976437504c6b",
+    ),
+    (
+        TrainParams(),
+        {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
+        "761461f9fb4326110e54e8a46f03874d4ed21f8a07b16004c6530649a0465fd3",
+    ),
+    (
+        TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
+        {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
+        "73a91895c7b94db52704213ca2883f8737d63cce01d81d1bd1314a2b3f932d52",
+    ),
+    (
+        EvaluateParams(),
+        {
+            **SCORED,
+            "base_responses": (RESPONSES,),
+            "base_scores": (SCORES,),
+            "reference": (CHECKPOINT,),
+        },
+        "2e92f44984c84b70fe702f87c995b084bc9a4cad62484fb9d4816469cb5d31ff",
+    ),
+    (
+        PromoteParams(model_name="model"),
+        {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
+        "fa42d2113a829423e16d5657fca4798b0c106e25d2d1279a2321b65479e6cb79",
+    ),
+    (BanditParams(), {}, "b3bb5ba828fd2e467cdf771d7bac501413c6a22eb75251624f64c64dd1764254"),
+]
+
+
+@pytest.mark.parametrize(
+    ("params", "inputs", "key"),
+    GOLDEN,
+    ids=[f"{params.stage}-{key[:6]}" for params, _, key in GOLDEN],
+)
+def test_a_request_has_the_key_that_it_always_had(
+    params: StageParams, inputs: dict[str, tuple[Input, ...]], key: str
+) -> None:
+    assert make_request(params, inputs=inputs, seed=7, store="store").key == key
