@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,23 +29,50 @@ def collect(store: Store) -> list[Garbage]:
 
     What a needed artifact was made of is needed too. A key that is being computed is left alone.
     """
-    found = list(_garbage(store))
+    # Listed first: what a run makes or comes to need meanwhile is then among the needed.
+    listed = list(store.held())
+    present = {(each.stage, each.key) for each in listed if each.kind == "artifact"}
+    needed = _needed(store)
+    found = [
+        Garbage(held, why)
+        for held in listed
+        if (why := _why(held, needed, present)) and not _is_computed(store, held)
+    ]
     return sorted(found, key=lambda each: each.held.bytes, reverse=True)
 
 
-def remove(store: Store, garbage: list[Garbage]) -> None:
-    """Deletes what :func:`collect` found."""
+def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
+    """Deletes what :func:`collect` found, unless a run has come to need it since.
+
+    Returns:
+        What was deleted.
+    """
+    removed = []
+    records: set[tuple[str, int]] | None = None
     for each in garbage:
-        store.remove(each.held)
+        # A run writes down the keys that it wants before it computes or reads them.
+        if (now := _records(store)) != records:
+            records, needed, present = now, _needed(store), set(store.artifacts())
+        if _why(each.held, needed, present) and not _is_computed(store, each.held):
+            store.remove(each.held)
+            removed.append(each)
+    return removed
 
 
-def _garbage(store: Store) -> Iterator[Garbage]:
-    needed = _needed(store)
-    present = set(store.artifacts())
-    for held in store.held():
-        why = _why(held, needed, present)
-        if why and (held.kind == "aside" or store.lease(held.stage, held.key).holder() is None):
-            yield Garbage(held, why)
+def _is_computed(store: Store, held: Held) -> bool:
+    return held.kind != "aside" and store.lease(held.stage, held.key).holder() is not None
+
+
+def _records(store: Store) -> set[tuple[str, int]]:
+    """State of all records that make artifacts needed: their paths and modification times."""
+    store.refresh("runs")
+    store.refresh("models")
+    found = [*store.root.glob("runs/*/steps/*.json"), *store.root.glob("models/**/*.json")]
+    state = set()
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):
+            state.add((str(path), path.stat().st_mtime_ns))
+    return state
 
 
 def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]) -> str:

@@ -63,7 +63,7 @@ def gc(
     opened = open_store(store)
     garbage = collect(opened)
     if delete:
-        remove(opened, garbage)
+        garbage = remove(opened, garbage)
     total = sum(each.held.bytes for each in garbage)
     if as_json:
         print_json([each.to_json() for each in garbage])

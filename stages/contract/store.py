@@ -15,10 +15,12 @@ Layout under the root::
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -301,17 +303,36 @@ class Store:
             yield self._held("aside", "", "", path)
 
     def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
-        size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), size)
+        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), _bytes_of(path))
 
     def remove(self, held: Held) -> None:
-        """Deletes something that :meth:`held` told of."""
-        shutil.rmtree(self.root / held.place)
+        """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
+        path = self.root / held.place
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        # Another collection may be at it; what both leave is found by the next one.
+        with contextlib.suppress(FileNotFoundError):
+            if held.kind == "artifact":
+                path = path.rename(
+                    path.with_name(f".scratch-{held.key[:16]}-{uuid.uuid4().hex[:8]}")
+                )
+            shutil.rmtree(path)
 
     def sweep_scratch(self, stage: str, key: str) -> None:
         """Removes what dead attempts at a key left. Call it while holding the key's lease."""
         for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key[:16]}-*"):
             shutil.rmtree(stale)
+
+
+def _bytes_of(path: Path) -> int:
+    """Size of a file, or of all files of a folder; what goes meanwhile does not count."""
+    total = 0
+    for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = each.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
@@ -350,14 +371,14 @@ def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
         DamagedArtifactError: It is missing or differs.
     """
     try:
-        stat = path.stat()
+        found = path.stat()
     except FileNotFoundError as error:
         raise DamagedArtifactError(f"damaged artifact: {path} is missing") from error
-    if stat.st_size != record.size:
+    if found.st_size != record.size:
         raise DamagedArtifactError(
-            f"damaged artifact: {path} has {stat.st_size} bytes, not {record.size}"
+            f"damaged artifact: {path} has {found.st_size} bytes, not {record.size}"
         )
-    suspicious = always_hash or stat.st_mtime_ns != record.mtime_ns
+    suspicious = always_hash or found.st_mtime_ns != record.mtime_ns
     if suspicious and sha256_file(path) != record.sha256:
         raise DamagedArtifactError(f"damaged artifact: the content of {path} has changed")
 

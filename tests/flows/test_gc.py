@@ -1,0 +1,102 @@
+"""Garbage collection beside runs at work: what is needed by now stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from flows.commands.gc import collect, remove
+from flows.execution.run_record import RunRecord, StepRecord
+from stages.contract.params import StageParams
+from stages.contract.program import Stage
+from stages.contract.store import Artifact, Store
+from tests.stage_calls import call
+
+
+class NoteParams(StageParams):
+    """A stage for these tests: writes a note."""
+
+    stage: ClassVar[str] = "note"
+    version: ClassVar[str] = "1"
+
+    text: str = "content"
+
+
+NOTE = Stage(NoteParams, lambda ctx: (ctx.out / "note.txt").write_text(ctx.params.text))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def made(store: Store, text: str) -> Artifact:
+    return call(NOTE, NoteParams(text=text), {}, store)
+
+
+def needs(store: Store, artifact: Artifact) -> None:
+    """Writes down that a run uses an artifact."""
+    RunRecord(store, "nightly").record(
+        StepRecord(
+            step=artifact.manifest.key[:8],
+            stage="note",
+            key=artifact.manifest.key,
+            key_fields={},
+            state="reused",
+            started=0.0,
+        )
+    )
+
+
+def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
+    first, second, third = (made(store, text) for text in ("one", "two", "three"))
+    needs(store, first)
+    garbage = collect(store)
+    assert {each.held.key for each in garbage} == {
+        second.manifest.key,
+        third.manifest.key,
+    }
+    needs(store, second)
+    assert [each.held.key for each in remove(store, garbage)] == [third.manifest.key]
+    assert set(store.artifacts()) == {("note", each.manifest.key) for each in (first, second)}
+    assert collect(store) == []
+
+
+def test_what_is_computed_after_the_look_stays(store: Store) -> None:
+    artifact = made(store, "one")
+    garbage = collect(store)
+    with store.lease("note", artifact.manifest.key) as lease:
+        lease.acquire()
+        assert remove(store, garbage) == []
+    assert len(remove(store, garbage)) == 1
+
+
+def test_two_collections_at_once_are_both_content(store: Store) -> None:
+    made(store, "one")
+    garbage = collect(store)
+    remove(store, garbage)
+    remove(store, garbage)
+    assert collect(store) == []
+
+
+def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
+    store: Store, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "letter.txt").write_text("dear")
+    artifact = made(store, "one")
+    needs(store, artifact)
+    folder = artifact.path.parent
+    (folder / "file").write_text("12345")
+    (folder / "link").symlink_to(precious)
+    (folder / "loop").symlink_to(folder / "loop")
+    sizes = {each.held.key: each.held.bytes for each in collect(store)}
+    assert sizes == {"file": 5, "link": 0, "loop": 0}
+    remove(store, collect(store))
+    assert sorted(each.name for each in folder.iterdir()) == [artifact.manifest.key]
+    assert json.loads((artifact.path / "manifest.json").read_text())["stage"] == "note"
+    assert (precious / "letter.txt").read_text() == "dear"
