@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from flows.pipeline.loading import check_config
 from stages.contract.errors import UserError
 from stages.contract.store import Store
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 State = Literal["running", "done", "reused", "failed"]
 
 
@@ -57,6 +59,11 @@ class RunRecord:
         Raises:
             UserError: The store has no such run.
         """
+        # Before a path is made of it: `../elsewhere` is no name.
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{name!r} is not the name of a run", "`geb status` lists the runs of a store"
+            )
         view = cls(store, name)
         if not (view.path / "config.json").exists():
             known = ", ".join(runs(store)) or "none"

@@ -242,10 +242,18 @@ class Store:
         """Hashes every file of an artifact.
 
         Raises:
-            DamagedArtifactError: A file is missing or differs.
+            DamagedArtifactError: A file is missing or differs, or is there and not in the manifest:
+                a checkpoint's loader would read it (`adapter_config.json`).
         """
         for name, record in artifact.manifest.files.items():
             check_file(artifact.path / name, record, always_hash=True)
+        there = (each for each in artifact.path.rglob("*") if not each.is_dir())
+        names = {each.relative_to(artifact.path).as_posix() for each in there}
+        if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
+            raise DamagedArtifactError(
+                f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
+                f"{', '.join(unlisted[:5])}"
+            )
 
     def set_aside(self, stage: str, key: str) -> str:
         """Moves an artifact into quarantine and returns its new place."""

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from flows.execution.run_record import RunRecord
+from stages.contract.errors import UserError
+from stages.contract.store import Store
 from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
 
 
@@ -80,6 +83,15 @@ def test_an_unknown_command_or_option_is_the_person_s_mistake() -> None:
 def test_an_unknown_run_names_those_that_there_are(tmp_path: Path) -> None:
     geb("plan", write_config(tmp_path))
     refused(geb("resume", "nope", "--store", tmp_path / "store"), "no run 'nope'")
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "..", "a/b", "", "-x"])
+def test_a_run_s_name_never_leads_out_of_the_store(tmp_path: Path, name: str) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "store/elsewhere").mkdir()
+    (tmp_path / "store/elsewhere/config.json").write_text("{}")
+    with pytest.raises(UserError, match="is not the name of a run"):
+        RunRecord.existing(store, name)
 
 
 def test_a_folder_that_is_no_store_is_left_alone(tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ def test_a_change_that_hides_its_time_is_found_by_verify(store):
         store.verify(artifact)
 
 
+def test_a_file_that_no_manifest_lists_is_found_by_verify(store):
+    """A checkpoint's loader would read it."""
+    artifact = compute(store)
+    (artifact.path / "checkpoint/adapter_config.json").write_text("{}")
+    with pytest.raises(DamagedArtifactError, match=r"checkpoint/adapter_config\.json"):
+        store.verify(artifact)
+
+
 def test_a_hit_computes_nothing(store):
     stage, calls = counting()
     first, second = compute(store, stage), compute(store, stage)
