@@ -39,7 +39,7 @@ class BanditConfig(Settings):
     seed: int = Field(0, ge=0)
     """Seed from which every repetition's is derived."""
     store: str = "store"
-    """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
+    """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""
     bandit: BanditParams = BanditParams()
     """The experiment."""
     resources: BanditResources = BanditResources()

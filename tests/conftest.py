@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.contract.remote.store import RemoteStore
+from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
 from tests.flows.loop import geb, write_config
 from tests.flows.prefect_server import Server
 from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
@@ -78,6 +79,22 @@ def aws(s3: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def url(aws: dict[str, str]) -> str:
     """A prefix of the bucket that nothing is in."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[int]:
+    """Port of an Azure Blob server with an empty container."""
+    with azurite() as port:
+        make_container(port)
+        yield port
+
+
+@pytest.fixture
+def az_url(azure: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of the container that nothing is in; this process reaches the server."""
+    for name, value in azure_environment(azure).items():
+        monkeypatch.setenv(name, value)
+    return f"az://{CONTAINER}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

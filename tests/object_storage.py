@@ -64,7 +64,6 @@ def aws_environment(port: int) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
         # A test that stops the server should not wait for it long.
-        "AWS_MAX_ATTEMPTS": "2",
         "GEB_STORE_PATIENCE_SECONDS": "1",
         # No other credentials of this machine.
         "AWS_CONFIG_FILE": os.devnull,

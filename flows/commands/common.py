@@ -28,7 +28,9 @@ Overrides = Annotated[
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
 StorePath = Annotated[
     str,
-    typer.Option("--store", envvar="GEB_STORE", help="The store: a folder, or s3://bucket/prefix."),
+    typer.Option(
+        "--store", envvar="GEB_STORE", help="The store: a folder, or s3://, gs:// or az://."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunnerName = Annotated[

@@ -80,7 +80,7 @@ IMAGES: tuple[Image, ...] = (
         *(
             "flows",
             "the orchestrator, workers, the Prefect server",
-            ("orchestrator", "server", "s3"),
+            ("orchestrator", "server", "bucket"),
         ),
         "constraints/torch.txt",
         code=("stages", "flows"),

@@ -71,7 +71,7 @@ class RunConfig(Settings):
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
-    """The store: a folder, local or on a shared file system, or `s3://bucket/prefix`."""
+    """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""
     iterations: int = Field(3, ge=1, le=1000)
     """Iterations T."""
     pair_data: Literal["current", "accumulate"] = "current"

@@ -1,55 +1,59 @@
-"""A prefix of a bucket of S3-compatible object storage, through fsspec's ``s3fs``.
-
-Endpoint and credentials come from the usual AWS environment and configuration files; nothing of
-them is ever written anywhere.
-"""
+"""Objects below one prefix of a bucket: conditional writes, listings, transfers, clear errors."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import email.utils
-import functools
-import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from stages.contract.errors import GebError, StoreError, UserError
-
-T = TypeVar("T")
+from stages.contract.remote.clients import SERVICES, open_clients
 
 PARALLEL_TRANSFERS = 8
-# How long a transfer goes on trying when the bucket does not answer; a run of hours should outlive
-# a restart of the storage. Read at each use, so that a person can set it.
-_PATIENCE = "GEB_STORE_PATIENCE_SECONDS"
-_DEFAULT_PATIENCE_SECONDS = 60.0
-_LONGEST_PAUSE_SECONDS = 15.0
-# Of a file that goes in several parts; more than twice as much does.
+# Of a file that goes in several parts: any larger one does.
 _PART_BYTES = 16 << 20
 _PARALLEL_PARTS = 4
-# The most that S3 deletes in one request.
-_DELETED_AT_ONCE = 1000
-_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-_REFUSED = {
-    "AccessDenied",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "SignatureDoesNotMatch",
-    "403",
-}
-# A range beyond the end is content that is not there.
-_NOT_THERE = {"NoSuchKey", "404", "InvalidRange", "416"}
-# 409 is one of two conditional writes at the same time.
-_CONFLICT = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_CLOCK = "clock"
+# Addresses of a cloud machine's own credentials, which obstore asks last.
+_METADATA_SERVERS = ("169.254.169.254", "metadata.google.internal")
+_REFUSED = re.compile(r"status code: 40[13] ")
+_BEYOND_THE_END = re.compile(r"status code: 416 |Wanted range starting at")
+_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 
 
 class ConflictError(GebError):
     """A conditional write met another content than it expected."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One content of an object, for conditional writes.
+
+    Attributes:
+        etag: In quotes, as HTTP has it. Equal contents may have different ones.
+        generation: Number of the write, which Google Cloud Storage's conditions are on.
+    """
+
+    etag: str
+    generation: str | None = None
+
+    @classmethod
+    def of(cls, facts: Any) -> Version:
+        """From what obstore tells of an object."""
+        return cls(_quoted(facts["e_tag"]), facts["version"])
+
+    def condition(self) -> dict[str, str]:
+        """For obstore: write only over this content."""
+        condition = {"e_tag": self.etag}
+        return condition | ({"version": self.generation} if self.generation else {})
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,13 @@ class Found:
 
     Attributes:
         data: Its content.
-        etag: Names this content in conditional writes.
-        age_seconds: Time since it was written, by the clock of the storage alone.
+        version: Names this content in conditional writes.
+        modified: Time of its last write by the storage's clock, in seconds since 1970.
     """
 
     data: bytes
-    etag: str
-    age_seconds: float
+    version: Version
+    modified: float
 
 
 @dataclass(frozen=True)
@@ -80,43 +84,42 @@ class Bucket:
     """Objects below one prefix of a bucket. Safe to use from several threads.
 
     Args:
-        url: ``s3://bucket/prefix``.
+        url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
 
     Raises:
-        UserError: The URL is of another kind, or ``s3fs`` is not installed.
+        UserError: The URL is of another kind, ``obstore`` is not installed, or there are no
+            credentials.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.username:
+        if parts.scheme not in SERVICES or not parts.netloc or parts.query or parts.username:
             raise UserError(
                 f"store {url!r} is not supported",
-                "set `store` to a folder or to s3://bucket/prefix (endpoint and credentials come "
-                "from the AWS environment)",
+                "set `store` to a folder or to s3://bucket/prefix, gs://bucket/prefix or "
+                "az://container/prefix (endpoint and credentials come from the environment)",
             )
         self.name = parts.netloc
         self.prefix = parts.path.strip("/")
-        self.url = f"s3://{self.name}/{self.prefix}".rstrip("/")
-        self._fs = _file_system()
-        self._is_patient = True
+        self.url = f"{parts.scheme}://{self.name}/{self.prefix}".rstrip("/")
+        self._service = SERVICES[parts.scheme]
+        self._client, self._impatient_client = open_clients(parts.scheme, self.name, self.prefix)
+        self._clock_offset: float | None = None
 
     @property
     def endpoint(self) -> str:
-        """Where the bucket is asked for, as a person would name it."""
-        named = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-        return next((each for each in named if each), "AWS S3 or the endpoint of the AWS profile")
+        """Address of the service, for a person."""
+        return self._service.endpoint()
 
     def get(self, name: str) -> Found | None:
         """Reads a small object; None when there is none."""
-
-        def read() -> Found | None:
-            try:
-                answer = self._call("get_object", Key=self._key(name))
-            except _MissingError:
-                return None
-            return Found(self._body(answer), answer["ETag"], _age(answer))
-
-        return self._patiently(read)
+        try:
+            with self._errors_explained():
+                answer = self._client.get(name)
+                modified = answer.meta["last_modified"].timestamp()
+                return Found(bytes(answer.bytes()), Version.of(answer.meta), modified)
+        except FileNotFoundError:
+            return None
 
     def get_all(self, names: Iterable[str]) -> dict[str, Found]:
         """Reads many small objects; those that are not there are left out."""
@@ -126,198 +129,137 @@ class Bucket:
             return {name: each for name, each in zip(wanted, found, strict=True) if each}
 
     def put(
-        self, name: str, data: bytes, *, absent: bool = False, replaces: str | None = None
-    ) -> str:
-        """Writes a small object and returns its ETag.
+        self, name: str, data: bytes, *, absent: bool = False, replaces: Version | None = None
+    ) -> Version:
+        """Writes a small object and returns its version.
 
         Args:
             name: The object.
             data: Its content.
             absent: Write only where there is no such object.
-            replaces: Write only where the object has this ETag.
+            replaces: Write only where the object has this version.
 
         Raises:
             ConflictError: The condition does not hold.
         """
-        conditions = {"IfNoneMatch": "*"} if absent else {}
-        if replaces is not None:
-            conditions["IfMatch"] = replaces
-
-        def write() -> str:
-            try:
-                answer = self._call("put_object", Key=self._key(name), Body=data, **conditions)
-            except (ConflictError, _MissingError):
-                # An answer that got lost on its way makes the retry conflict with our own write.
-                now = self.get(name)
-                if now is not None and now.data == data:
-                    return now.etag
+        mode: Any = "create" if absent else replaces.condition() if replaces else "overwrite"
+        try:
+            return self._put(name, data, mode)
+        except (ConflictError, StoreError) as error:
+            if mode == "overwrite":
+                raise
+            # An answer may get lost on its way after the write was done. obstore repeats only
+            # unconditional writes then, and a repeated one would conflict with itself.
+            now = self.get(name)
+            if now is not None and now.data == data:
+                return now.version
+            if isinstance(error, ConflictError):
                 raise ConflictError(f"{self.url}/{name} has been changed meanwhile") from None
-            return str(answer["ETag"])
+        return self._put(name, data, mode)
 
-        return self._patiently(write)
+    def _put(self, name: str, data: bytes, mode: Any) -> Version:
+        with self._errors_explained():
+            return Version.of(self._client.put(name, data, mode=mode, use_multipart=False))
 
     def list(self, folder: str = "", *, limit: int | None = None) -> dict[str, Entry]:
-        """Objects below a folder, all or the first ``limit``, by names relative to it, in order."""
-        start = self._key(f"{folder}/" if folder else "")
+        """Objects below a folder, by names relative to it, in order.
 
-        def pages() -> Iterator[dict[str, Any]]:
-            more: dict[str, Any] = {"MaxKeys": limit} if limit else {}
-            while True:
-                page = self._call("list_objects_v2", Prefix=start, **more)
-                yield page
-                if limit or not page.get("IsTruncated"):
-                    return
-                more = {"ContinuationToken": page["NextContinuationToken"]}
-
-        def read() -> dict[str, Entry]:
-            return {
-                each["Key"].removeprefix(start): Entry(
-                    each["Size"], each["ETag"], each["LastModified"].timestamp()
-                )
-                for page in pages()
-                for each in page.get("Contents", ())
-            }
-
-        return self._patiently(read)
+        Args:
+            folder: The folder; the whole prefix if empty.
+            limit: Stop after some objects, this many or more.
+        """
+        with self._errors_explained():
+            pages = self._client.list(folder or None, chunk_size=limit or 1000)
+            found = next(iter(pages), []) if limit else pages.collect()
+        start = f"{folder}/" if folder else ""
+        return {
+            each["path"].removeprefix(start): Entry(
+                each["size"], _quoted(each["e_tag"]), each["last_modified"].timestamp()
+            )
+            for each in sorted(found, key=lambda each: each["path"])
+        }
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; those that are not there do not matter."""
-        keys = [{"Key": self._key(name)} for name in names]
-        for first in range(0, len(keys), _DELETED_AT_ONCE):
-            batch = {"Objects": keys[first : first + _DELETED_AT_ONCE], "Quiet": True}
-            self._patiently(functools.partial(self._call, "delete_objects", Delete=batch))
+        wanted = list(names)
+        try:
+            with self._errors_explained():
+                self._client.delete(wanted)
+        except FileNotFoundError:
+            # Azure ends at the first that is not there.
+            for name in wanted:
+                with contextlib.suppress(FileNotFoundError), self._errors_explained():
+                    self._client.delete(name)
 
     def upload(self, path: Path, name: str) -> None:
         """Uploads a file of any size."""
-        target = f"{self.name}/{self._key(name)}"
-        self._patiently(lambda: self._guarded(lambda: self._put_file(path, target)))
+        with self._errors_explained():
+            self._client.put(name, path, chunk_size=_PART_BYTES, max_concurrency=_PARALLEL_PARTS)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Bytes ``start`` to ``stop`` of an object.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: There is no such object, or it ends before ``start``.
         """
+        with self._errors_explained():
+            return bytes(self._client.get_range(name, start=start, end=stop))
 
-        def read() -> bytes:
-            wanted = f"bytes={start}-{stop - 1}"
-            try:
-                return self._body(self._call("get_object", Key=self._key(name), Range=wanted))
-            except _MissingError as error:
-                raise FileNotFoundError(f"{self.url}/{name}") from error
-
-        return self._patiently(read)
+    def now(self) -> float:
+        """Time by the storage's clock, in seconds since 1970; that of a host may be wrong."""
+        if self._clock_offset is None:
+            # The only clock that obstore shows is the time of the last write.
+            self.put(_CLOCK, b"")
+            found = self.get(_CLOCK)
+            assert found is not None
+            self._clock_offset = found.modified - time.monotonic()
+        return time.monotonic() + self._clock_offset
 
     def impatient(self) -> Bucket:
         """The same bucket, given up at once when it does not answer."""
-        hurried = copy.copy(self)
-        hurried._is_patient = False
-        return hurried
+        impatient = copy.copy(self)
+        impatient._client = self._impatient_client
+        return impatient
 
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}/{name}" if self.prefix else name
-
-    def _put_file(self, path: Path, target: str) -> None:
-        self._fs.put_file(str(path), target, chunksize=_PART_BYTES, max_concurrency=_PARALLEL_PARTS)
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._guarded(lambda: self._fs.call_s3(method, Bucket=self.name, **arguments))
-
-    def _body(self, answer: Any) -> bytes:
-        from fsspec.asyn import sync
-
-        data: bytes = self._guarded(lambda: sync(self._fs.loop, answer["Body"].read))
-        return data
-
-    def _guarded(self, act: Callable[[], T]) -> T:
-        """Turns what s3fs and botocore raise into errors that say what is wrong."""
-        from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError
 
         try:
-            return act()
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise UserError(
-                f"no credentials for bucket {self.name!r} at {self.endpoint}", _CREDENTIALS
-            ) from error
-        except (OSError, BotoCoreError) as error:
-            code = _code(error)
-            if code in _CONFLICT:
-                raise ConflictError(str(error)) from error
-            if code in _NOT_THERE:
-                raise _MissingError(str(error)) from error
-            if code == "NoSuchBucket":
-                raise UserError(
-                    f"there is no bucket {self.name!r} at {self.endpoint}",
-                    "create it, correct `store`, or set AWS_ENDPOINT_URL to where it is",
-                ) from error
-            if code in _REFUSED:
-                raise UserError(
-                    f"bucket {self.name!r} at {self.endpoint} refuses these credentials "
-                    f"({code}: {error})",
-                    f"{_CREDENTIALS} of one who may list, read, write and delete in it",
-                ) from error
-            raise _UnreachableError(
-                f"bucket {self.name!r} at {self.endpoint} cannot be reached or used "
-                f"({type(error).__name__}: {error}). Check that it is up and that "
-                "AWS_ENDPOINT_URL and AWS_REGION are right, then resume: what is done stays done"
-            ) from error
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise self._explained(error) from error
 
-    def _patiently(self, act: Callable[[], T]) -> T:
-        """Tries again, ever more slowly, while the bucket cannot be reached."""
-        patience = float(os.environ.get(_PATIENCE, _DEFAULT_PATIENCE_SECONDS))
-        deadline = time.monotonic() + (patience if self._is_patient else 0)
-        pause = 0.5
-        while True:
-            try:
-                return act()
-            except _UnreachableError:
-                if time.monotonic() + pause > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    def _explained(self, error: Exception) -> Exception:
+        """The error that says what is wrong with the bucket or the object."""
+        from obstore import exceptions as kinds
+
+        text = str(error).partition("\n\nDebug source")[0]
+        place = f"bucket {self.name!r} at {self.endpoint}"
+        if _NO_BUCKET.search(text):
+            return UserError(
+                f"there is no {place}",
+                "create it, correct `store`, or set "
+                f"{self._service.endpoint_variable} to where it is",
+            )
+        if isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError):
+            return ConflictError(text)
+        if isinstance(error, FileNotFoundError) or _BEYOND_THE_END.search(text):
+            return FileNotFoundError(text)
+        if any(each in text for each in _METADATA_SERVERS):
+            return UserError(f"no credentials for {place}", self._service.credentials)
+        if _REFUSED.search(text):
+            return UserError(
+                f"{place} refuses these credentials ({text})",
+                f"{self._service.credentials} of one who may list, read, write and delete in it",
+            )
+        return StoreError(
+            f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
+            f"up and that {self._service.endpoint_variable} and the region are right, then resume: "
+            "what is done stays done"
+        )
 
 
-class _UnreachableError(StoreError):
-    """Another attempt may help."""
-
-
-class _MissingError(GebError):
-    """There is no such object."""
-
-
-def _file_system() -> Any:
-    """One client for all that is reached by the same endpoint and credentials."""
-    found = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    return _client(tuple(sorted(found.items())))
-
-
-@functools.lru_cache(maxsize=8)
-def _client(environment: tuple[tuple[str, str], ...]) -> Any:
-    try:
-        from s3fs import S3FileSystem
-    except ImportError as error:
-        raise UserError(
-            "a store in a bucket needs s3fs, which is not installed",
-            "pip install 'geb[s3]', or set `store` to a folder",
-        ) from error
-    # Listings must be what is there now, not what was there once.
-    return S3FileSystem(
-        use_listings_cache=False,
-        skip_instance_cache=True,
-        config_kwargs={"connect_timeout": 5, "max_pool_connections": 4 * PARALLEL_TRANSFERS},
-    )
-
-
-def _code(error: BaseException) -> str:
-    """The storage's own name of an error; s3fs keeps it in the cause."""
-    for each in (error, error.__cause__):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-    return ""
-
-
-def _age(answer: Any) -> float:
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    now = email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
-    return float(now - answer["LastModified"].timestamp())
+def _quoted(etag: str | None) -> str:
+    """An ETag as HTTP has it; Azure's listings leave the quotes out."""
+    return etag if etag and etag.endswith('"') else f'"{etag or ""}"'

@@ -65,7 +65,7 @@ class Commits:
             if before is None:
                 self._bucket.put(name, data, absent=True)
             elif before.data == _NOTHING:
-                self._bucket.put(name, data, replaces=before.etag)
+                self._bucket.put(name, data, replaces=before.version)
 
     def update(self, commit: Commit) -> None:
         """Replaces what is known of an artifact that is there, if nobody else changed it."""
@@ -73,7 +73,7 @@ class Commits:
         before = self._bucket.get(name)
         if before is not None and before.data != _NOTHING:
             with contextlib.suppress(ConflictError):
-                self._bucket.put(name, commit.model_dump_json().encode(), replaces=before.etag)
+                self._bucket.put(name, commit.model_dump_json().encode(), replaces=before.version)
 
     def set_aside(self, stage: str, key: str) -> str:
         """Moves a commit into quarantine; the files stay. Returns its new place."""
@@ -84,7 +84,7 @@ class Commits:
             self._bucket.put(aside, found.data)
             # Where somebody else was faster, the damaged one is aside as well.
             with contextlib.suppress(ConflictError):
-                self._bucket.put(_name(stage, key), _NOTHING, replaces=found.etag)
+                self._bucket.put(_name(stage, key), _NOTHING, replaces=found.version)
         return f"{self._bucket.url}/{aside}"
 
     def names(self) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry
+from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, ConflictError, Entry, Version
 
 _INDEX = ".synced.json"
 _RECORDS = ".json"
@@ -49,7 +49,7 @@ class SyncedFolders:
             stale = [name for name, entry in listed.items() if entry.etag != self._etag(name)]
             for name, found in self._bucket.get_all(stale).items():
                 self._write(name, found.data, listed[name])
-                self._remember(name, found.etag)
+                self._remember(name, found.version.etag)
             known = {name for name in self._index if name.startswith(f"{folder}/")}
             here = self._local_records(folder) if exact else known
             for name in here - set(listed):
@@ -63,7 +63,7 @@ class SyncedFolders:
 
         def upload(name: str) -> None:
             data = (self._root / name).read_bytes()
-            self._remember(name, self._bucket.put(name, data))
+            self._remember(name, self._bucket.put(name, data).etag)
 
         with self._lock, ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
             list(pool.map(upload, [name for name in names if self._etag(name) is None]))
@@ -78,9 +78,18 @@ class SyncedFolders:
             for name in sorted(self._local_records(folder)):
                 if self._etag(name) is None:
                     data = (self._root / name).read_bytes()
-                    before = self._index[name][0] if name in self._index else None
-                    etag = self._bucket.put(name, data, absent=before is None, replaces=before)
-                    self._remember(name, etag)
+                    before = self._pulled(name)
+                    put = self._bucket.put(name, data, absent=before is None, replaces=before)
+                    self._remember(name, put.etag)
+
+    def _pulled(self, name: str) -> Version | None:
+        """The version in the bucket if it is the one that was pulled; None if none was."""
+        if name not in self._index:
+            return None
+        found = self._bucket.get(name)
+        if found is None or found.version.etag != self._index[name][0]:
+            raise ConflictError(f"{self._bucket.url}/{name} has been changed meanwhile")
+        return found.version
 
     def _etag(self, name: str) -> str | None:
         """ETag of the content that the local file has, if it is one of the bucket."""

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stages.contract.errors import StoreError
+from stages.contract.errors import GebError
 from stages.contract.lease import EXPIRY_SECONDS, Lease
-from stages.contract.remote.bucket import Bucket, ConflictError, Found
+from stages.contract.remote.bucket import Bucket, ConflictError, Found, Version
 
 HEARTBEAT_SECONDS = 20.0
 _FREE = b""
@@ -72,21 +72,21 @@ class RemoteLease(Lease):
     def __init__(self, bucket: Bucket, name: str) -> None:
         super().__init__(name)
         self._bucket = bucket
-        self._etag = ""
+        self._version: Version | None = None
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
         found = self._bucket.get(self._name)
-        return None if found is None else _living_holder(found)
+        return None if found is None else self._living_holder(found)
 
     def _try_acquire(self) -> dict[str, Any] | None:
         while True:
             found = self._bucket.get(self._name)
-            if found is not None and (holder := _living_holder(found)) is not None:
+            if found is not None and (holder := self._living_holder(found)) is not None:
                 return holder
             _held_here.add(self._owner)
             try:
-                self._write(absent=found is None, replaces=found.etag if found else None)
+                self._write(absent=found is None, replaces=found.version if found else None)
             except ConflictError:
                 continue
             return None
@@ -95,12 +95,13 @@ class RemoteLease(Lease):
         renewed = time.monotonic()
         while not self._ended.wait(HEARTBEAT_SECONDS):
             try:
-                self._write(absent=False, replaces=self._etag, patient=False)
+                self._write(absent=False, replaces=self._version, patient=False)
                 renewed = time.monotonic()
             except ConflictError:
                 self._lost.set()
                 return
-            except StoreError:
+            except GebError:
+                # The bucket is gone, or refuses credentials that have expired meanwhile.
                 if time.monotonic() - renewed > EXPIRY_SECONDS:
                     self._lost.set()
                     return
@@ -108,24 +109,25 @@ class RemoteLease(Lease):
     def _give_back(self) -> None:
         _held_here.discard(self._owner)
         try:
-            if self._etag and not self._lost.is_set():
-                self._bucket.impatient().put(self._name, _FREE, replaces=self._etag)
-        except (ConflictError, StoreError):
+            if self._version and not self._lost.is_set():
+                self._bucket.impatient().put(self._name, _FREE, replaces=self._version)
+        except GebError:
             # It expires by itself; what went wrong before must not be hidden by this.
             return
 
-    def _write(self, *, absent: bool, replaces: str | None, patient: bool = True) -> None:
+    def _write(self, *, absent: bool, replaces: Version | None, patient: bool = True) -> None:
         record = json.dumps(_new_record(self._owner)).encode()
         bucket = self._bucket if patient else self._bucket.impatient()
-        self._etag = bucket.put(self._name, record, absent=absent, replaces=replaces)
+        self._version = bucket.put(self._name, record, absent=absent, replaces=replaces)
 
-
-def _living_holder(found: Found) -> dict[str, Any] | None:
-    if found.data == _FREE:
-        return None
-    record: dict[str, Any] = json.loads(found.data)
-    if _is_alive_here(record) is False or found.age_seconds > EXPIRY_SECONDS:
-        return None
-    # One of this process that could not be given back, as the bucket was gone, is nobody's.
-    ours = record["pid"] == os.getpid() and _is_alive_here(record)
-    return None if ours and record["owner"] not in _held_here else record
+    def _living_holder(self, found: Found) -> dict[str, Any] | None:
+        if found.data == _FREE:
+            return None
+        record: dict[str, Any] = json.loads(found.data)
+        is_alive_here = _is_alive_here(record)
+        if is_alive_here is False:
+            return None
+        # One of this process that could not be given back, as the bucket was gone, is nobody's.
+        if is_alive_here and record["pid"] == os.getpid() and record["owner"] not in _held_here:
+            return None
+        return record if self._bucket.now() - found.modified <= EXPIRY_SECONDS else None

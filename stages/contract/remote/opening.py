@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import StoreError, UserError
-from stages.contract.remote.bucket import Bucket, ConflictError, Found
+from stages.contract.remote.bucket import Bucket, ConflictError, Found, Version
 from stages.contract.store import FORMAT, MARKER
 
 
@@ -89,7 +89,7 @@ def _require_conditional_writes(bucket: Bucket) -> None:
     probe = f"probes/{uuid.uuid4().hex}"
     bucket.put(probe, b"1", absent=True)
     try:
-        for absent, replaces in ((True, None), (False, '"00000000000000000000000000000000"')):
+        for absent, replaces in ((True, None), (False, Version(f'"{"0" * 32}"', "1"))):
             with contextlib.suppress(ConflictError):
                 bucket.put(probe, b"2", absent=absent, replaces=replaces)
                 raise UserError(

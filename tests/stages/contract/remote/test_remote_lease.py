@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stages.contract.errors import LeaseLostError, StoreError
+from stages.contract.errors import LeaseLostError, StoreError, UserError
 from stages.contract.remote import lease as lease_module
 from stages.contract.remote.bucket import Bucket
 from stages.contract.remote.lease import RemoteLease
@@ -118,19 +118,20 @@ def test_a_living_holder_renews(bucket, monkeypatch):
     with RemoteLease(bucket, NAME) as lease:
         lease.acquire()
         before = bucket.get(NAME)
-        while (now := bucket.get(NAME)) is not None and now.etag == before.etag:
+        while (now := bucket.get(NAME)) is not None and now.version == before.version:
             pass
         lease.check()
 
 
-def test_a_holder_that_cannot_renew_for_long_gives_up(bucket, monkeypatch):
+@pytest.mark.parametrize("error", [StoreError("no network"), UserError("expired credentials")])
+def test_a_holder_that_cannot_renew_for_long_gives_up(bucket, monkeypatch, error):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(lease_module, "EXPIRY_SECONDS", 0.05)
     lease = RemoteLease(bucket, NAME)
     lease.acquire()
 
     def unreachable(*_: object, **__: object) -> str:
-        raise StoreError("no network")
+        raise error
 
     monkeypatch.setattr(Bucket, "put", unreachable)
     assert lease._lost.wait(30)
