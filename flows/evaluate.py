@@ -21,7 +21,13 @@ from flows.execution.step_executor import StepExecutor, Watcher
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import External, resolve, resolve_inputs, resolve_model
+from flows.pipeline.inputs import (
+    External,
+    require_oracle_inputs,
+    resolve,
+    resolve_inputs,
+    resolve_model,
+)
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
@@ -191,6 +197,7 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
     if models.prompts is None:
         external = resolve_inputs(config)
     else:
+        require_oracle_inputs(config)
         external = {
             "prompts": [],
             "test_prompts": [resolve(models.prompts, "dataset")],

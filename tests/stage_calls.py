@@ -14,6 +14,7 @@ from stages.contract.program import Stage, execute
 from stages.contract.request import FileInput, Input, Request, make_request
 from stages.contract.store import Artifact, Store
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
+from stages.score.params import ORACLES, ScoreParams
 
 
 def file_input(path: Path) -> FileInput:
@@ -59,6 +60,13 @@ def request_for(
         seed=seed,
         store=str(store),
     )
+
+
+def score_params(oracle: str, **settings: Any) -> ScoreParams:
+    """Parameters of the score stage; what is no field of the whole stage is the oracle's own."""
+    whole = {name: settings.pop(name) for name in ScoreParams.model_fields if name in settings}
+    section = {ORACLES[oracle].section: settings} if settings else {}
+    return ScoreParams.model_validate({"oracle": oracle, **whole, **section})
 
 
 def call_request(stage: Stage[Any], request: Request) -> tuple[Artifact, list[Event]]:

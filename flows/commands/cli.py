@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
 from flows.commands import bandit, evaluate, images, inspect, models, run, store, up, worker
+from flows.pipeline.renamed import RenamedSettingWarning
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
@@ -40,7 +43,9 @@ for module in (run, evaluate, inspect, models, store, bandit, up, worker, images
 
 def main() -> None:
     """Runs the command line; 0 when the work is done, 64 for a person's mistake, 1 otherwise."""
-    sys.exit(_run())
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        sys.exit(_run())
 
 
 def _run() -> int:
@@ -80,6 +85,22 @@ def _run() -> int:
         # Whoever read our output has enough of it; Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows warnings about a configuration as messages, others as Python does."""
+    if issubclass(category, RenamedSettingWarning):
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors.print(f"[bold yellow]warning[/] {_plain(str(message))}")
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _plain(text: str) -> str:

@@ -116,11 +116,13 @@ class RunConfig(Settings):
             )
         if self.screen.num_samples and self.score.compares:
             raise ValueError(
-                "screen.num_samples is set, and a judge that compares (score.judge_mode) cannot "
+                "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
             )
         if self.generate.backend == "openai":
             self._check_server()
+        self._check_engine()
+        self._check_nodes()
         return self
 
     def _check_server(self) -> None:
@@ -140,6 +142,48 @@ class RunConfig(Settings):
             raise ValueError(
                 "train.reference_logprobs is 'sampler', and with generate.openai.without_token_ids "
                 "'tokenize' the sampler's log-probabilities are unknown: set it to 'model'"
+            )
+
+    def _check_engine(self) -> None:
+        """Refuses an engine of vLLM that is spread over more GPUs than its stage has."""
+        if "vllm" not in (self.generate.backend, self.evaluation.backend):
+            return
+        engine, resources = self.generate.vllm, self.resources.generate
+        pipeline = engine.extra_engine_args.get("pipeline_parallel_size", 1)
+        wanted = engine.tensor_parallel_size * pipeline
+        unit = "gpus" if resources.gpus else "processes"
+        has = getattr(resources, unit)
+        if wanted > has:
+            raise ValueError(
+                f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}"
+                + (f" and pipeline_parallel_size {pipeline}" if pipeline != 1 else "")
+                + f", and resources.generate.gpus is {resources.gpus}"
+                + ("" if resources.gpus else f" (processes, which count on a CPU, are {has})")
+                + f": set gpus to {wanted}, or lower tensor_parallel_size"
+            )
+
+    def _check_nodes(self) -> None:
+        """Refuses several nodes where nothing would start the others, or they could not meet."""
+        for stage in StageResources.model_fields:
+            nodes = getattr(self.resources, stage).nodes
+            if nodes > 1 and stage != "train":
+                raise ValueError(
+                    f"resources.{stage}.nodes is {nodes}, and only train works on several nodes: "
+                    "leave it out"
+                    + (", and raise num_shards to use more machines" if stage == "generate" else "")
+                )
+        nodes = self.resources.train.nodes
+        if nodes == 1:
+            return
+        if "://" in self.store:
+            raise ValueError(
+                f"resources.train.nodes is {nodes}, and the store {self.store} is in a bucket: the "
+                "nodes meet in the work folder, so put the store on a file system that all see"
+            )
+        if self.execution.runner == "docker" and "train" not in self.execution.docker.network:
+            raise ValueError(
+                f"resources.train.nodes is {nodes}, and the container of train has no network: set "
+                "execution.docker.network.train (`host`), or leave nodes out"
             )
 
     def to_json(self) -> str:

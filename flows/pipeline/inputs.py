@@ -12,10 +12,13 @@ from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Store
+from stages.score.params import ORACLES
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
+ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
+"""Field of `inputs` for each input of the score stage that comes from outside."""
 
 
 def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
@@ -73,6 +76,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
             "there is no policy to start from",
             "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
         )
+    require_oracle_inputs(config)
     models = {"policy": inputs.policy, "oracle_model": inputs.oracle_model}
     files = {
         "test_prompts": inputs.test_prompts,
@@ -83,6 +87,21 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     found |= {name: [resolve(place, "dataset")] for name, place in files.items() if place}
     found["prompts"] = [resolve(place, "dataset") for place in inputs.prompts]
     return {name: found.get(name, []) for name in (*models, *files, "prompts")}
+
+
+def require_oracle_inputs(config: RunConfig) -> None:
+    """Checks that what the oracle cannot do without is named.
+
+    Raises:
+        UserError: It is not.
+    """
+    for name in ORACLES[config.score.oracle].needs:
+        place = ORACLE_INPUTS[name]
+        if getattr(config.inputs, place) is None:
+            raise UserError(
+                f"the oracle {config.score.oracle} needs inputs.{place}",
+                "name it, or choose another score.oracle; docs/oracles.md tells what each needs",
+            )
 
 
 def digest_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.renamed import current_names, move_renamed
 from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
 from stages.contract.errors import UserError
 
@@ -58,7 +60,9 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> Run
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
     values = _read(path, ())
-    _merge(values, overrides)
+    current = copy.deepcopy(dict(overrides))
+    move_renamed(current, place)
+    _merge(values, current)
     return check_config(values, place)
 
 
@@ -75,7 +79,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     """
     values = json.loads(config.to_json())
     for name, value in fields.items():
-        _set(values, name, value)
+        _set(values, name, value, place)
     return check_config(values, place)
 
 
@@ -85,6 +89,8 @@ def check_config(values: dict[str, Any], place: str) -> RunConfig:
 
 
 def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
+    # Of a run that was stored, or within a whole section that `--set` names.
+    move_renamed(values, place, defaults=RunConfig().model_dump(mode="json"))
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
@@ -123,6 +129,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         )
     for parent in named:
         _merge(merged, _read(path.parent / parent, (*seen, path)))
+    move_renamed(values, str(path))
     _anchor_places(values.get("inputs"), path.parent)
     _merge(merged, values)
     return merged
@@ -166,16 +173,18 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise UserError(
             f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
         )
-    _set(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"))
+    _set(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"), "--set")
 
 
-def _set(values: dict[str, Any], name: str, value: Any) -> None:
-    *sections, last = name.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise UserError(f"{name}: {section!r} is no section", "check the name")
-    values[last] = value
+def _set(values: dict[str, Any], name: str, value: Any, place: str) -> None:
+    for current in current_names(name, place):
+        holder = values
+        *sections, last = current.split(".")
+        for section in sections:
+            holder = holder.setdefault(section, {})
+            if not isinstance(holder, dict):
+                raise UserError(f"{name}: {section!r} is no section", "check the name")
+        holder[last] = value
 
 
 def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import External
+from flows.pipeline.inputs import ORACLE_INPUTS, External
 from stages.contract.digests import derive_seed
 from stages.contract.params import StageParams
 from stages.generate.params import GenerateParams
+from stages.score.params import ORACLES
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,16 @@ class Steps:
         opponents: Output | None = None,
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
+        oracle = ORACLES[self._config.score.oracle]
         inputs = {
             "responses": [responses],
             "opponents": [opponents] if opponents else [],
-            "model": self._external["oracle_model"],
-            "code": self._external["oracle_code"],
+            # What the oracle has no use for must not change the key.
+            **{
+                name: self._external[place]
+                for name, place in ORACLE_INPUTS.items()
+                if oracle.reads(name)
+            },
         }
         name = f"{place}/score/{shard}"
         return Step(name, self._config.score, _given(inputs), iteration=iteration)

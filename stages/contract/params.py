@@ -23,13 +23,18 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    def unused_fields(self) -> frozenset[str]:
+        """Names of fields that nothing reads under the values of the others; not in the key."""
+        return frozenset()
+
     def result_fields(self) -> dict[str, Any]:
         """The settings that can change the result, as JSON values."""
         kept: dict[str, Any] = {}
         dumped = self.model_dump(mode="json")
+        unused = self.unused_fields()
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra
-            if isinstance(extra, dict) and extra.get(_MARK) is False:
+            if name in unused or (isinstance(extra, dict) and extra.get(_MARK) is False):
                 continue
             value = getattr(self, name)
             kept[name] = value.result_fields() if isinstance(value, Settings) else dumped[name]

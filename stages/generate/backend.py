@@ -1,4 +1,4 @@
-"""What the stage asks of an engine that samples responses.
+"""Interface of the engines that sample responses.
 
 Shapes: ``K`` responses per prompt.
 """
@@ -9,24 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stages.contract.errors import GebError
-
 STOP = "stop"
 LENGTH = "length"
-
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "allocate memory",
-    "memory for the cache blocks",
-    "memory on device",
-    "available memory",
-    "kv cache",
-    "kv-cache",
-)
-
-
-class EngineError(GebError):
-    """An engine did not start or broke down; a retry may find more memory free."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +44,7 @@ class Sample:
 
 
 class Backend(Protocol):
-    """An engine with a policy loaded. One file per implementation."""
+    """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
     @property
     def notes(self) -> Mapping[str, Any]:
@@ -82,24 +66,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Frees the engine's memory and ends its processes."""
         ...
-
-
-def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
-    """The error to raise for one of an engine's own.
-
-    Args:
-        engine: Its name.
-        error: What it raised.
-        remedy: Which settings to lower where memory is short.
-    """
-    text = f"{type(error).__name__}: {error}".strip()
-    first = text.splitlines()[0][:500]
-    if is_out_of_memory(error):
-        return EngineError(f"{engine} has not enough memory ({first}); {remedy}")
-    return EngineError(f"{engine} broke down ({first}); if a worker ran out of memory, {remedy}")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an engine's error is about memory."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)

@@ -15,11 +15,12 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.chat import with_system_prompt
-from stages.remote.client import Remote, RemoteSettings, start_of
+from stages.remote.client import Remote, start_of
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 
@@ -74,17 +75,11 @@ class OpenaiBackend:
         self._policy = policy
         self._params = params
         self._remote = Remote(
-            RemoteSettings(
-                url=server.url.rstrip("/") + _PATHS[server.endpoint],
-                key_env=server.key_env,
-                concurrency=server.concurrency,
-                timeout_seconds=server.timeout_seconds,
-                attempts=server.attempts,
-                wait_seconds=server.wait_seconds,
-                key_setting="generate.openai.key_env",
-                check=f"check generate.openai.url, and that the server serves a model "
-                f"{server.model!r} (generate.openai.model) with enough context",
-            )
+            server,
+            url=server.url.rstrip("/") + _PATHS[server.endpoint],
+            section="generate.openai",
+            check=f"check generate.openai.url, and that the server serves a model "
+            f"{server.model!r} (generate.openai.model) with enough context",
         )
         self.notes: Mapping[str, Any] = {
             "batch_invariant": False,
@@ -199,3 +194,8 @@ class OpenaiBackend:
             f"{start_of(body)}",
             "check that the server speaks OpenAI's API at this address",
         )
+
+
+def load(policy: Policy, params: GenerateParams, events: Emitter) -> OpenaiBackend:
+    """Connects to the server that the parameters name; see :class:`OpenaiBackend`."""
+    return OpenaiBackend(policy, params)

@@ -1,16 +1,28 @@
-"""Parameters of the generate stage."""
+"""Parameters of the generate stage: one section of settings for each backend, and their table.
+
+To add a backend: a section, a row in :data:`BACKENDS`, its name in ``GenerateParams.backend`` and
+the section's field, all in this file; and the module with its ``load(policy, params, events)``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.remote.settings import ServerSettings
+
+
+class TransformersSettings(Settings):
+    """Sampling with transformers."""
+
+    batch_size: int = speed_only(64, ge=1, description="Sequences in one forward pass.")
 
 
 class VllmSettings(Settings):
-    """The vLLM engine's own settings; read by the ``vllm`` backend only."""
+    """The vLLM engine."""
 
     tensor_parallel_size: int = speed_only(
         1, ge=1, description="GPUs that one engine spreads the model over."
@@ -40,9 +52,14 @@ class VllmSettings(Settings):
     installed version. All of them are taken to change the result."""
 
 
-class OpenaiSettings(Settings):
-    """An OpenAI-compatible server; read by the ``openai`` backend only."""
+class OpenaiSettings(ServerSettings):
+    """An OpenAI-compatible server."""
 
+    url: str | None = speed_only(
+        None, description="Address up to the version, `http://127.0.0.1:8000/v1`."
+    )
+    concurrency: int = speed_only(32, ge=1, description="Requests at once.")
+    timeout_seconds: float = speed_only(600.0, gt=0, description="Time limit of one request.")
     model: str | None = None
     """The model's name at the server."""
     endpoint: Literal["completions", "chat"] = "completions"
@@ -51,19 +68,14 @@ class OpenaiSettings(Settings):
     without_token_ids: Literal["refuse", "tokenize"] = "refuse"
     """What to do with a response that comes as text alone: refuse it, or read its ids off the text
     with the policy's tokenizer, its log-probabilities unknown (NaN)."""
-    url: str | None = speed_only(
-        None, description="Address up to the version, `http://127.0.0.1:8000/v1`."
-    )
-    key_env: str | None = speed_only(
-        None,
-        description="Name of the environment variable that holds the key; unset sends none.",
-    )
-    concurrency: int = speed_only(32, ge=1, description="Requests at once.")
-    timeout_seconds: float = speed_only(600.0, gt=0, description="Time limit of one request.")
-    attempts: int = speed_only(5, ge=1, description="Times that a request is sent.")
-    wait_seconds: float = speed_only(
-        1.0, ge=0, description="Wait before the second attempt; doubled each time."
-    )
+
+
+BACKENDS: Mapping[str, str] = {
+    "transformers": "stages.generate.transformers_backend",
+    "vllm": "stages.generate.vllm_backend",
+    "openai": "stages.generate.openai_backend",
+}
+"""Module of each backend, imported only when it is used; its settings are the field of its name."""
 
 
 class GenerateParams(StageParams):
@@ -74,7 +86,8 @@ class GenerateParams(StageParams):
 
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     """Engine that samples: two that load the policy here and draw different responses from the same
-    distribution, and a server that has it loaded. See docs/generation.md."""
+    distribution, and a server that has it loaded. Only its own section is read. See
+    docs/generation.md."""
     num_samples: int = Field(2, ge=1)
     """Responses per prompt (K)."""
     temperature: float = Field(1.0, ge=0)
@@ -93,7 +106,7 @@ class GenerateParams(StageParams):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template (`{enable_thinking: false}`)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of weights and activations."""
+    """Type of weights and activations; a server (`openai`) has its own."""
     shard_index: int = Field(0, ge=0)
     """Which contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1)
@@ -101,18 +114,22 @@ class GenerateParams(StageParams):
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""
-    batch_size: int = speed_only(
-        64, ge=1, description="Sequences in one forward pass of the transformers backend."
-    )
     chunk_prompts: int = speed_only(
         1024,
         ge=1,
         description="Prompts after which what is done is written, so that a retry goes on there.",
     )
+    transformers: TransformersSettings = TransformersSettings()
+    """Settings of the backend `transformers`."""
     vllm: VllmSettings = VllmSettings()
-    """Settings of the vLLM engine; ignored by the other backends."""
+    """Settings of the backend `vllm`."""
     openai: OpenaiSettings = OpenaiSettings()
-    """The server of the `openai` backend; ignored by the others."""
+    """Settings of the backend `openai`."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """The sections of the other backends."""
+        loads_nothing = {"dtype"} if self.backend == "openai" else set()
+        return frozenset((BACKENDS.keys() - {self.backend}) | loads_nothing)
 
     @model_validator(mode="after")
     def _shard_exists(self) -> GenerateParams:

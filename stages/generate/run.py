@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import time
@@ -20,7 +21,7 @@ from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, 
 from stages.generate.backend import Backend
 from stages.generate.chunks import Chunk, split_chunks
 from stages.generate.filling import ChunkFiller
-from stages.generate.params import GenerateParams
+from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.generate.shards import expected_tokens, shard_bounds
 
@@ -137,17 +138,10 @@ def _sample(
 
 
 def _make_backend(ctx: Context, policy: Policy) -> Backend:
-    if ctx.params.backend == "vllm":
-        from stages.generate.vllm_backend import VllmBackend
-
-        return VllmBackend(policy, ctx.params, ctx.events)
-    if ctx.params.backend == "openai":
-        from stages.generate.openai_backend import OpenaiBackend
-
-        return OpenaiBackend(policy, ctx.params)
-    from stages.generate.transformers_backend import load_backend
-
-    return load_backend(policy, ctx.params)
+    backend: Backend = importlib.import_module(BACKENDS[ctx.params.backend]).load(
+        policy, ctx.params, ctx.events
+    )
+    return backend
 
 
 def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:

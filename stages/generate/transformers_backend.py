@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample, engine_error
+from stages.contract.events import Emitter
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.sampling import draw, uniforms
+from stages.modeling.engines import engine_error
 from stages.modeling.load import load_causal_lm, merge_adapter
 
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
@@ -60,13 +62,13 @@ class TransformersBackend:
             for sample in range(len(each.seeds))
         ]
         rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
-        for start in range(0, len(rows), self._params.batch_size):
-            batch = rows[start : start + self._params.batch_size]
+        size = self._params.transformers.batch_size
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
             try:
                 samples = self._generate_batch(prompts, batch)
             except (RuntimeError, MemoryError) as error:
-                size = self._params.batch_size
-                remedy = f"lower generate.batch_size={size}"
+                remedy = f"lower generate.transformers.batch_size={size}"
                 raise engine_error("transformers", error, remedy) from error
             for (index, sample), response in zip(batch, samples, strict=True):
                 yield index, sample, response
@@ -121,7 +123,7 @@ class TransformersBackend:
         return [Sample(*each) for each in zip(tokens, logprobs, reasons, strict=True)]
 
 
-def load_backend(policy: Policy, params: GenerateParams) -> TransformersBackend:
+def load(policy: Policy, params: GenerateParams, events: Emitter) -> TransformersBackend:
     """Loads the policy's weights on the GPU, or on the CPU where there is none."""
     model = load_causal_lm(policy.source, dtype=params.dtype)
     if policy.adapter is not None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample, engine_error
-from stages.generate.params import GenerateParams
-from stages.generate.policy import Policy
-from stages.generate.vllm_engine import batch_invariance, memory_remedy, start_engine
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.params import GenerateParams, VllmSettings
+from stages.generate.policy import ADAPTER_CONFIG, Policy
+from stages.modeling.vllm_engine import (
+    cache_setting,
+    has_batch_invariance,
+    require_vllm,
+    start_engine,
+    step,
+)
 
 # Requests that wait in the engine's queue, as a share of those in work: none of its places is ever
 # empty, and memory does not grow with the number of prompts.
 _QUEUE_SHARE = 1
+# Tokens of one step on a CPU where the context is shorter.
+_BATCHED_TOKENS = 2048
 
 
 class VllmBackend:
@@ -23,16 +34,34 @@ class VllmBackend:
         policy: The policy; its stop ids end a response.
         params: Sampling parameters and engine settings.
         events: Is told where the engine cannot do what the settings ask for.
+
+    Raises:
+        UserError: vLLM is not installed, or refuses the model or a setting.
+        EngineError: The engine does not start, for lack of memory or another reason of the moment.
     """
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
-        self._engine = start_engine(policy, params)
+        asked = params.vllm.batch_invariant
+        require_vllm("generate.backend", batch_invariant=asked)
+        self._lower = _memory_remedy(params.vllm)
+        self._engine = start_engine(
+            policy.source,
+            _own_arguments(policy, params),
+            kv_cache_gib=params.vllm.kv_cache_gib,
+            platform=lambda current: _platform_arguments(policy, current),
+            extra=params.vllm.extra_engine_args,
+            extra_setting="generate.vllm.extra_engine_args",
+            correct="correct generate.vllm, generate.dtype or the checkpoint",
+            lower=self._lower,
+        )
         self._adapter = _adapter_request(policy)
-        invariant, reason = batch_invariance(params.vllm)
-        if reason is not None:
-            events.warning(f"batch_invariant is off: {reason}")
+        invariant = asked and has_batch_invariance()
+        if asked and not invariant:
+            events.warning(
+                "batch_invariant is off: vLLM has no batch-invariant kernels for this machine"
+            )
         self.notes: Mapping[str, Any] = {"batch_invariant": invariant}
 
     def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
@@ -42,7 +71,7 @@ class VllmBackend:
             self._refill(waiting)
             if not self._engine.has_unfinished_requests():
                 return
-            for output in self._step():
+            for output in step(self._engine, self._lower):
                 if output.finished:
                     number, sample = map(int, output.request_id.split("/"))
                     yield number, sample, _to_sample(output.outputs[0])
@@ -68,12 +97,6 @@ class VllmBackend:
         """Ends the engine and whatever processes it has for its GPUs."""
         self._engine.engine_core.shutdown()
 
-    def _step(self) -> list[Any]:
-        try:
-            return self._engine.step()
-        except Exception as error:
-            raise engine_error("vLLM", error, memory_remedy(self._params.vllm)) from error
-
     def _sampling_params(self, seed: int) -> Any:
         from vllm import SamplingParams
 
@@ -86,6 +109,68 @@ class VllmBackend:
             logprobs=0,
             detokenize=False,
         )
+
+
+def load(policy: Policy, params: GenerateParams, events: Emitter) -> VllmBackend:
+    """Starts an engine with the policy loaded; see :class:`VllmBackend`."""
+    return VllmBackend(policy, params, events)
+
+
+def _memory_remedy(settings: VllmSettings) -> str:
+    """Settings to change where memory is short, with their values."""
+    cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
+    return (
+        f"of generate.vllm lower {cache} if other programs need the memory, or "
+        f"max_num_seqs={settings.max_num_seqs}; lower generate.max_length_tokens if one sequence "
+        "does not fit; or spread the model over more GPUs than "
+        f"tensor_parallel_size={settings.tensor_parallel_size}"
+    )
+
+
+def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
+    settings = params.vllm
+    arguments = {
+        "dtype": params.dtype,
+        "quantization": settings.quantization,
+        "max_model_len": policy.max_length_tokens,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_num_seqs": settings.max_num_seqs,
+        "enforce_eager": settings.enforce_eager,
+        # The K samples of a prompt share its keys and values.
+        "enable_prefix_caching": True,
+        # Of the policy itself: before temperature and top-p.
+        "logprobs_mode": "raw_logprobs",
+    }
+    if policy.adapter is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": _rank_limit(policy.adapter)}
+    return arguments
+
+
+def _platform_arguments(policy: Policy, platform: Any) -> dict[str, Any]:
+    """Arguments that the device asks for, unless ``extra_engine_args`` has others."""
+    if not platform.is_cpu():
+        return {}
+    # A prompt read in pieces makes vLLM turn the request's random generator back, which those of
+    # CPUs cannot do.
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(policy.max_length_tokens, _BATCHED_TOKENS),
+    }
+
+
+def _rank_limit(adapter: Path) -> int:
+    """The smallest rank limit that vLLM knows and that the adapter fits."""
+    from vllm.config.lora import MaxLoRARanks
+
+    rank = json.loads((adapter / ADAPTER_CONFIG).read_text())["r"]
+    limits = [limit for limit in get_args(MaxLoRARanks) if limit >= rank]
+    if not limits:
+        raise UserError(
+            f"the adapter {adapter} has rank {rank}, vLLM takes {max(get_args(MaxLoRARanks))}",
+            "merge the adapter into its model, and sample from that",
+        )
+    return min(limits)
 
 
 def _adapter_request(policy: Policy) -> Any:

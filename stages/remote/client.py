@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
 from stages.contract.errors import GebError, UserError
 from stages.remote.breaker import CircuitBreaker
+from stages.remote.settings import ServerSettings
 
 T = TypeVar("T")
 _TOO_MANY_REQUESTS = 429
@@ -26,47 +26,27 @@ class RemoteError(GebError):
     """The server did not answer, however often it was asked; a later attempt may find it well."""
 
 
-@dataclass(frozen=True)
-class RemoteSettings:
-    """Where to post and how patiently.
-
-    Attributes:
-        url: Where to post.
-        key_env: Name of the environment variable with the bearer token; None sends none.
-        concurrency: Requests at once.
-        timeout_seconds: Time limit of one request.
-        attempts: Times that a request is sent.
-        wait_seconds: Wait before the second attempt; doubled each time.
-        key_setting: Name of the setting that ``key_env`` comes from, for messages.
-        check: What to look at when the server refuses a request, for messages.
-    """
-
-    url: str
-    key_env: str | None
-    concurrency: int
-    timeout_seconds: float
-    attempts: int
-    wait_seconds: float
-    key_setting: str
-    check: str
-
-
 class Remote:
     """A server that takes JSON by POST.
 
     Threads send and the main thread waits, so that SIGTERM ends the stage at once.
 
     Args:
-        settings: Where to post and how patiently.
+        settings: Patience, and the name of the key's environment variable.
+        url: Where to post.
+        section: Name of the section of the configuration that the settings are, for messages.
+        check: What to look at when the server refuses a request, for messages.
 
     Raises:
         UserError: The environment variable that shall hold the key is not set.
     """
 
-    def __init__(self, settings: RemoteSettings) -> None:
-        self.url = settings.url
+    def __init__(self, settings: ServerSettings, *, url: str, section: str, check: str) -> None:
+        self.url = url
         self._settings = settings
-        self._headers = _authorization(settings)
+        self._key_setting = f"{section}.key_env"
+        self._check = check
+        self._headers = self._authorization()
 
     def post_each(
         self, payloads: Iterable[Any], read: Callable[[bytes], T]
@@ -149,15 +129,26 @@ class Remote:
                 f"{self.url} refuses the key (status {response.status_code})",
                 f"check the environment variable {settings.key_env}"
                 if settings.key_env
-                else f"set {settings.key_setting} to the name of the variable that holds the key",
+                else f"set {self._key_setting} to the name of the variable that holds the key",
             )
         if not response.is_success:
             raise UserError(
                 f"{self.url} refuses a request with status {response.status_code}: "
                 f"{start_of(response.content)}",
-                settings.check,
+                self._check,
             )
         return response.content
+
+    def _authorization(self) -> dict[str, str]:
+        name = self._settings.key_env
+        if name is None:
+            return {}
+        if not os.environ.get(name):
+            raise UserError(
+                f"{self._key_setting} is {name}, and that environment variable is not set",
+                f"export {name} where the stage runs",
+            )
+        return {"Authorization": f"Bearer {os.environ[name]}"}
 
 
 def start_of(body: bytes) -> str:
@@ -174,15 +165,3 @@ def _retry_after(response: httpx.Response) -> float:
     """Seconds that the server asks to wait; 0 if it says nothing or names a date."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else 0.0
-
-
-def _authorization(settings: RemoteSettings) -> dict[str, str]:
-    name = settings.key_env
-    if name is None:
-        return {}
-    if not os.environ.get(name):
-        raise UserError(
-            f"{settings.key_setting} is {name}, and that environment variable is not set",
-            f"export {name} where the stage runs",
-        )
-    return {"Authorization": f"Bearer {os.environ[name]}"}

@@ -1,4 +1,4 @@
-"""What a judge has cost: tokens, and money where the prices are given."""
+"""Costs of a judge: tokens, and money where the prices are given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stages.score.params import ScoreParams
+from stages.score.params import JudgeSettings
 
 PROMPT_TOKENS = "judge_prompt_tokens"
 COMPLETION_TOKENS = "judge_completion_tokens"
@@ -19,13 +19,13 @@ class JudgeCosts:
     """Sums the token counts that a judge's components hold.
 
     Args:
-        params: Name the prices of a million tokens, if they do.
+        settings: Name the prices of a million tokens, if they do.
     """
 
-    def __init__(self, params: ScoreParams) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         self._prices = {
-            PROMPT_TOKENS: params.judge_prompt_price,
-            COMPLETION_TOKENS: params.judge_completion_price,
+            PROMPT_TOKENS: settings.prompt_price,
+            COMPLETION_TOKENS: settings.completion_price,
         }
         self._tokens = dict.fromkeys(self._prices, 0.0)
 

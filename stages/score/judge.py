@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from stages.contract.context import StageContext
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
-from stages.score.agreement import connect
+from stages.remote.client import Remote
 from stages.score.completion import Question, Reply, Tokens
 from stages.score.oracle import Oracle, Verdict
 from stages.score.pairwise import PairwiseJudge
@@ -81,27 +81,25 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Prepares questions to the model that the parameters name.
 
     Raises:
-        UserError: Address or model are missing, the key is not in the environment, or the template
-            (input ``code``, if given) is none.
+        UserError: The key is not in the environment, or the template (input ``code``, if given) is
+            none.
     """
-    params = ctx.params
-    if not params.remote_url or not params.judge_model:
-        raise UserError(
-            "the oracle judge needs score.remote_url and score.judge_model",
-            "set the address of the chat completions (…/v1/chat/completions) and the model's name",
-        )
-    path = ctx.path("code") if ctx.has("code") else _TEMPLATES[params.judge_mode]
+    settings = ctx.params.judge
+    assert settings.url is not None
+    assert settings.model is not None
+    path = ctx.path("code") if ctx.has("code") else _TEMPLATES[settings.mode]
+    check = "check score.judge.url, score.judge.model and what the server serves there"
     question = Question(
-        remote=connect(params.remote_url, params),
+        remote=Remote(settings, url=settings.url, section="score.judge", check=check),
         template=_read_template(path),
-        model=params.judge_model,
-        max_tokens=params.judge_max_tokens,
+        model=settings.model,
+        max_tokens=settings.max_tokens,
     )
-    name = "judge" if params.judge_mode == "scored" else "judge-pairwise"
-    identity = f"{name}:{params.judge_model}@{sha256_file(path)[:16]}"
-    if params.judge_mode == "pairwise":
-        return PairwiseJudge(question, identity, params.judge_opponents)
-    return ScoredJudge(question, identity, params.judge_lowest, params.judge_highest)
+    name = "judge" if settings.mode == "scored" else "judge-pairwise"
+    identity = f"{name}:{settings.model}@{sha256_file(path)[:16]}"
+    if settings.mode == "pairwise":
+        return PairwiseJudge(question, identity, settings.opponents)
+    return ScoredJudge(question, identity, settings.lowest, settings.highest)
 
 
 def _read_template(path: Path) -> Template:

@@ -76,8 +76,6 @@ def load(ctx: StageContext[ScoreParams]) -> MathAnswers:
             "the oracle math_verify needs the library math-verify, which is not installed",
             "install the extra `torch` of this package in the score stage's environment",
         ) from None
-    timeout_seconds = ctx.params.grading_timeout_seconds
-    processes = min(ctx.params.concurrency, os.cpu_count() or 1)
-    return MathAnswers(
-        GraderPool(processes, timeout_seconds), f"math_verify:{version}", timeout_seconds
-    )
+    settings = ctx.params.math_verify
+    pool = GraderPool(min(settings.processes, os.cpu_count() or 1), settings.timeout_seconds)
+    return MathAnswers(pool, f"math_verify:{version}", settings.timeout_seconds)

@@ -1,8 +1,4 @@
-"""What an oracle is, and the table of those that there are.
-
-To add one: a module with a function ``load(ctx) -> Oracle``, a row in :data:`ORACLES`, its name in
-``params.ScoreParams.oracle``.
-"""
+"""Interface of oracles, and the loader of the one that the parameters name."""
 
 from __future__ import annotations
 
@@ -12,18 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stages.contract.context import StageContext
-from stages.score.params import ScoreParams
-
-# Module of each oracle; imported only when it is used, since some need torch.
-ORACLES: Mapping[str, str] = {
-    "http": "stages.score.reward_server",
-    "judge": "stages.score.judge",
-    "math_verify": "stages.score.math_answers",
-    "python": "stages.score.python_function",
-    "reward_model": "stages.score.reward_model",
-    "urm_gated": "stages.score.urm_oracles",
-    "urm_helpfulness": "stages.score.urm_oracles",
-}
+from stages.score.params import ORACLES, ScoreParams
 
 
 @dataclass(frozen=True)
@@ -42,7 +27,7 @@ class Verdict:
 
 
 class Oracle(Protocol):
-    """Scores responses. One file per implementation."""
+    """Scores responses; made by its module's ``load(ctx)``."""
 
     @property
     def identity(self) -> str:
@@ -69,4 +54,5 @@ class Oracle(Protocol):
 
 def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
     """Loads the oracle that the parameters name."""
-    return importlib.import_module(ORACLES[ctx.params.oracle]).load(ctx)
+    oracle: Oracle = importlib.import_module(ORACLES[ctx.params.oracle].module).load(ctx)
+    return oracle

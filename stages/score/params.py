@@ -1,12 +1,135 @@
-"""Parameters of the score stage."""
+"""Parameters of the score stage: one section of settings for each oracle, and the table of oracles.
+
+To add an oracle: a section, a row in :data:`ORACLES`, its name in ``ScoreParams.oracle`` and the
+section's field, all in this file; and the module with its ``load(ctx) -> Oracle``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams, speed_only
+from stages.contract.params import Settings, StageParams, speed_only
+from stages.remote.settings import ServerSettings
+
+
+class PythonSettings(Settings):
+    """A function of a Python file."""
+
+    function: str = "score"
+    """Name of the function in ``code``, ``(prompts, responses, references) -> scores``."""
+
+
+class ClassifierSettings(Settings):
+    """What reward models that are loaded here have in common."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Type of weights and activations."""
+    max_length_tokens: int | None = Field(None, ge=1)
+    """Longest conversation that is read, in tokens; unset takes the model's. A longer one gets no
+    score."""
+    tokens_per_batch: int = speed_only(
+        16384, ge=1, description="Tokens, padding included, in one pass of transformers."
+    )
+
+
+class UrmSettings(ClassifierSettings):
+    """The URM reward model, for both of its readings."""
+
+
+class RewardModelSettings(ClassifierSettings):
+    """A sequence classifier with one output."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs it; `vllm` where vLLM knows the classifier's architecture."""
+    gpu_memory_utilization: float = speed_only(
+        0.9, gt=0, le=1, description="Engine `vllm`: share of the GPU's memory that it takes."
+    )
+    kv_cache_gib: float | None = speed_only(
+        None,
+        gt=0,
+        description="Engine `vllm`: memory for keys and values in GiB; unset takes what "
+        "`gpu_memory_utilization` leaves, on a CPU 4.",
+    )
+
+
+class MathVerifySettings(Settings):
+    """Comparison of the final answer with the prompt's reference answer."""
+
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Wall time for one answer; one that takes longer gets no score."""
+    processes: int = speed_only(
+        8, ge=1, description="Processes that compare, at most one for each core."
+    )
+
+
+class HttpSettings(ServerSettings):
+    """A reward server of your own."""
+
+    identity: str | None = None
+    """Name and version that the server must give as its own."""
+    rows_per_request: int = speed_only(32, ge=1, description="Responses in one request.")
+
+
+class JudgeSettings(ServerSettings):
+    """A chat model at an OpenAI-compatible address."""
+
+    model: str | None = None
+    """The model's name at the server."""
+    mode: Literal["scored", "pairwise"] = "scored"
+    """Mark each response by itself, or compare two and score by the comparisons won; each
+    comparison is asked in both orders."""
+    opponents: int = Field(2, ge=1)
+    """Pairwise: with how many of the prompt's following samples each one is compared, the first
+    following the last; as many as there are at most."""
+    lowest: float = 1.0
+    """Scored: the worst mark."""
+    highest: float = 10.0
+    """Scored: the best mark; another than these and those between is no score."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest answer of the judge, in tokens."""
+    prompt_price: float | None = speed_only(
+        None, ge=0, description="Price of a million tokens read, for the cost."
+    )
+    completion_price: float | None = speed_only(
+        None, ge=0, description="Price of a million tokens written, for the cost."
+    )
+
+
+@dataclass(frozen=True)
+class OracleEntry:
+    """One oracle.
+
+    Attributes:
+        module: Module with its ``load(ctx) -> Oracle``; imported only when it is used, since some
+            need torch.
+        section: Field of :class:`ScoreParams` that holds its settings.
+        needs: Inputs of the stage that it cannot do without.
+        takes: Inputs that it reads where they are given.
+    """
+
+    module: str
+    section: str
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+    def reads(self, name: str) -> bool:
+        """Whether it has a use for an input of this name."""
+        return name in self.needs or name in self.takes
+
+
+ORACLES: Mapping[str, OracleEntry] = {
+    "python": OracleEntry("stages.score.python_function", "python", needs=("code",)),
+    "reward_model": OracleEntry("stages.score.reward_model", "reward_model", needs=("model",)),
+    "urm_gated": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
+    "urm_helpfulness": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
+    "math_verify": OracleEntry("stages.score.math_answers", "math_verify"),
+    "http": OracleEntry("stages.score.reward_server", "http"),
+    "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
+}
 
 
 class ScoreParams(StageParams):
@@ -18,92 +141,48 @@ class ScoreParams(StageParams):
     oracle: Literal[
         "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
     ] = "reward_model"
-    """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier of
-    transformers (`reward_model`, input ``model``), the URM reward model by its gated score or its
-    helpfulness mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the
-    final answer with the prompt's reference answer (`math_verify`), a server of your own (`http`),
-    or a chat model (`judge`). See docs/oracles.md."""
-    function: str = "score"
-    """Only `python`: name of the function in ``code``, ``(prompts, responses, references) ->
-    scores``."""
-    grading_timeout_seconds: float = Field(10.0, gt=0)
-    """Only `math_verify`: wall time for one answer; one that takes longer gets no score."""
+    """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier
+    (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
+    mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
+    the prompt's reference answer (`math_verify`), a server of your own (`http`), or a chat model
+    (`judge`). Only its own section is read. See docs/oracles.md."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """Only `reward_model`: what runs it; `vllm` where vLLM knows the classifier's architecture."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Only the reward models: type of their weights and activations."""
-    max_length_tokens: int | None = Field(None, ge=1)
-    """Only the reward models: longest conversation that they read, in tokens; unset takes the
-    model's. A longer one gets no score."""
-    tokens_per_batch: int = speed_only(
-        16384, ge=1, description="Tokens, padding included, in one pass of the reward model."
-    )
-    gpu_memory_utilization: float = speed_only(
-        0.9, gt=0, le=1, description="Only engine `vllm`: share of the GPU's memory that it takes."
-    )
-    kv_cache_gib: float | None = speed_only(
-        None,
-        gt=0,
-        description="Only engine `vllm`: memory for keys and values in GiB; unset takes what "
-        "`gpu_memory_utilization` leaves, on a CPU 4.",
-    )
-    concurrency: int = speed_only(
-        8,
-        ge=1,
-        description="Processes of `math_verify` (at most one for each core), requests at once of "
-        "`http` and `judge`.",
-    )
-    judge_model: str | None = None
-    """Only `judge`: the model's name at the server."""
-    judge_mode: Literal["scored", "pairwise"] = "scored"
-    """Only `judge`: mark each response by itself, or compare two and score by the comparisons won;
-    each comparison is asked in both orders."""
-    judge_opponents: int = Field(2, ge=1)
-    """Only `judge`, pairwise: with how many of the prompt's following samples each one is compared,
-    the first following the last; as many as there are at most."""
-    judge_lowest: float = 1.0
-    """Only `judge`, scored: the worst mark."""
-    judge_highest: float = 10.0
-    """Only `judge`, scored: the best mark; another than these and those between is no score."""
-    judge_max_tokens: int = Field(512, ge=1)
-    """Only `judge`: longest answer of the judge, in tokens."""
-    judge_prompt_price: float | None = speed_only(
-        None, ge=0, description="Only `judge`: price of a million tokens read, for the cost."
-    )
-    judge_completion_price: float | None = speed_only(
-        None, ge=0, description="Only `judge`: price of a million tokens written, for the cost."
-    )
-    remote_identity: str | None = None
-    """Only `http`: name and version that the server must give as its own."""
-    remote_url: str | None = speed_only(
-        None, description="Only `http` and `judge`: address to post to."
-    )
-    remote_key_env: str | None = speed_only(
-        None,
-        description="Only `http` and `judge`: name of the environment variable that holds the "
-        "bearer token; unset sends none.",
-    )
-    remote_timeout_seconds: float = speed_only(
-        120.0, gt=0, description="Only `http` and `judge`: time limit of one request."
-    )
-    remote_attempts: int = speed_only(
-        5, ge=1, description="Only `http` and `judge`: times that a request is sent."
-    )
-    remote_wait_seconds: float = speed_only(
-        1.0,
-        ge=0,
-        description="Only `http` and `judge`: wait before the second attempt; doubled each time.",
-    )
-    rows_per_request: int = speed_only(
-        32, ge=1, description="Only `http`: responses in one request."
-    )
     rows_per_batch: int = speed_only(
         4096, ge=1, description="Responses held in memory and given to the oracle at once."
     )
+    python: PythonSettings = PythonSettings()
+    """Settings of the oracle `python`."""
+    reward_model: RewardModelSettings = RewardModelSettings()
+    """Settings of the oracle `reward_model`."""
+    urm: UrmSettings = UrmSettings()
+    """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
+    math_verify: MathVerifySettings = MathVerifySettings()
+    """Settings of the oracle `math_verify`."""
+    http: HttpSettings = HttpSettings()
+    """Settings of the oracle `http`."""
+    judge: JudgeSettings = JudgeSettings()
+    """Settings of the oracle `judge`."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """The sections of the other oracles."""
+        return frozenset(each.section for each in ORACLES.values()) - {ORACLES[self.oracle].section}
 
     @property
     def compares(self) -> bool:
         """Whether scores say how responses stand to each other, and nothing beyond that."""
-        return self.oracle == "judge" and self.judge_mode == "pairwise"
+        return self.oracle == "judge" and self.judge.mode == "pairwise"
+
+    @model_validator(mode="after")
+    def _server_is_named(self) -> ScoreParams:
+        if self.oracle == "http" and not (self.http.url and self.http.identity):
+            raise ValueError(
+                "the oracle http needs http.url and http.identity: the address to post to, and the "
+                "name and version that the server gives as its own"
+            )
+        if self.oracle == "judge" and not (self.judge.url and self.judge.model):
+            raise ValueError(
+                "the oracle judge needs judge.url and judge.model: the address of the chat "
+                "completions (…/v1/chat/completions), and the model's name at the server"
+            )
+        return self

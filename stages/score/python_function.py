@@ -111,14 +111,14 @@ def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
         UserError: The file does not run, or has no such function.
     """
     path = ctx.path("code")
-    name = ctx.params.function
+    name = ctx.params.python.function
     namespace = _execute(path)
     function = namespace.get(name)
     if not callable(function):
         functions = sorted(each for each, value in namespace.items() if callable(value))
         raise UserError(
             f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
-            f"set `function` to the name of one with the signature {_SIGNATURE}",
+            f"set score.python.function to the name of one with the signature {_SIGNATURE}",
         )
     # The file's content, not its name: the name is no part of the key.
     identity = f"python:{name}@{sha256_file(path)[:16]}"

@@ -112,14 +112,15 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     Raises:
         UserError: It is no classifier with one output, or has no tokenizer or chat template.
     """
-    if ctx.params.engine == "vllm":
+    settings = ctx.params.reward_model
+    if settings.engine == "vllm":
         from stages.score import vllm_reward_model
 
         return vllm_reward_model.load(ctx)
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    model = load_sequence_classifier(source, dtype=ctx.params.dtype)
+    model = load_sequence_classifier(source, dtype=settings.dtype)
     outputs = model.config.num_labels
     if outputs != 1:
         raise UserError(
@@ -132,8 +133,8 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
         model=model,
         tokenizer=tokenizer,
         identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=context_tokens(model.config, ctx.params.max_length_tokens, source),
-        tokens_per_batch=ctx.params.tokens_per_batch,
+        max_length_tokens=context_tokens(model.config, settings.max_length_tokens, source),
+        tokens_per_batch=settings.tokens_per_batch,
         pad_id=model.config.get_text_config().pad_token_id,
         read=_read_first_logit,
     )

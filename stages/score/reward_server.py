@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.remote.client import Remote
-from stages.score.agreement import connect, not_agreed
+from stages.score.agreement import not_agreed
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
@@ -93,7 +93,7 @@ class HttpOracle:
             raise UserError(
                 f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected is "
                 f"{self.server_identity!r}",
-                "set score.remote_identity to the oracle that shall score; it is part of the "
+                "set score.http.identity to the oracle that shall score; it is part of the "
                 "artifact's key, the address is not",
             )
         return answer
@@ -103,16 +103,14 @@ def load(ctx: StageContext[ScoreParams]) -> HttpOracle:
     """Prepares requests to the server that the parameters name.
 
     Raises:
-        UserError: Address or identity are missing, or the key is not in the environment.
+        UserError: The key is not in the environment.
     """
-    params = ctx.params
-    if not params.remote_url or not params.remote_identity:
-        raise UserError(
-            "the oracle http needs score.remote_url and score.remote_identity",
-            "set the address to post to, and the name and version that the server gives as its own",
-        )
+    settings = ctx.params.http
+    assert settings.url is not None
+    assert settings.identity is not None
+    check = "check score.http.url and what the server serves there"
     return HttpOracle(
-        remote=connect(params.remote_url, params),
-        server_identity=params.remote_identity,
-        rows_per_request=params.rows_per_request,
+        remote=Remote(settings, url=settings.url, section="score.http", check=check),
+        server_identity=settings.identity,
+        rows_per_request=settings.rows_per_request,
     )

@@ -91,7 +91,7 @@ def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
 def _assemble(ctx: Context, parts: list[Path]) -> Statistics:
     """Joins the parts into ``scores.parquet``."""
     statistics = Statistics()
-    costs = JudgeCosts(ctx.params)
+    costs = JudgeCosts(ctx.params.judge)
     with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
         for batch in read_batches(parts, SCORES):
             writer.write_batch(batch)

@@ -33,15 +33,15 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     Raises:
         UserError: It is no URM checkpoint, or its tokenizer has no chat template or no BOS.
     """
-    source = ctx.model("model")
-    model, tokenizer = load_urm(source, ctx.params.dtype)
+    source, settings = ctx.model("model"), ctx.params.urm
+    model, tokenizer = load_urm(source, settings.dtype)
     reading = _READINGS[ctx.params.oracle]
     return RewardModel(
         model=model,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=context_tokens(model.config, ctx.params.max_length_tokens, source),
-        tokens_per_batch=ctx.params.tokens_per_batch,
+        max_length_tokens=context_tokens(model.config, settings.max_length_tokens, source),
+        tokens_per_batch=settings.tokens_per_batch,
         # The model finds the last token by the mask: any id pads.
         pad_id=0,
         read=lambda output: to_verdicts(output, reading),

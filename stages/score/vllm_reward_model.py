@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.context import ModelSource, StageContext
-from stages.contract.errors import GebError, UserError
+from stages.contract.context import StageContext
+from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_tokenizer
-from stages.modeling.vllm_cache import cache_setting, kv_cache_bytes
+from stages.modeling.vllm_engine import cache_setting, require_vllm, start_engine, step
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-
-
-class EngineError(GebError):
-    """vLLM did not start; a retry may find more memory free."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +26,14 @@ class VllmRewardModel:
         tokenizer: Its tokenizer; the conversation is rendered by its chat template.
         identity: Name and digest or revision of the checkpoint.
         max_length_tokens: Longest conversation that is scored.
+        lower: Settings to lower where memory is short.
     """
 
     engine: Any
     tokenizer: Any
     identity: str
     max_length_tokens: int
+    lower: str
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
@@ -55,7 +50,7 @@ class VllmRewardModel:
             else:
                 yield place, Verdict(None, reason)
         while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
+            for output in step(self.engine, self.lower):
                 if output.finished:
                     [reward] = output.outputs.data.tolist()
                     yield int(output.request_id), _verdict(reward)
@@ -80,61 +75,26 @@ def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
             f"the reward model {source.name_or_path} has {config.num_labels} outputs, not one",
             "use a classifier with num_labels=1",
         )
-    limit = context_tokens(config, ctx.params.max_length_tokens, source)
-    return VllmRewardModel(
-        engine=_start_engine(source, ctx.params, limit),
-        tokenizer=tokenizer,
-        identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=limit,
+    settings = ctx.params.reward_model
+    limit = context_tokens(config, settings.max_length_tokens, source)
+    require_vllm("score.reward_model.engine")
+    cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
+    lower = f"of score.reward_model lower {cache} or max_length_tokens={limit}"
+    engine = start_engine(
+        source,
+        {
+            "runner": "pooling",
+            "dtype": settings.dtype,
+            "max_model_len": limit,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "enforce_eager": True,
+        },
+        kv_cache_gib=settings.kv_cache_gib,
+        correct="set score.reward_model.engine to 'transformers'",
+        lower=lower,
     )
-
-
-def _start_engine(source: ModelSource, params: ScoreParams, max_length_tokens: int) -> Any:
-    # In this process: an engine that it started would outlive a kill of this one.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    if importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            f"score.engine 'vllm' needs vLLM, which {sys.executable} does not have",
-            "run `make setup-vllm` and let the stage run by .venv-vllm/bin/python "
-            "(execution.interpreters), or set score.engine to 'transformers'",
-        )
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    arguments = EngineArgs(
-        model=source.name_or_path,
-        revision=source.revision,
-        runner="pooling",
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        load_format="safetensors",
-        dtype=params.dtype,
-        max_model_len=max_length_tokens,
-        gpu_memory_utilization=params.gpu_memory_utilization,
-        kv_cache_memory_bytes=kv_cache_bytes(params.kv_cache_gib),
-        enforce_eager=True,
-        disable_log_stats=True,
-    )
-    try:
-        return LLMEngine.from_engine_args(arguments)
-    except (ValueError, TypeError) as error:
-        if "memory" not in str(error):
-            raise UserError(
-                f"vLLM refuses the reward model {source.name_or_path}: {error}",
-                "set score.engine to 'transformers'",
-            ) from error
-        raise EngineError(_memory(error, params)) from error
-    except Exception as error:
-        raise EngineError(_memory(error, params)) from error
-
-
-def _memory(error: Exception, params: ScoreParams) -> str:
-    cache = cache_setting(params.kv_cache_gib, params.gpu_memory_utilization)
-    return (
-        f"vLLM did not start ({error}); if memory is short, lower score.{cache} or "
-        "score.max_length_tokens"
-    )
+    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
+    return VllmRewardModel(engine, tokenizer, identity, limit, lower)
 
 
 def _verdict(reward: float) -> Verdict:

@@ -51,7 +51,7 @@ WITH_VLLM: dict[str, Any] = {
 }
 # One prompt and one pair at a time: a strike after the first of them is one in the middle.
 SLOW: dict[str, Any] = {
-    "generate": {"batch_size": 1, "chunk_prompts": 4},
+    "generate": {"transformers": {"batch_size": 1}, "chunk_prompts": 4},
     "train": {"checkpoint_every_steps": 1, "micro_batch_tokens": 1, "global_batch_pairs": 4},
 }
 

@@ -16,6 +16,7 @@ from flows.iterate import iterate
 from flows.pipeline.presets import configured, preset_names
 from flows.sweep import sweep
 from stages.contract.errors import UserError
+from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
 FLOWS = (iterate, evaluate, sweep)
@@ -45,6 +46,16 @@ def test_every_field_has_its_name_its_help_and_no_value(flow: Flow[..., Any]) ->
         assert "default" not in each, name
         assert each.get("type") != "boolean", f"{name}: the UI's switch has no empty position"
         assert "$ref" not in str(each), name
+
+
+def test_an_oracle_is_a_choice_beside_flat_sections() -> None:
+    """Prefect's form shows a union of sections as tabs whose fields it does not send."""
+    score = form(iterate)["properties"]["config"]["properties"]["score"]["properties"]
+    assert score["oracle"]["enum"] == list(ORACLES)
+    for section in {each.section for each in ORACLES.values()}:
+        assert score[section]["type"] == "object"
+        for name, each in score[section]["properties"].items():
+            assert "properties" not in each, f"{section}.{name}"
 
 
 def test_the_order_is_that_of_the_configuration() -> None:

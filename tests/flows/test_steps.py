@@ -15,7 +15,9 @@ from stages.generate.params import GenerateParams
 from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
-JUDGE = "score={oracle: judge, judge_mode: pairwise, judge_model: j, remote_url: http://x/v1}"
+JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
+
+VLLM = "generate.backend=vllm"
 
 
 def steps_of(*overrides: str):
@@ -79,11 +81,76 @@ def test_other_oracles_get_no_opponents():
             ],
             "log-probabilities are unknown",
         ),
+        (
+            [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=1"],
+            "tensor_parallel_size is 8, and resources.generate.gpus is 1: set gpus to 8",
+        ),
+        (["evaluation.backend=vllm", "generate.vllm.tensor_parallel_size=2"], "are 1.: set gpus"),
+        (
+            [
+                VLLM,
+                "generate.vllm.extra_engine_args={pipeline_parallel_size: 2}",
+                "generate.vllm.tensor_parallel_size=2",
+                "resources.generate.gpus=2",
+            ],
+            "pipeline_parallel_size 2, and resources.generate.gpus is 2: set gpus to 4",
+        ),
+        (["resources.generate.nodes=2"], "only train works on several nodes.*num_shards"),
+        (["resources.score.nodes=2"], "only train works on several nodes"),
+        (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
+        (
+            ["resources.train.nodes=2", "execution.runner=docker"],
+            "set execution.docker.network.train",
+        ),
+        (["score.oracle=judge"], r"needs judge\.url and judge\.model"),
     ],
 )
 def test_what_cannot_work_together_is_refused(overrides, message):
     with pytest.raises(UserError, match=message):
         load_config(QUICKSTART, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=8"],
+        [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.processes=2"],
+        ["generate.vllm.tensor_parallel_size=8"],
+        ["resources.train.nodes=2"],
+        ["resources.train.nodes=2", "execution.runner=work_pool"],
+        [
+            "resources.train.nodes=2",
+            "execution.runner=docker",
+            "execution.docker.network={train: host}",
+        ],
+    ],
+    ids=str,
+)
+def test_enough_gpus_and_nodes_that_can_meet_are_accepted(overrides):
+    load_config(QUICKSTART, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        (["score.oracle=reward_model"], "inputs.oracle_model"),
+        (["score.oracle=python", "inputs.oracle_code=null"], "inputs.oracle_code"),
+    ],
+)
+def test_what_the_oracle_needs_must_be_named(overrides, place):
+    with pytest.raises(UserError, match=f"the oracle {overrides[0][13:]} needs {place}"):
+        steps_of(*overrides)
+
+
+def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
+    def inputs(*overrides):
+        step = steps_of("iterations=1", f"inputs.oracle_model={ROOT / 'data'}", *overrides)
+        return step["iteration-1/score/0"].inputs.keys()
+
+    assert inputs() == {"responses", "code"}
+    assert inputs("score.oracle=urm_gated") == {"responses", "model"}
+    assert inputs("score.oracle=math_verify") == {"responses"}
+    assert inputs("score={oracle: judge, judge: {url: u, model: m}}") == {"responses", "code"}
 
 
 def test_screening_is_a_part_of_an_iteration_to_start_again_from():

@@ -15,9 +15,8 @@ from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE as GENERATE
 from stages.modeling.load import load_causal_lm
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
-from tests.stage_calls import call_request, request_for, response, write_prompts
+from tests.stage_calls import call_request, request_for, response, score_params, write_prompts
 from tests.tiny_models import SPECIAL, WORDS, make_tiny_llama
 from tests.vllm_server import KEY, MODEL, vllm_server
 
@@ -151,12 +150,12 @@ class TestJudge:
         write_table(responses, RESPONSES, rows)
 
         def run(**params):
-            settings = ScoreParams(
-                oracle="judge",
-                remote_url=f"{server}/chat/completions",
-                remote_key_env="SERVER_KEY",
-                judge_model=MODEL,
-                judge_max_tokens=16,
+            settings = score_params(
+                "judge",
+                url=f"{server}/chat/completions",
+                key_env="SERVER_KEY",
+                model=MODEL,
+                max_tokens=16,
                 max_null_share=1,
                 **params,
             )
@@ -173,14 +172,14 @@ class TestJudge:
         assert [row["score"] for row in rows] == [7.0] * len(rows)
 
     def test_an_answer_of_another_form_is_no_verdict(self, judge):
-        rows, _ = judge(judge_mode="pairwise")
+        rows, _ = judge(mode="pairwise")
         for row in rows:
             assert row["score"] is None
             assert "last line is 'Score: 7', not 'Verdict: A'" in row["error"]
 
     @pytest.mark.parametrize("mode", ["scored", "pairwise"])
     def test_tokens_count_and_cost(self, judge, mode):
-        rows, costs = judge(judge_mode=mode, judge_prompt_price=2.0, judge_completion_price=10.0)
+        rows, costs = judge(mode=mode, prompt_price=2.0, completion_price=10.0)
         assert len(rows) == 2 * len(TEXTS)
         written = sum(dict(row["components"])["judge_completion_tokens"] for row in rows)
         assert costs["judge_completion_tokens"] == written > 0

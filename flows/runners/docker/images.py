@@ -26,7 +26,9 @@ _IMAGE_OF_STAGE = {"screen": "core", "pair": "core", "promote": "core"}
 def images_for(request: Request) -> list[Image]:
     """This project's images that can run a request, the best first."""
     name = _IMAGE_OF_STAGE.get(request.stage, "torch")
-    if "vllm" in (request.params.get("backend"), request.params.get("engine")):
+    oracle, params = request.params.get("oracle"), request.params
+    engine = params["reward_model"]["engine"] if oracle == "reward_model" else None
+    if "vllm" in (params.get("backend"), engine):
         name = "vllm"
     from_hub = any(
         isinstance(each, HubInput) for group in request.inputs.values() for each in group

@@ -12,9 +12,11 @@ from stages.bandit.params import BanditParams
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Input, make_request
 from stages.evaluate.params import EvaluateParams
+from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
+from stages.score.params import ScoreParams
 from stages.screen.params import ScreenParams
 from stages.train.params import TrainParams
 
@@ -47,6 +49,28 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},
         "c9b6e957338873cc1dfcb268c2fff720805659e1289c4f9846de72fd7e22eb2d",
+    ),
+    (
+        GenerateParams(),
+        {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
+        "364929504a6110fe063d235b3ffb8fb33ab3685b4e30b2ad56f76fb3b275981f",
+    ),
+    (
+        GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
+        {"policy": (HUB,), "prompts": (made("prepare", "test.parquet"),)},
+        "bf295e0100f1ff1e5313d23e00a5133e818f13a104423b59fa2e857d4e28617d",
+    ),
+    (
+        ScoreParams(oracle="python"),
+        {"responses": (RESPONSES,), "code": (FILE,)},
+        "7ccbe1fa2ae8817002f3eca0570271c11415ed2074bc9b1c948090cf5be02b86",
+    ),
+    (
+        ScoreParams.model_validate(
+            {"oracle": "judge", "judge": {"model": "m", "url": "u", "mode": "pairwise"}}
+        ),
+        {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
+        "96f8681eb7092d37f89b3ba5127638df8b1d3b68166cb2bbb4d8f8e956ed5441",
     ),
     (PairParams(), SCORED, "1a7f4cffffcec1d716cdd90187e019991fe498c8986883ae8f4fd19230707f21"),
     (

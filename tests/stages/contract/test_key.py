@@ -118,6 +118,18 @@ def defaults(kind: type[StageParams]) -> StageParams:
     return kind.model_validate(required)
 
 
+def choices(params: StageParams) -> list[StageParams]:
+    """The parameters, and where some choose what others are read, with each of their values."""
+    if not params.unused_fields():
+        return [params]
+    return [
+        params.model_copy(update={name: value})
+        for name, field in type(params).model_fields.items()
+        for value in typing.get_args(field.annotation)
+        if typing.get_origin(field.annotation) is Literal
+    ]
+
+
 def test_every_stage_folder_has_parameters():
     folders = {path.parent.name for path in Path(stages.__file__).parent.glob("*/params.py")}
     assert {each.stage for each in STAGES} == folders - {"contract"}
@@ -126,13 +138,14 @@ def test_every_stage_folder_has_parameters():
 
 @pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
 def test_each_field_is_in_the_key_or_only_about_speed(kind):
-    params = defaults(kind)
-    seen = {}
-    for name, affects, changed in variants(kind, params):
-        seen[name] = affects
-        assert (key(changed) != key(params)) is affects, name
-    top = {name.partition(".")[0] for name in seen}
-    assert top == set(kind.model_fields), "fields of which no other value was found"
+    used = set()
+    for params in choices(defaults(kind)):
+        unused = params.unused_fields()
+        for name, affects, changed in variants(kind, params):
+            top = name.partition(".")[0]
+            assert (key(changed) != key(params)) is (affects and top not in unused), name
+            used |= {top} - unused
+    assert used == set(kind.model_fields), "fields of which no other value was found, or unread"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +156,8 @@ def test_each_field_is_in_the_key_or_only_about_speed(kind):
         ("generate", "max_new_tokens", True),
         ("generate", "batch_size", False),
         ("score", "oracle", True),
+        ("score", "identity", True),
+        ("score", "url", False),
         ("score", "tokens_per_batch", False),
         ("pair", "ties", True),
         ("train", "beta", True),

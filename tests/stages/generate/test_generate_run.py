@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import Log, Progress, parse_event
 from stages.contract.tables import RESPONSES, read_rows
-from stages.generate.params import GenerateParams
+from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
 from tests.stage_calls import call_request, request_for, user_turn, write_prompts
@@ -31,7 +32,12 @@ from tests.tiny_models import (
 )
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
-PARAMS = {"num_samples": 3, "max_new_tokens": 12, "dtype": "float32", "batch_size": 16}
+PARAMS = {
+    "num_samples": 3,
+    "max_new_tokens": 12,
+    "dtype": "float32",
+    "transformers": {"batch_size": 16},
+}
 # Float32 sums in another order: what differs between batch layouts.
 ROUNDING = 1e-4
 
@@ -152,7 +158,14 @@ def test_temperature_zero_agrees_with_transformers_generate(generate, policy):
         assert row["response_token_ids"] == output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("layout", [{"batch_size": 1}, {"batch_size": 7}, {"chunk_prompts": 5}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"transformers": {"batch_size": 1}},
+        {"transformers": {"batch_size": 7}},
+        {"chunk_prompts": 5},
+    ],
+)
 def test_responses_do_not_depend_on_batches(generate, policy, tmp_path, layout):
     rows, _, _ = generate()
     prompts = tmp_path / "prompts.parquet"
@@ -300,8 +313,13 @@ def test_a_shard_that_does_not_exist_is_refused():
         GenerateParams(shard_index=2, num_shards=2)
 
 
+def test_parameters_and_registry_name_the_same_backends():
+    assert list(BACKENDS) == list(GenerateParams.model_fields["backend"].annotation.__args__)
+    assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())
+
+
 def test_what_only_changes_speed_is_not_in_the_key():
-    fast = GenerateParams(batch_size=1, chunk_prompts=1, vllm={"max_num_seqs": 1})
+    fast = GenerateParams(transformers={"batch_size": 1}, chunk_prompts=1)
     assert fast.result_fields() == GenerateParams().result_fields()
     assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
 

@@ -6,9 +6,8 @@ from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.remote.client import RemoteError
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 
 ROWS = [
     response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
@@ -33,13 +32,12 @@ def score(tmp_path):
             inputs["code"] = tmp_path / "judge.jinja"
             inputs["code"].write_text(template)
         defaults = {
-            "oracle": "judge",
-            "remote_url": url,
-            "judge_model": "some-judge",
-            "remote_wait_seconds": 0.0,
-            "remote_timeout_seconds": 60.0,
+            "url": url,
+            "model": "some-judge",
+            "wait_seconds": 0.0,
+            "timeout_seconds": 60.0,
         }
-        settings = ScoreParams(**{**defaults, **params})
+        settings = score_params("judge", **{**defaults, **params})
         artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
         return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
@@ -66,7 +64,7 @@ def test_marks_and_token_counts(serve, score):
 
 def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
     server = serve(lambda number, request: completion("Score: 3"))
-    score(server.url, judge_highest=5, judge_max_tokens=64)
+    score(server.url, highest=5, max_tokens=64)
     assert {
         (each["model"], each["temperature"], each["max_tokens"]) for each in server.requests
     } == {("some-judge", 0, 64)}
@@ -124,7 +122,7 @@ def test_failures_are_retried(serve, score):
 
 def test_lasting_failures_fail_the_stage(serve, score):
     with pytest.raises(RemoteError):
-        score(serve(lambda number, request: (500, {})).url, ROWS[:1], remote_attempts=2)
+        score(serve(lambda number, request: (500, {})).url, ROWS[:1], attempts=2)
 
 
 def test_an_answer_of_another_kind_is_named(serve, score):
@@ -132,6 +130,6 @@ def test_an_answer_of_another_kind_is_named(serve, score):
         score(serve(lambda number, request: (200, {"usage": {}})).url, ROWS[:1])
 
 
-def test_address_and_model_are_needed(score):
-    with pytest.raises(UserError, match=r"score\.remote_url and score\.judge_model"):
-        score("http://127.0.0.1:9", judge_model=None)
+def test_address_and_model_are_needed():
+    with pytest.raises(ValueError, match=r"needs judge\.url and judge\.model"):
+        score_params("judge", url="http://127.0.0.1:9")

@@ -11,9 +11,8 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.grading import GraderPool
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 
 # Reference, response, grade.
 TABLE = [
@@ -95,7 +94,7 @@ def score(tmp_path):
     def run(rows, **params):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, rows)
-        settings = ScoreParams(oracle="math_verify", grading_timeout_seconds=60, **params)
+        settings = score_params("math_verify", timeout_seconds=60, **params)
         request = request_for(settings, {"responses": responses}, tmp_path / "store")
         artifact, _ = call_request(STAGE, request)
         return list(read_rows(artifact.path / "scores.parquet", SCORES))
@@ -137,7 +136,7 @@ def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
     responses = tmp_path / "responses.parquet"
     rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
     write_table(responses, RESPONSES, rows)
-    settings = ScoreParams(oracle="math_verify", grading_timeout_seconds=500)
+    settings = score_params("math_verify", timeout_seconds=500)
     request = request_for(settings, {"responses": responses}, tmp_path / "store")
     (tmp_path / "request.json").write_text(request.model_dump_json())
     # The program itself, with a word when the answer is in work.

@@ -10,9 +10,8 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.remote.client import RemoteError
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>")
 
@@ -36,21 +35,20 @@ def prefer_longer(number, request):
 
 @pytest.fixture
 def score(tmp_path):
-    def run(url, rows, *, opponents=None, **params):
+    def run(url, rows, *, against=None, **params):
         inputs = {"responses": tmp_path / "responses.parquet"}
         write_table(inputs["responses"], RESPONSES, rows)
-        if opponents is not None:
+        if against is not None:
             inputs["opponents"] = tmp_path / "opponents.parquet"
-            write_table(inputs["opponents"], RESPONSES, opponents)
+            write_table(inputs["opponents"], RESPONSES, against)
         defaults = {
-            "oracle": "judge",
-            "judge_mode": "pairwise",
-            "remote_url": url,
-            "judge_model": "some-judge",
-            "remote_wait_seconds": 0.0,
-            "remote_timeout_seconds": 60.0,
+            "mode": "pairwise",
+            "url": url,
+            "model": "some-judge",
+            "wait_seconds": 0.0,
+            "timeout_seconds": 60.0,
         }
-        settings = ScoreParams(**{**defaults, **params})
+        settings = score_params("judge", **{**defaults, **params})
         artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
         return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
@@ -89,7 +87,7 @@ def test_a_liking_for_a_place_makes_a_tie(serve, score, always):
 def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, score):
     texts = ["a", "bbb", "cc", "dddd"]
     server = serve(prefer_longer)
-    assert points(score(server.url, samples("q", *texts), judge_opponents=9)) == [
+    assert points(score(server.url, samples("q", *texts), opponents=9)) == [
         0,
         2 / 3,
         1 / 3,
@@ -98,7 +96,7 @@ def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, 
     assert len(server.requests) == 2 * 6
     ring = serve(prefer_longer)
     # With the next only: a < bbb > cc < dddd > a.
-    assert points(score(ring.url, samples("q", *texts), judge_opponents=1)) == [0, 1, 0, 1]
+    assert points(score(ring.url, samples("q", *texts), opponents=1)) == [0, 1, 0, 1]
     assert len(ring.requests) == 2 * 4
 
 
@@ -124,7 +122,7 @@ def test_opponents_are_compared_with_sample_by_sample(serve, score):
     rows = [*samples("q", "long answer", "tiny"), *samples("r", "same", "b")]
     others = [*samples("q", "short", "longer"), *samples("r", "same", "c")]
     server = serve(prefer_longer)
-    found = score(server.url, rows, opponents=others)
+    found = score(server.url, rows, against=others)
     assert points(found) == [1.0, 0.0, 0.5, 0.5]
     assert len(server.requests) == 2 * 3
     assert dict(found[0]["components"])["judge_prompt_tokens"] == 200
@@ -132,7 +130,7 @@ def test_opponents_are_compared_with_sample_by_sample(serve, score):
 
 def test_opponents_must_be_of_the_same_prompts(serve, score):
     with pytest.raises(UserError, match="opponents' row for prompt"):
-        score(serve(prefer_longer).url, samples("q", "a", "b"), opponents=samples("r", "a", "b"))
+        score(serve(prefer_longer).url, samples("q", "a", "b"), against=samples("r", "a", "b"))
 
 
 def test_one_response_alone_has_no_score(serve, score):
@@ -148,7 +146,7 @@ def test_after_a_failure_only_the_rest_is_asked(serve, score):
 
     rows = [row for name in "qrst" for row in samples(name, "long answer", "short")]
     server = serve(behave)
-    settings = {"concurrency": 1, "remote_attempts": 1}
+    settings = {"concurrency": 1, "attempts": 1}
     with pytest.raises(RemoteError):
         score(server.url, rows, **settings)
     failed = len(server.requests)

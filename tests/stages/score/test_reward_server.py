@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.params import StageParams
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.remote.breaker import FAILURES_TO_OPEN
 from stages.remote.client import RemoteError
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 
 IDENTITY = "length@1"
 ROWS = [response(f"question {index}", 0, "word " * index) for index in range(10)]
@@ -31,16 +29,14 @@ def score(tmp_path):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, rows)
         defaults = {
-            "oracle": "http",
-            "remote_url": url,
-            "remote_identity": IDENTITY,
-            "remote_wait_seconds": 0.0,
+            "url": url,
+            "identity": IDENTITY,
+            "wait_seconds": 0.0,
             "rows_per_request": 3,
-            "remote_timeout_seconds": 60.0,
+            "timeout_seconds": 60.0,
         }
-        request = request_for(
-            ScoreParams(**{**defaults, **params}), {"responses": responses}, tmp_path / "store"
-        )
+        settings = score_params("http", **{**defaults, **params})
+        request = request_for(settings, {"responses": responses}, tmp_path / "store")
         artifact, _ = call_request(STAGE, request)
         return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
@@ -91,21 +87,21 @@ class TestFailures:
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_passing_ones_are_retried(self, serve, score, status):
         server = serve(lambda number, request: (status, {}) if number < 5 else lengths(request))
-        rows = score(server.url, remote_attempts=5, concurrency=1)
+        rows = score(server.url, attempts=5, concurrency=1)
         assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
         assert len(server.requests) == 4 + 4
 
     def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
         server = serve(lambda number, request: (500, {"detail": "out of memory"}))
         with pytest.raises(RemoteError, match=r"status 500: .*out of memory"):
-            score(server.url, ROWS[:1], remote_attempts=2)
+            score(server.url, ROWS[:1], attempts=2)
         assert len(server.requests) == 2
 
     def test_the_breaker_spares_a_server_that_is_down(self, serve, score):
         server = serve(lambda number, request: (503, {}))
         rows = [response(f"question {index}", 0, "word") for index in range(200)]
         with pytest.raises(RemoteError):
-            score(server.url, rows, rows_per_request=1, concurrency=4, remote_attempts=3)
+            score(server.url, rows, rows_per_request=1, concurrency=4, attempts=3)
         # Those that open it, those that were under way, and the probes.
         assert len(server.requests) <= FAILURES_TO_OPEN + 4 + 3
 
@@ -115,7 +111,7 @@ class TestFailures:
             lambda number, request: (503, {}) if number <= failures else lengths(request)
         )
         rows = [response(f"question {index}", 0, "word " * index) for index in range(40)]
-        scores = score(server.url, rows, rows_per_request=1, concurrency=4, remote_attempts=20)
+        scores = score(server.url, rows, rows_per_request=1, concurrency=4, attempts=20)
         assert [each["score"] for each in scores] == [len(row["response"]) for row in rows]
         assert len(server.requests) == failures + 40
 
@@ -126,7 +122,7 @@ class TestFailures:
             return lengths(request)
 
         server = serve(behave)
-        rows = score(server.url, ROWS[:1], remote_timeout_seconds=0.3)
+        rows = score(server.url, ROWS[:1], timeout_seconds=0.3)
         assert rows[0]["score"] == len(ROWS[0]["response"])
         assert len(server.requests) == 2
 
@@ -135,7 +131,7 @@ class TestFailures:
         server.shutdown()
         server.server_close()
         with pytest.raises(RemoteError, match="ConnectError"):
-            score(server.url, remote_attempts=2)
+            score(server.url, attempts=2)
 
 
 class TestDisagreements:
@@ -165,27 +161,27 @@ class TestDisagreements:
         with pytest.raises(UserError, match=r"status 404: .*not here"):
             score(server.url, ROWS[:1])
 
-    def test_address_and_identity_are_needed(self, score):
-        with pytest.raises(UserError, match=r"needs score\.remote_url and score\.remote_identity"):
-            score(None)
+    def test_address_and_identity_are_needed(self):
+        with pytest.raises(ValueError, match=r"needs http\.url and http\.identity"):
+            score_params("http", identity=IDENTITY)
 
 
 class TestKey:
     def test_it_is_read_from_the_environment_and_sent(self, serve, score, monkeypatch):
         monkeypatch.setenv("REWARD_KEY", "s3cret")
         server = serve(lambda number, request: lengths(request))
-        score(server.url, remote_key_env="REWARD_KEY")
+        score(server.url, key_env="REWARD_KEY")
         assert {each["Authorization"] for each in server.headers_seen} == {"Bearer s3cret"}
 
     def test_it_must_be_there(self, score):
         with pytest.raises(UserError, match="REWARD_KEY, and that environment variable is not set"):
-            score("http://127.0.0.1:9", remote_key_env="REWARD_KEY")
+            score("http://127.0.0.1:9", key_env="REWARD_KEY")
 
     def test_a_refused_one_is_named(self, serve, score, monkeypatch):
         monkeypatch.setenv("REWARD_KEY", "wr0ng")
         server = serve(lambda number, request: (401, {}))
         with pytest.raises(UserError, match="refuses the key") as caught:
-            score(server.url, remote_key_env="REWARD_KEY")
+            score(server.url, key_env="REWARD_KEY")
         assert "REWARD_KEY" in str(caught.value)
         assert "wr0ng" not in str(caught.value)
 
@@ -197,7 +193,7 @@ def test_after_a_failure_only_the_rest_is_asked(serve, score):
         return lengths(request) if number <= 3 or up.is_set() else (500, {})
 
     server = serve(behave)
-    settings = {"rows_per_request": 2, "concurrency": 1, "remote_attempts": 1}
+    settings = {"rows_per_request": 2, "concurrency": 1, "attempts": 1}
     with pytest.raises(RemoteError):
         score(server.url, **settings)
     failed = len(server.requests)
@@ -240,7 +236,7 @@ def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):
 
     server = serve(behave)
     write_table(tmp_path / "responses.parquet", RESPONSES, ROWS)
-    settings = ScoreParams(oracle="http", remote_url=server.url, remote_identity=IDENTITY)
+    settings = score_params("http", url=server.url, identity=IDENTITY)
     inputs = {"responses": tmp_path / "responses.parquet"}
     request = request_for(settings, inputs, tmp_path / "store")
     (tmp_path / "request.json").write_text(request.model_dump_json())
@@ -252,12 +248,11 @@ def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):
 
 
 def test_address_and_patience_are_no_part_of_the_key():
-    def key(**params) -> object:
-        settings: StageParams = ScoreParams(oracle="http", **params)
-        return settings.result_fields()
+    def key(**settings) -> object:
+        return score_params("http", **{"url": "u", "identity": "i", **settings}).result_fields()
 
-    assert key(remote_url="http://a", concurrency=1) == key(remote_url="http://b", concurrency=2)
-    assert key(remote_identity="a@1") != key(remote_identity="a@2")
+    assert key(url="http://a", concurrency=1) == key(url="http://b", concurrency=2)
+    assert key(identity="a@1") != key(identity="a@2")
 
 
 def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
@@ -279,7 +274,7 @@ def test_the_example_serves_a_python_function(score, tmp_path, monkeypatch):
     with server:
         try:
             url = server.stdout.readline().split()[-1]
-            rows = score(url, remote_key_env="REWARD_KEY", max_null_share=0.1)
+            rows = score(url, key_env="REWARD_KEY", max_null_share=0.1)
             with pytest.raises(UserError, match="refuses the key"):
                 score(url, max_null_share=0.2)
         finally:

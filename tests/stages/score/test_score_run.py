@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from stages.contract.digests import prompt_id, sha256_file
 from stages.contract.errors import UserError
 from stages.contract.events import Log, Progress
+from stages.contract.params import Settings
+from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.batches import token_batches
-from stages.score.oracle import ORACLES
-from stages.score.params import ScoreParams
+from stages.score.oracle import Verdict
+from stages.score.params import ORACLES, OracleEntry, ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, user_turn
+from tests.stage_calls import call_request, request_for, score_params, user_turn
 from tests.tiny_models import (
     CHAT_TEMPLATE,
     WORDS,
@@ -65,7 +68,7 @@ def score(tmp_path):
         if model is not None:
             inputs["model"] = model
         params = {"oracle": "python" if model is None else "reward_model", **params}
-        request = request_for(ScoreParams(**params), inputs, tmp_path / "store")
+        request = request_for(score_params(**params), inputs, tmp_path / "store")
         artifact, events = call_request(STAGE, request)
         scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
         return scores, json.loads((artifact.path / "metrics.json").read_text()), events
@@ -310,7 +313,59 @@ def test_batches_hold_every_sequence_once_within_the_budget():
 
 
 def test_parameters_and_registry_name_the_same_oracles():
-    assert set(ORACLES) == set(ScoreParams.model_fields["oracle"].annotation.__args__)
+    assert list(ORACLES) == list(ScoreParams.model_fields["oracle"].annotation.__args__)
+    sections = {
+        name
+        for name, field in ScoreParams.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+    }
+    assert {each.section for each in ORACLES.values()} == sections
+
+
+class ToySettings(Settings):
+    bonus: float = 0.0
+
+
+class ToyParams(ScoreParams):
+    oracle: Literal["toy", "math_verify"] = "toy"
+    toy: ToySettings = ToySettings()
+
+
+class ToyOracle:
+    identity = "toy:1"
+
+    def __init__(self, bonus):
+        self.bonus = bonus
+
+    def score(self, rows):
+        for place, row in enumerate(rows):
+            yield place, Verdict(len(row["response"]) + self.bonus)
+
+
+def load(ctx):
+    """Makes the oracle, as an oracle's module does."""
+    return ToyOracle(ctx.params.toy.bonus)
+
+
+def test_an_oracle_is_a_section_a_row_and_a_module(monkeypatch, tmp_path):
+    """The places that CONTRIBUTING names: nothing else has to know of it."""
+    monkeypatch.setitem(ORACLES, "toy", OracleEntry(__name__, "toy"))
+    write_table(tmp_path / "responses.parquet", RESPONSES, response_rows())
+    inputs = {"responses": tmp_path / "responses.parquet"}
+
+    def request(**settings):
+        return request_for(ToyParams(**settings), inputs, tmp_path / "store")
+
+    stage = Stage(ToyParams, STAGE.run)
+    artifact, _ = call_request(stage, request(toy={"bonus": 0.5}))
+    scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
+    assert [each["score"] for each in scores] == [
+        len(row["response"]) + 0.5 for row in response_rows()
+    ]
+    assert {each["oracle"] for each in scores} == {"toy:1"}
+    assert request(toy={"bonus": 0.5}).key != request().key == request(judge={"max_tokens": 9}).key
+    other = request(oracle="math_verify").key
+    assert request(oracle="math_verify", toy={"bonus": 0.5}).key == other
 
 
 def test_an_oracle_in_python_starts_without_torch():

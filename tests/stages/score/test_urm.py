@@ -11,10 +11,9 @@ from transformers import AutoTokenizer, LlamaModel
 
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
 from stages.score.urm_check import Golden, main
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_llama
 from tests.tiny_urm import change_weights, make_tiny_urm
 
@@ -69,7 +68,7 @@ def score(tmp_path):
     def run(model, rows=ROWS, **params):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, rows)
-        settings = ScoreParams(**{"oracle": "urm_gated", "dtype": "float32", **params})
+        settings = score_params(**{"oracle": "urm_gated", "dtype": "float32", **params})
         request = request_for(
             settings, {"responses": responses, "model": model}, tmp_path / "store"
         )

@@ -8,9 +8,8 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.score.params import ScoreParams
 from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response
+from tests.stage_calls import call_request, request_for, response, score_params
 from tests.tiny_models import WORDS, make_tiny_reward_model
 from tests.vllm_session import vllm_session
 
@@ -48,7 +47,7 @@ def request_of(tmp_path, model):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, rows)
         inputs = {"responses": responses, "model": other or model}
-        return request_for(ScoreParams(**PARAMS | params), inputs, tmp_path / "store")
+        return request_for(score_params(**PARAMS | params), inputs, tmp_path / "store")
 
     return make
 
