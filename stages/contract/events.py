@@ -7,11 +7,28 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TextIO, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
 PROGRESS_INTERVAL_SECONDS = 0.5
+
+
+# Of one message: a library's exception may hold a whole batch as text.
+_MAX_CHARACTERS = 20_000
+
+
+def _writable(text: object) -> str:
+    """A message that can be written as UTF-8, its middle left out where it is endless."""
+    whole = str(text)
+    if (left_out := len(whole) - _MAX_CHARACTERS) > 0:
+        half = _MAX_CHARACTERS // 2
+        whole = f"{whole[:half]} … {left_out} characters left out … {whole[-half:]}"
+    # Half of a surrogate pair is no character; file names and texts of programs may hold one.
+    return whole.encode("utf-8", "backslashreplace").decode()
+
+
+Message = Annotated[str, BeforeValidator(_writable)]
 
 
 class Progress(BaseModel):
@@ -37,7 +54,7 @@ class Log(BaseModel):
 
     type: Literal["log"] = "log"
     level: Literal["info", "warning", "error"] = "info"
-    message: str
+    message: Message
 
 
 class Failure(BaseModel):
@@ -45,8 +62,8 @@ class Failure(BaseModel):
 
     type: Literal["failure"] = "failure"
     kind: Literal["user", "crash", "stopped"]
-    message: str
-    remedy: str = ""
+    message: Message
+    remedy: Message = ""
 
 
 class Done(BaseModel):

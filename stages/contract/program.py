@@ -198,7 +198,8 @@ def main(stage: Stage[Any]) -> NoReturn:
     except StoppedError as error:
         events.emit(Failure(kind="stopped", message=str(error)))
         _exit(EXIT_STOPPED)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A library's or an oracle's own sys.exit(0) leaves no artifact: that is a failure.
         traceback.print_exc()
         events.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
         _exit(EXIT_FAILED)

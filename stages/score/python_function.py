@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.contract.context import StageContext
 from stages.contract.digests import sha256_file
-from stages.contract.errors import UserError
+from stages.contract.errors import GebError, UserError
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
@@ -43,27 +45,19 @@ class PythonOracle:
             yield place, self._verdict(row, score)
 
     def _call(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        try:
+        with _user_code(self.name, "fix the function; a response without a score gets None"):
             scores = self.function(
                 [row["messages"] for row in rows],
                 [row["response"] for row in rows],
                 [row["reference_answer"] for row in rows],
             )
-        except OSError:
-            # A file system or network that the function reaches for: a retry may cure it.
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{self.name} raised {_describe(error)}",
-                "mend the function; a response that cannot be scored gets None",
-            ) from error
-        try:
-            return list(scores)
-        except TypeError:
-            raise UserError(
-                f"{self.name} returned {type(scores).__name__}, not a sequence of scores",
-                f"return one score per response: {_SIGNATURE}",
-            ) from None
+            if isinstance(scores, Iterable):
+                # Within the block: a generator runs only now.
+                return list(scores)
+        raise UserError(
+            f"{self.name} returned {type(scores).__name__}, not a sequence of scores",
+            f"return one score per response: {_SIGNATURE}",
+        )
 
     def _verdict(self, row: Mapping[str, Any], score: Any) -> Verdict:
         if score is None:
@@ -81,7 +75,7 @@ class PythonOracle:
         number = _to_float(value)
         if not math.isfinite(number):
             raise UserError(
-                f"{self.name} returned {name} {value!r} for {_place(row)}",
+                f"{self.name} returned {name} {reprlib.repr(value)} for {_place(row)}",
                 "return a finite number, or None for a response that cannot be scored",
             )
         return number
@@ -102,6 +96,8 @@ def _to_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
+    except OverflowError:
+        return math.inf
 
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
@@ -127,17 +123,29 @@ def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
 
 def _execute(path: Path) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
-    try:
+    remedy = "the oracle's file must be importable on its own in the score stage's environment"
+    with _user_code(str(path), remedy):
         exec(compile(path.read_bytes(), str(path), "exec"), namespace)
-    except Exception as error:
-        raise UserError(
-            f"{path} does not run: {_describe(error)}",
-            "the oracle's file must be importable on its own in the score stage's environment",
-        ) from error
     return namespace
 
 
-def _describe(error: Exception) -> str:
+@contextmanager
+def _user_code(name: str, remedy: str) -> Iterator[None]:
+    """Turns what code of the user raises into an error that names it.
+
+    Raises:
+        GebError: A file system or network that the code reaches for failed: a retry may help.
+        UserError: The code raised anything else, or ended the program.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise GebError(f"{name} raised {_describe(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name} raised {_describe(error)}", remedy) from error
+
+
+def _describe(error: BaseException) -> str:
     """Kind, message and innermost line of an exception of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""

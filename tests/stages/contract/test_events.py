@@ -62,3 +62,17 @@ def test_json_for_people_refuses_nan():
     assert dump_json({"ü": 1}) == '{\n  "ü": 1\n}\n'
     with pytest.raises(ValueError):
         dump_json({"loss": float("nan")})
+
+
+def test_an_endless_message_is_cut_in_its_middle():
+    message = Failure(kind="crash", message="begin" + "x" * 5_000_000 + "end").message
+    assert len(message) < 21_000
+    assert message.startswith("begin")
+    assert message.endswith("end")
+    assert "characters left out" in message
+
+
+def test_half_a_surrogate_pair_can_be_told():
+    stream = io.StringIO()
+    Emitter(stream).info("file \udce9.txt")
+    assert parse_event(stream.getvalue()) == Log(message="file \\udce9.txt")

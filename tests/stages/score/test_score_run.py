@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.contract.digests import prompt_id, sha256_file
-from stages.contract.errors import UserError
+from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.params import Settings
 from stages.contract.program import Stage
@@ -177,15 +177,41 @@ class TestPython:
 
     def test_a_failing_network_may_be_retried(self, score):
         code = "def score(*columns): raise ConnectionError('reset')"
-        with pytest.raises(ConnectionError):
+        with pytest.raises(
+            GebError, match=r"oracle\.py:score raised ConnectionError: reset"
+        ) as said:
             score(code=code)
+        assert not isinstance(said.value, UserError)
+
+    def test_a_file_that_the_function_may_not_read_is_not_blamed_on_the_store(self, score):
+        code = "def score(*columns): raise PermissionError(13, 'denied', '/etc/shadow')"
+        with pytest.raises(GebError, match=r"oracle\.py:score raised PermissionError.*/etc/shadow"):
+            score(code=code)
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import sys\ndef score(*columns): sys.exit(0)",
+            "import sys\nsys.exit(0)",
+            "def score(prompts, *rest):\n    yield 1.0\n    raise SystemExit",
+        ],
+        ids=["in-the-function", "in-the-file", "in-a-generator"],
+    )
+    def test_code_that_ends_the_program_is_the_persons_mistake(self, score, code):
+        with pytest.raises(UserError, match=r"oracle\.py.* SystemExit"):
+            score(code=code)
+
+    def test_a_number_beyond_all_floats_is_named_in_short(self, score):
+        with pytest.raises(UserError, match="returned score 1000") as said:
+            score(code="def score(prompts, *rest): return [10**400 for _ in prompts]")
+        assert len(said.value.message) < 500
 
     def test_a_missing_function_is_named_with_those_there_are(self, score):
         with pytest.raises(UserError, match="no function 'absent'; it has: score"):
             score(code=LENGTHS.strip(), function="absent")
 
     def test_a_file_that_does_not_run_is_an_error(self, score):
-        with pytest.raises(UserError, match=r"oracle\.py does not run: SyntaxError"):
+        with pytest.raises(UserError, match=r"oracle\.py raised SyntaxError"):
             score(code="def score(")
 
     def test_the_request_must_bring_the_code(self, score):
