@@ -15,7 +15,8 @@ import torch
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.load import Precision, load_causal_lm
-from stages.modeling.logprobs import ResponseLogprobs, head_is_plain
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.probe import UnfitModelError, check_logprobs
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
 
@@ -29,16 +30,18 @@ class Reference:
         batch_tokens: Most tokens in one pass, padding included.
 
     Raises:
-        UserError: There is no such model, or its logits are not its head's plain output.
+        UserError: There is no such model, or its log-probabilities cannot be computed.
     """
 
     def __init__(self, source: ModelSource, dtype: Precision, batch_tokens: int) -> None:
         model = load_causal_lm(source, dtype=dtype)
-        if not head_is_plain(model):
+        try:
+            check_logprobs(model)
+        except UnfitModelError as error:
             raise UserError(
-                f"the logits of {source.name_or_path} are not the plain output of its head",
+                f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
                 "set `evaluate.log_pi_ref: off`",
-            )
+            ) from error
         self._device = model.device
         self._logprobs = ResponseLogprobs(model)
         self._vocabulary = model.get_output_embeddings().weight.shape[0]

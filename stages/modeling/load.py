@@ -74,24 +74,19 @@ def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
 
 
 def load_causal_lm(
-    source: ModelSource,
-    *,
-    dtype: Precision,
-    device: torch.device | None = None,
-    attention: str = "sdpa",
+    source: ModelSource, *, dtype: Precision, device: torch.device | None = None
 ) -> Any:
-    """Loads a causal language model in evaluation mode.
+    """Loads a causal language model in evaluation mode, with sdpa attention where it has that.
 
     Args:
         source: Folder or hub id.
         dtype: Type of the weights in memory.
         device: Where the weights go; :func:`default_device` if unset.
-        attention: Attention implementation of transformers (``sdpa``, ``eager``, …).
 
     Raises:
         UserError: There is no checkpoint, or weights of the model are missing from it.
     """
-    return _load(AutoModelForCausalLM, source, dtype, device, attention)
+    return _load(AutoModelForCausalLM, source, dtype, device)
 
 
 def merge_adapter(model: Any, adapter: Path) -> Any:
@@ -119,14 +114,13 @@ def load_sequence_classifier(
     *,
     dtype: Precision,
     device: torch.device | None = None,
-    attention: str = "sdpa",
 ) -> Any:
     """Loads a sequence classifier (a reward model) in evaluation mode.
 
     Args and errors are those of :func:`load_causal_lm`; a checkpoint without a classification head
     is refused, where transformers would start the head at random.
     """
-    return _load(AutoModelForSequenceClassification, source, dtype, device, attention)
+    return _load(AutoModelForSequenceClassification, source, dtype, device)
 
 
 def load_exactly(
@@ -135,14 +129,13 @@ def load_exactly(
     *,
     dtype: Precision,
     device: torch.device | None = None,
-    attention: str = "sdpa",
 ) -> Any:
     """Loads a model of a class of our own, whose weights must be exactly the checkpoint's.
 
     Args and errors are those of :func:`load_causal_lm`; besides, a checkpoint with weights that
     the class does not know, or with other shapes, is refused.
     """
-    return _load(model_class, source, dtype, device, attention, exactly=True)
+    return _load(model_class, source, dtype, device, exactly=True)
 
 
 def context_tokens(config: Any, wanted: int | None, source: ModelSource) -> int:
@@ -176,7 +169,6 @@ def _load(
     source: ModelSource,
     dtype: Precision,
     device: torch.device | None,
-    attention: str,
     *,
     exactly: bool = False,
 ) -> Any:
@@ -186,7 +178,6 @@ def _load(
             source.name_or_path,
             revision=source.revision,
             dtype=DTYPES[dtype],
-            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,

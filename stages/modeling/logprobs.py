@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from stages.modeling.shared_prefix import Group, RowLayout
 
-_PROBE_TOKENS = 8
-
 LOGIT_CHUNK_BYTES = 64 << 20
 """Size of one chunk of float32 logits: large enough to keep a matrix multiplication busy."""
 LOGIT_KEEP_BYTES = 256 << 20
@@ -86,26 +84,6 @@ def causal_lm(policy: nn.Module) -> Any:
     if inner is not None and type(policy).__module__.startswith("peft."):
         return inner.model
     return policy
-
-
-def head_is_plain(policy: nn.Module) -> bool:
-    """Whether the logits are exactly the linear head's output (no soft cap, no scale)."""
-    model = causal_lm(policy)
-    if any(hasattr(weight, "ds_id") for weight in model.parameters()):
-        # Sharded by ZeRO-3 before an engine gathers it: cannot be run yet.
-        return True
-    # Spread over the vocabulary: the padding token, say, may have an embedding of zeros, whose
-    # logits are zero with a cap and without.
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    probe = torch.linspace(0, vocabulary - 1, _PROBE_TOKENS, device=model.device).long()[None]
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-        expected = model.get_output_embeddings()(hidden)
-        logits = model(input_ids=probe, use_cache=False).logits
-    model.train(training)
-    return torch.equal(logits.float(), expected.float())
 
 
 def token_logprobs(

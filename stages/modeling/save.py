@@ -1,13 +1,51 @@
-"""Saving what comes with a model's weights."""
+"""Checkpoints written whole: weights under the names and shapes that transformers expects."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 # How the tokenizer was found, which its library writes down with what it is: the same tokenizer
 # would have other bytes, and its checkpoint another digest, on a machine that is offline.
 _OF_ITS_LOADING = ("is_local", "local_files_only")
+
+
+class IncompleteCheckpointError(RuntimeError):
+    """A checkpoint was written that transformers would not load as the model it is of."""
+
+
+def save_checkpoint(
+    model: Any, weights: dict[str, Tensor], tokenizer: Any, dtype: torch.dtype, folder: Path
+) -> None:
+    """Writes a causal language model and its tokenizer.
+
+    Args:
+        model: Gives class and configuration; its own weights may be sharded or have adapters.
+        weights: What is saved, by the names of the model without adapters.
+        tokenizer: Saved beside them, with its chat template.
+        dtype: Of the saved weights.
+        folder: Where to.
+
+    Raises:
+        IncompleteCheckpointError: Names or shapes are not those of the model.
+    """
+    cast = {
+        name: weight.to(dtype) if weight.is_floating_point() else weight
+        for name, weight in weights.items()
+    }
+    # Tied weights must stay one tensor, or the checkpoint would hold them twice.
+    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        if name in cast and source in cast:
+            cast[name] = cast[source]
+    model.save_pretrained(folder, state_dict=cast)
+    # save_pretrained records the dtype in memory, which is not that of the saved weights.
+    model.config.dtype = dtype
+    model.config.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    _check(type(model), folder)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -15,3 +53,20 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     for name in _OF_ITS_LOADING:
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
+
+
+def _check(model_class: Any, folder: Path) -> None:
+    """Loads names and shapes alone, as transformers will, and compares them with the class's."""
+    _, report = model_class.from_pretrained(
+        folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    faults = {
+        "missing": report["missing_keys"],
+        "unknown": report["unexpected_keys"],
+        "of another shape": {name for name, *_ in report["mismatched_keys"]},
+    }
+    named = [f"{kind}: {', '.join(sorted(names)[:5])}" for kind, names in faults.items() if names]
+    if named:
+        raise IncompleteCheckpointError(
+            f"the saved weights are not those of {model_class.__name__} ({'; '.join(named)})"
+        )

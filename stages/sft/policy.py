@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import default_device, load_causal_lm, load_tokenizer
-from stages.modeling.logprobs import head_is_plain
+from stages.modeling.probe import UnfitModelError, check_logprobs
 from stages.sft.params import ArchitectureParams
 from stages.sft.tokenizer import make_word_tokenizer
 
@@ -43,20 +42,17 @@ def load_policy(source: ModelSource) -> Policy:
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     model = load_causal_lm(source, dtype="float32")
-    _require_plain_head(model, source.name_or_path)
+    try:
+        check_logprobs(model)
+    except UnfitModelError as error:
+        raise UserError(
+            f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
+            "use a model of the Llama, Mistral or Qwen families",
+        ) from error
     config = AutoConfig.from_pretrained(
         source.name_or_path, revision=source.revision, trust_remote_code=False
     )
     return Policy(model, tokenizer, config.dtype or torch.float32)
-
-
-def _require_plain_head(model: Any, place: str) -> None:
-    if type(model.get_output_embeddings()) is not nn.Linear or not head_is_plain(model):
-        raise UserError(
-            f"log-probabilities of {place} cannot be computed: its logits are not the plain output "
-            "of a linear head",
-            "use a model of the Llama, Mistral or Qwen families",
-        )
 
 
 def new_policy(architecture: ArchitectureParams, texts: Iterable[str], seed: int) -> Policy:

@@ -13,7 +13,7 @@ from stages.contract.digests import derive_seed
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
 from stages.modeling.load import DTYPES
-from stages.modeling.save import save_tokenizer
+from stages.modeling.save import save_checkpoint
 from stages.sft.conversations import Conversation, read_conversations
 from stages.sft.examples import Example, make_examples
 from stages.sft.loop import Loop, Record
@@ -109,8 +109,9 @@ def _autocast_dtype(ctx: Context, device: torch.device) -> torch.dtype | None:
 def _save(ctx: Context, policy: Policy) -> None:
     save_dtype = ctx.params.save_dtype
     dtype = policy.dtype if save_dtype == "auto" else DTYPES[save_dtype]
-    policy.model.to(dtype).save_pretrained(ctx.out / "checkpoint")
-    save_tokenizer(policy.tokenizer, ctx.out / "checkpoint")
+    save_checkpoint(
+        policy.model, policy.model.state_dict(), policy.tokenizer, dtype, ctx.out / "checkpoint"
+    )
 
 
 def _write_metrics(ctx: Context, records: list[Record]) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from transformers import set_seed
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stages.contract.events import dump_json
-from stages.modeling.load import load_tokenizer
+from stages.modeling.load import DTYPES, load_tokenizer
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.save import save_checkpoint
 from stages.train import checkpoints, metrics_log, reference
+from stages.train.adapters import add_adapters
 from stages.train.arguments import trainer_seed, training_arguments
 from stages.train.batches import MicroBatches, Plan, RefLogprobs
 from stages.train.callbacks import CheckpointSchedule, StepReporter
@@ -21,9 +24,9 @@ from stages.train.data import load_pairs
 from stages.train.job import Job, Process
 from stages.train.memory import OutOfMemoryError, is_out_of_memory
 from stages.train.numerics import Numerics, repeatable
-from stages.train.policy import add_adapters, checkpoint_dtype, load_logprob_model
+from stages.train.policy import checkpoint_dtype, load_logprob_model
 from stages.train.resuming import ResumePoint, find_resume_point, layout_of
-from stages.train.saving import policy_weights, save_average, save_policy
+from stages.train.saving import policy_weights, save_average
 from stages.train.settings import check_trackers, kappa_controller, objective_settings
 from stages.train.timing import matmul_flops_per_second
 from stages.train.trainer import PairTrainer
@@ -191,8 +194,11 @@ class _Fit:
             dtype = job.params.save_dtype
             chosen = checkpoint_dtype(job.policy) if dtype == "auto" else dtype
             folder = job.out / "checkpoint"
-            weights = policy_weights(state, job.params.lora)
-            save_policy(trainer.model.policy, weights, self._tokenizer, chosen, folder)
+            # Under ZeRO-3 transformers would go on sharding, and only one process is here.
+            unset_hf_deepspeed_config()
+            policy = trainer.model.policy
+            weights = policy_weights(policy, state)
+            save_checkpoint(causal_lm(policy), weights, self._tokenizer, DTYPES[chosen], folder)
             if job.params.reference == "ema":
                 save_average(
                     job.reference,

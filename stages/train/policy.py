@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import AutoConfig
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.load import load_causal_lm
-from stages.modeling.logprobs import ResponseLogprobs, head_is_plain
-from stages.modeling.shared_prefix import (
-    SHARED_PREFIX,
-    UnsupportedAttentionError,
-    supports_shared_prefix,
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.probe import (
+    UnfitModelError,
+    check_logprobs,
+    check_training_mode,
+    share_prompts,
 )
 from stages.train.numerics import Numerics
-from stages.train.params import LoraParams, RowLayoutName
+from stages.train.params import RowLayoutName
+
+# Draws experts in training mode, and has no setting that forbids it.
+_SAMPLING_ROUTER = "PhimoeTopKRouter"
+# Factors that a router draws around 1 in training; elsewhere such a name may be a threshold.
+_NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 
 
 def load_logprob_model(
@@ -32,40 +37,41 @@ def load_logprob_model(
         row_layout: Of the rows that it is to compute.
 
     Raises:
-        UserError: There is no such model, its logits are not a plain linear head's, or it cannot
-            compute such rows.
+        UserError: There is no such model, or what it computes would not be those of its rows.
     """
-    model = load_causal_lm(
-        source,
-        dtype=numerics.weights,
-        device=numerics.device,
-        attention=SHARED_PREFIX if row_layout == "packed" else "sdpa",
-    )
-    if row_layout == "packed" and not supports_shared_prefix(model):
-        raise _cannot_share_prompts(source, f"{type(model).__name__} has another attention")
+    model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
     remove_dropout(model)
     try:
-        wrapped = ResponseLogprobs(model)
-    except ValueError as error:
-        raise _unusable_head(source, str(error)) from error
-    try:
-        plain = head_is_plain(model)
-    except UnsupportedAttentionError as error:
-        raise _cannot_share_prompts(source, str(error)) from error
-    if not plain:
-        raise _unusable_head(source, "its logits are capped or scaled after the head")
-    return wrapped
+        check_logprobs(model)
+        check_training_mode(model)
+    except UnfitModelError as error:
+        raise UserError(
+            f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
+            "use a model of the Llama, Mistral or Qwen families",
+        ) from error
+    if row_layout == "packed":
+        try:
+            share_prompts(model)
+        except UnfitModelError as error:
+            raise UserError(
+                f"the prompts of pairs cannot be shared by {source.name_or_path}: {error}",
+                "set train.row_layout=padded",
+            ) from error
+    return ResponseLogprobs(model)
 
 
 def remove_dropout(model: nn.Module) -> None:
-    """Sets every dropout to 0: policy and reference must differ by their weights only."""
+    """Sets dropout and router noise to 0: policy and reference differ by their weights only."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, _DropoutNd):
             module.p = 0.0
-        # Attention modules of transformers keep theirs as a plain number.
-        attributes = vars(module)
-        if isinstance(attributes.get("attention_dropout"), float):
-            attributes["attention_dropout"] = 0.0
+        # Layers of transformers keep theirs as plain numbers.
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or name in _NOISE):
+                setattr(module, name, 0.0)
+        if type(module).__name__ == _SAMPLING_ROUTER:
+            # As an instance's own attribute, so that `train` of the whole model leaves it alone.
+            vars(module.eval())["train"] = lambda mode=True, router=module: router
 
 
 def checkpoint_dtype(source: ModelSource) -> str:
@@ -74,41 +80,3 @@ def checkpoint_dtype(source: ModelSource) -> str:
         source.name_or_path, revision=source.revision, trust_remote_code=False
     )
     return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
-
-
-def add_adapters(model: Any, params: LoraParams) -> Any:
-    """Wraps a model in LoRA adapters; its own weights are frozen.
-
-    Raises:
-        UserError: The model has no layers of the names given.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=params.rank,
-        lora_alpha=params.alpha,
-        lora_dropout=params.dropout,
-        target_modules=list(params.target_modules) or "all-linear",
-        task_type="CAUSAL_LM",
-    )
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:
-        raise UserError(
-            f"lora.target_modules = {list(params.target_modules)}: {error}",
-            "name linear layers of the model, such as q_proj and v_proj",
-        ) from error
-
-
-def _cannot_share_prompts(source: ModelSource, reason: str) -> UserError:
-    return UserError(
-        f"the prompts of pairs cannot be shared by {source.name_or_path}: {reason}",
-        "set train.row_layout=padded",
-    )
-
-
-def _unusable_head(source: ModelSource, reason: str) -> UserError:
-    return UserError(
-        f"log-probabilities of {source.name_or_path} cannot be computed: {reason}",
-        "use a model of the Llama, Mistral or Qwen families",
-    )

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -17,7 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from stages.modeling.logprobs import ResponseLogprobs, head_is_plain, token_logprobs
+from stages.modeling.logprobs import ResponseLogprobs, token_logprobs
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -140,23 +138,6 @@ def test_log_probabilities_are_float32_under_bfloat16_autocast():
         found = ResponseLogprobs(model)(**arguments)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, naive_logprobs(model, rows), rtol=0.05, atol=0.1)
-
-
-def test_a_capped_head_is_noticed():
-    sizes = {**SIZES, "head_dim": 4}
-    capped = Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=1.0))
-    assert not head_is_plain(capped)
-    assert head_is_plain(FAMILIES["llama"]())
-
-
-@pytest.mark.parametrize("silent", [0, 1, 36])
-def test_a_capped_head_is_noticed_where_a_token_says_nothing(silent):
-    capped = Gemma2ForCausalLM(
-        Gemma2Config(**{**SIZES, "head_dim": 4}, final_logit_softcapping=1.0)
-    )
-    with torch.no_grad():
-        capped.get_input_embeddings().weight[silent] = 0.0
-    assert not head_is_plain(capped)
 
 
 def test_a_model_without_a_linear_head_is_refused():

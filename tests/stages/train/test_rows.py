@@ -23,10 +23,11 @@ from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.shared_prefix import SHARED_PREFIX
 from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
+from stages.train.adapters import add_adapters
 from stages.train.data import Pair, Response, truncate
 from stages.train.numerics import Numerics
 from stages.train.params import LoraParams, TrainParams
-from stages.train.policy import add_adapters, load_logprob_model
+from stages.train.policy import load_logprob_model
 from stages.train.rows import MODEL_INPUTS, ROWS, pad_responses
 from tests.tiny_models import make_tiny_tokenizer
 

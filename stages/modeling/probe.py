@@ -1,0 +1,235 @@
+"""Checks of a loaded model on a few short rows: what would be wrong in silence is refused by name.
+
+Models of transformers differ in what they do with padding, with arguments that they do not know, in
+training mode, and behind the head. Each check compares two ways to compute the same values.
+
+Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from stages.modeling.shared_prefix import SHARED_PREFIX, Group, RowLayout, supports_shared_prefix
+
+_GROUPS: tuple[Group, ...] = ((3, 2, 4), (2, 3, 1))
+# Sliding windows are shortened to this, so that rows as short as these show whether one is kept.
+_WINDOW = 2
+# Relative differences of hidden states; in 16 bits rounding grows over the layers.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+# The same kernels on the same shapes: only the order of atomic additions may differ.
+_RANDOM_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.02}
+
+
+class UnfitModelError(ValueError):
+    """A model's log-probabilities would be wrong; the message says why."""
+
+
+def check_logprobs(model: Any) -> None:
+    """Checks that log-probabilities can be read off a linear head, whatever lies beside a row.
+
+    Args:
+        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded cannot
+            be run yet and is not checked.
+
+    Raises:
+        UnfitModelError: It has another head, or its rows depend on their padding.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise UnfitModelError(
+            f"its head is of type {type(head).__name__}, not a plain linear layer"
+        )
+    if _is_sharded(model):
+        return
+    with _evaluating(model), _errors_named():
+        ids, _ = _padded_rows(model)
+        padded = _hidden(model, input_ids=ids)
+        logits = model(input_ids=ids, use_cache=False).logits
+        if not torch.equal(logits.float(), head(padded).float()):
+            raise UnfitModelError("its logits are capped or scaled after the head")
+        # The shortest row has the most padding; alone it has none.
+        row, length = min(enumerate(_row_lengths()), key=lambda each: each[1])
+        alone = _hidden(model, input_ids=ids[row : row + 1, :length])
+        if not _gap(padded[row, :length], alone[0]).median() <= _tolerance(model):
+            raise UnfitModelError("a token's output depends on the tokens after it")
+
+
+def check_training_mode(model: Any) -> None:
+    """Checks that a model computes in training mode what it computes in evaluation mode.
+
+    Raises:
+        UnfitModelError: It does not: something draws random numbers, say.
+    """
+    if _is_sharded(model):
+        return
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), _evaluating(model), _errors_named():
+        ids, _ = _padded_rows(model)
+        expected = _hidden(model, input_ids=ids)
+        model.train()
+        found = _hidden(model, input_ids=ids)
+    if not _gap(found, expected).max() <= _RANDOM_TOLERANCE[model.dtype]:
+        raise UnfitModelError(
+            "it computes something else in training mode (random routing, say): policy and "
+            "reference would differ at the first step"
+        )
+
+
+def share_prompts(model: Any) -> None:
+    """Sets the attention that packed rows need, and checks that they are computed as padded ones.
+
+    Args:
+        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded cannot
+            be run yet and is not checked.
+
+    Raises:
+        UnfitModelError: Packed rows would be wrong.
+    """
+    if not supports_shared_prefix(model):
+        raise UnfitModelError(f"{type(model).__name__} has an attention of its own")
+    sharded = _is_sharded(model)
+    with _evaluating(model), _short_windows(model), _errors_named():
+        if not sharded:
+            ids, places = _padded_rows(model)
+            padded = _hidden(model, input_ids=ids).flatten(0, 1)[places]
+        model.set_attn_implementation(SHARED_PREFIX)
+        if model.config.get_text_config()._attn_implementation != SHARED_PREFIX:
+            raise UnfitModelError(f"{type(model).__name__} keeps its own attention")
+        if sharded:
+            return
+        layout = RowLayout(_GROUPS)
+        ids, places = _packed_row(model)
+        positions = layout.position_ids(model.device)
+        packed = _hidden(model, input_ids=ids, position_ids=positions, row_layout=layout)
+    # Nothing comes before the first response but its prompt: it is right in any model.
+    others = _gap(packed[0, places], padded)[_GROUPS[0][1] :]
+    if not others.median() <= _tolerance(model):
+        raise UnfitModelError(
+            "its layers lose the layout of the row or a sliding window on the way to the "
+            "attention, and responses would see what is not theirs"
+        )
+
+
+def _hidden(model: Any, **inputs: Any) -> Tensor:
+    """Last hidden states as :class:`stages.modeling.logprobs.ResponseLogprobs` reads them."""
+    decoder = model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel) or decoder is model:
+        raise UnfitModelError(
+            f"{type(model).__name__} names no decoder whose output its head reads"
+        )
+    found = decoder(use_cache=False, **inputs).last_hidden_state
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _padded_rows(model: Any) -> tuple[Tensor, Tensor]:
+    """A row for each response, [R, T], and the places that predict its tokens, [N]."""
+    rows: list[Tensor] = []
+    places: list[Tensor] = []
+    width = max(_row_lengths())
+    for tokens, (prompt, *responses) in zip(_tokens(model).split(_sizes()), _GROUPS, strict=True):
+        first, *others = tokens.split([prompt, *responses])
+        for response in others:
+            start = len(rows) * width + prompt - 1
+            places.append(torch.arange(start, start + len(response)))
+            row = torch.cat([first, response])
+            rows.append(functional.pad(row, (0, width - len(row))))
+    return torch.stack(rows), torch.cat(places)
+
+
+def _packed_row(model: Any) -> tuple[Tensor, Tensor]:
+    """The same as one row, [1, T], and the same places in it, [N]."""
+    places = []
+    start = 0
+    for prompt, *responses in _GROUPS:
+        last = start + prompt - 1
+        start += prompt
+        for response in responses:
+            places += [last, *range(start, start + response - 1)]
+            start += response
+    return _tokens(model)[None], torch.tensor(places)
+
+
+def _tokens(model: Any) -> Tensor:
+    """Tokens spread over the vocabulary: one may say nothing, as padding with an embedding of 0."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return torch.linspace(0, vocabulary - 1, sum(_sizes()), device=model.device).long()
+
+
+def _sizes() -> list[int]:
+    return [sum(group) for group in _GROUPS]
+
+
+def _row_lengths() -> list[int]:
+    return [prompt + response for prompt, *responses in _GROUPS for response in responses]
+
+
+def _gap(found: Tensor, expected: Tensor) -> Tensor:
+    """Relative difference of hidden states, [..., H] to [...].
+
+    Its median over tokens stands for a row: in 16 bits a router may send a token elsewhere for the
+    last digit of a score.
+    """
+    found, expected = found.float(), expected.float()
+    return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
+
+
+def _tolerance(model: Any) -> float:
+    return _TOLERANCE[model.dtype]
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _short_windows(model: Any) -> Iterator[None]:
+    """Shortens sliding windows, in layers and in the configuration that masks are made from."""
+    places = [vars(each) for each in (*model.modules(), model.config.get_text_config())]
+    windows = [(each, each["sliding_window"]) for each in places if each.get("sliding_window")]
+    for place, _ in windows:
+        place["sliding_window"] = _WINDOW
+    try:
+        yield
+    finally:
+        for place, window in windows:
+            place["sliding_window"] = window
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Turns what a model's code raises on a probe into the reason why it cannot be used."""
+    try:
+        yield
+    except (UnfitModelError, torch.OutOfMemoryError):
+        raise
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise UnfitModelError(f"{type(error).__name__}: {lines[0]}") from error

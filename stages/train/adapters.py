@@ -1,0 +1,126 @@
+"""LoRA adapters: refused where they could not be merged, and merged by peft's own arithmetic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.pytorch_utils import Conv1D
+
+from stages.contract.errors import UserError
+from stages.modeling.logprobs import causal_lm
+from stages.train.params import LoraParams
+
+_ADAPTER = "default"
+
+
+def add_adapters(model: Any, params: LoraParams) -> Any:
+    """Wraps a model in LoRA adapters; its own weights are frozen.
+
+    Raises:
+        UserError: The model has no layers of the names given, or an adapter could not be merged.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    def refused(reason: str) -> UserError:
+        return UserError(
+            f"lora.target_modules = {list(params.target_modules)}: {reason}",
+            "name linear layers of the model, such as q_proj and v_proj",
+        )
+
+    weights = {name for name, _ in model.named_parameters()}
+    head = model.get_output_embeddings()
+    config = LoraConfig(
+        r=params.rank,
+        lora_alpha=params.alpha,
+        lora_dropout=params.dropout,
+        target_modules=list(params.target_modules) or "all-linear",
+        # GPT-2's layers hold their weights the other way round.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(model, config, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise refused(str(error)) from error
+    if causal_lm(adapted).get_output_embeddings() is not head:
+        raise refused("the head can have no adapter")
+    tied = model.all_tied_weights_keys
+    for adapter in _adapters(adapted):
+        if adapter.plain not in weights:
+            raise refused(f"the adapter of {adapter.plain} cannot be merged")
+        if adapter.plain in tied or adapter.plain in tied.values():
+            raise refused(f"{adapter.plain} is the head's weight, too, which can have no adapter")
+    return adapted
+
+
+def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All weights of a peft model under the base model's names, the adapters merged in float32.
+
+    Args:
+        policy: The peft model; its own weights may be sharded.
+        weights: Its whole weights by name.
+    """
+    merged = {_plain(name): weight for name, weight in weights.items() if ".lora_" not in name}
+    for adapter in _adapters(policy):
+        base = merged[adapter.plain].float()
+        # In place of the layer's own tensors, which may be sharded or of 16 bits.
+        whole = {f"layer.{adapter.weight.removeprefix(adapter.layer)}": base} | {
+            f"layer.{name.removeprefix(adapter.layer)}": weight.float()
+            for name, weight in weights.items()
+            if name.startswith(f"{adapter.layer}lora_")
+        }
+        merged[adapter.plain] = base + functional_call(_Delta(adapter.module), whole, ())
+    return merged
+
+
+class _Delta(nn.Module):
+    """What an adapter adds to its weight, as a module whose tensors can be replaced."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> Tensor:
+        delta = self.layer.get_delta_weight(_ADAPTER)
+        assert isinstance(delta, Tensor)
+        return delta
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """One adapter of a peft model.
+
+    Attributes:
+        module: The layer of peft.
+        layer: Beginning of the names of its tensors.
+        weight: Name of the weight that it adapts.
+        plain: The same in the model without adapters.
+    """
+
+    module: Any
+    layer: str
+    weight: str
+    plain: str
+
+
+def _adapters(policy: Any) -> Iterator[_Adapter]:
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in policy.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        base, place = module, f"{name}."
+        # The two weights of fused experts have one layer around the other.
+        while isinstance(base, LoraLayer):
+            base, place = base.base_layer, f"{place}base_layer."
+        weight = place + getattr(module, "parameter_name", "weight")
+        yield _Adapter(module, f"{name}.", weight, _plain(weight))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"(\.base_layer)+\.", ".", name.removeprefix("base_model.model."))

@@ -1,0 +1,149 @@
+"""Families of models that would be wrong in silence are noticed on a few short rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTJConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    ModernBertDecoderConfig,
+    NemotronConfig,
+    PhimoeConfig,
+    Qwen3MoeConfig,
+)
+
+from stages.modeling.probe import (
+    UnfitModelError,
+    check_logprobs,
+    check_training_mode,
+    share_prompts,
+)
+from stages.modeling.shared_prefix import SHARED_PREFIX
+from stages.train.policy import remove_dropout
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+
+
+def make(config: Any) -> Any:
+    torch.manual_seed(0)
+    # A model keeps its configuration, which says which attention it has.
+    return AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+
+
+RIGHT = {
+    "llama": LlamaConfig(**SIZES),
+    "mistral, windowed": MistralConfig(**SIZES, sliding_window=32),
+    "qwen3-moe": Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
+    ),
+    "gpt2": GPT2Config(**SIZES, n_inner=48, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", RIGHT.values(), ids=RIGHT)
+def test_a_family_that_is_right_passes_and_is_left_as_it_was(config, dtype):
+    model = make(config).to(dtype)
+    ids = torch.arange(3, 12)[None]
+    expected = model(ids).logits
+    random_state = torch.get_rng_state()
+    check_logprobs(model)
+    check_training_mode(model)
+    share_prompts(model)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert model.config._attn_implementation == SHARED_PREFIX
+    assert not model.training
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (NemotronConfig(**SIZES), "lose the layout"),
+        (PhimoeConfig(**SIZES, **EXPERTS, sliding_window=32), "or a sliding window"),
+        (GptOssConfig(**SIZES, head_dim=8, **EXPERTS), "s_aux"),
+        (FalconConfig(**SIZES), "attention of its own"),
+        (GPTJConfig(**SIZES, rotary_dim=4), "attention of its own"),
+    ],
+    ids=lambda each: getattr(each, "model_type", ""),
+)
+def test_packed_rows_that_would_be_wrong_are_refused(config, reason, dtype):
+    model = make(config).to(dtype)
+    check_logprobs(model)
+    with pytest.raises(UnfitModelError, match=reason):
+        share_prompts(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=1.0), "capped or scaled"),
+        (Llama4TextConfig(**SIZES, head_dim=8, intermediate_size_mlp=48), "names no decoder"),
+        (ModernBertDecoderConfig(**SIZES, cls_token_id=1, sep_token_id=2), "names no decoder"),
+        (BertConfig(**SIZES), "capped or scaled"),
+    ],
+    ids=lambda each: getattr(each, "model_type", ""),
+)
+def test_log_probabilities_that_would_be_wrong_are_refused(config, reason):
+    with pytest.raises(UnfitModelError, match=reason):
+        check_logprobs(make(config))
+
+
+@pytest.mark.parametrize("silent", [0, 1, 36])
+def test_a_capped_head_is_noticed_where_a_token_says_nothing(silent):
+    capped = make(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=1.0))
+    with torch.no_grad():
+        capped.get_input_embeddings().weight[silent] = 0.0
+    with pytest.raises(UnfitModelError, match="capped"):
+        check_logprobs(capped)
+
+
+def test_a_model_whose_tokens_see_those_after_them_is_refused():
+    model = make(LlamaConfig(**SIZES))
+    model.config.is_causal = False
+    with pytest.raises(UnfitModelError, match="depends on the tokens after it"):
+        check_logprobs(model)
+
+
+def test_routing_at_random_in_training_is_refused_unless_it_can_be_taken_out():
+    model = make(MixtralConfig(**SIZES, **EXPERTS, router_jitter_noise=0.01))
+    with pytest.raises(UnfitModelError, match="training mode"):
+        check_training_mode(model)
+    remove_dropout(model)
+    check_training_mode(model)
+
+
+def test_a_router_that_samples_experts_in_training_chooses_them_as_in_evaluation():
+    # The threshold below which an expert may be drawn is wide enough for all of them.
+    model = make(PhimoeConfig(**SIZES, **EXPERTS, router_jitter_noise=10.0))
+    with pytest.raises(UnfitModelError, match="training mode"):
+        check_training_mode(model)
+    remove_dropout(model)
+    check_training_mode(model)

@@ -1,0 +1,116 @@
+"""Adapters of every kind of layer are in the checkpoint that is saved, or refused at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
+
+from stages.contract.errors import UserError
+from stages.modeling.save import IncompleteCheckpointError, save_checkpoint
+from stages.train.adapters import add_adapters, merge_adapters
+from stages.train.params import LoraParams
+from tests.tiny_models import make_tiny_tokenizer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+QWEN3_MOE = Qwen3MoeConfig(
+    **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
+)
+GPT2 = GPT2Config(**SIZES)
+LLAMA = LlamaConfig(**SIZES)
+TIED = LlamaConfig(**SIZES, tie_word_embeddings=True)
+IDS = torch.arange(3, 15)[None]
+
+
+def adapted_model(config: Any, *targets: str) -> Any:
+    """A model whose adapters change its output."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    before = model(IDS).logits
+    adapted = add_adapters(model, LoraParams(rank=4, alpha=8.0, target_modules=targets))
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    adapted.eval()
+    assert not torch.allclose(adapted(IDS).logits, before, atol=1e-2)
+    return adapted
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        (LLAMA, ()),
+        (LLAMA, ("embed_tokens", "q_proj")),
+        (MIXTRAL, ()),
+        (QWEN3_MOE, ()),
+        (QWEN3_MOE, ("q_proj",)),
+        (GPT2, ()),
+        # Square, so that nothing fails where it is merged the wrong way round.
+        (GPT2, ("attn.c_proj",)),
+    ],
+    ids=lambda each: getattr(each, "model_type", None) or "+".join(each) or "default",
+)
+def test_a_saved_checkpoint_answers_as_the_model_with_adapters_did(tmp_path, config, targets):
+    adapted = adapted_model(config, *targets)
+    weights = merge_adapters(adapted, adapted.state_dict())
+    model = adapted.base_model.model
+    save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(IDS).logits, adapted(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "reason"),
+    [
+        (TIED, "embed_tokens", "is the head's weight, too"),
+        (LLAMA, "lm_head", "the head can have no adapter"),
+        (LLAMA, "nope", "nope"),
+        (LLAMA, "input_layernorm", "not supported"),
+    ],
+)
+def test_adapters_that_could_not_be_merged_are_refused(config, target, reason):
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UserError, match=reason) as caught:
+        add_adapters(model, LoraParams(rank=4, target_modules=(target,)))
+    assert target in caught.value.message
+    assert "q_proj" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda weights: weights.pop("model.norm.weight"), "missing: model.norm.weight"),
+        (lambda weights: weights.update(extra=torch.zeros(2)), "unknown: extra"),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.zeros(2)}),
+            "another shape: model.norm.weight",
+        ),
+    ],
+)
+def test_a_checkpoint_with_other_names_or_shapes_is_not_saved(tmp_path, change, reason):
+    model = AutoModelForCausalLM.from_config(LLAMA)
+    weights = dict(model.state_dict())
+    change(weights)
+    with pytest.raises(IncompleteCheckpointError, match=reason):
+        save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path)
