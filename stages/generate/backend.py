@@ -21,11 +21,13 @@ class Prompt:
         messages: The conversation as the prompts table has it.
         token_ids: The rendered prompt.
         seeds: One seed for each of its K responses.
+        chunk: First prompt of the chunk that it belongs to, see :mod:`stages.generate.chunks`.
     """
 
     messages: Sequence[Mapping[str, str]]
     token_ids: list[int]
     seeds: list[int]
+    chunk: int = 0
 
 
 @dataclass(frozen=True)

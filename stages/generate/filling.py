@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -66,6 +66,7 @@ class ChunkFiller:
                     continue
                 self._places[number] = work, len(work.prompts)
                 work.rows.append(row)
+                prompt = replace(prompt, chunk=chunk.first)
                 work.prompts.append(prompt)
                 work.num_wanted += len(prompt.seeds)
                 number += 1

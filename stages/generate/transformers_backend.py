@@ -7,7 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,10 @@ class TransformersBackend:
     def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         first = 0
-        # Enough at a time to make batches of like length.
-        while window := list(islice(prompts, self._params.chunk_prompts)):
+        # A chunk at a time: enough for batches of like length, and a retry, which begins at some
+        # chunk, forms the same batches as an attempt that was never killed.
+        for _, chunk in groupby(prompts, key=lambda each: each.chunk):
+            window = list(chunk)
             for index, sample, response in self._generate_window(window):
                 yield first + index, sample, response
             first += len(window)

@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
-from stages.contract.errors import UserError
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log, Progress, parse_event
+from stages.contract.program import execute
 from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
-from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.stage_calls import EventLog, call_request, request_for, user_turn, write_prompts
 from tests.tiny_models import (
     BOS_ID,
     CHAT_TEMPLATE,
@@ -322,6 +323,38 @@ def test_what_only_changes_speed_is_not_in_the_key():
     fast = GenerateParams(transformers={"batch_size": 1}, chunk_prompts=1)
     assert fast.result_fields() == GenerateParams().result_fields()
     assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
+
+
+def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
+    """Also where prompts too long are dropped: batches never reach from one chunk into the next."""
+    texts = ["red cat " * 15 if index % 3 == 2 else TEXTS[index % 23] for index in range(24)]
+    prompts = write_prompts(tmp_path / "prompts.parquet", texts)
+    settings = {"max_length_tokens": 40, "transformers": {"batch_size": 5}, "chunk_prompts": 4}
+    params = GenerateParams(**{**PARAMS, **settings})
+    inputs = {"policy": policy, "prompts": prompts}
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    assert json.loads((whole.path / "metrics.json").read_text())["prompts_dropped_too_long"] == 8
+
+    request = request_for(params, inputs, tmp_path / "killed")
+    log = StoppingLog("wrote the responses to prompts 4 to 7")
+    with pytest.raises(StoppedError):
+        execute(STAGE, request, log)
+    artifact, _ = call_request(STAGE, request)
+    assert json.loads((artifact.path / "timings.json").read_text())["chunks_reused"] == 2
+    assert artifact.manifest.digest() == whole.manifest.digest()
+
+
+class StoppingLog(EventLog):
+    """An emitter that stops the stage when it says something."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self._message = message
+
+    def info(self, message: str) -> None:
+        super().info(message)
+        if message == self._message:
+            raise StoppedError(message)
 
 
 @pytest.mark.slow
