@@ -17,6 +17,7 @@ from stages.contract.errors import UserError
 from stages.modeling.load import Precision, load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs
+from stages.modeling.rope import require_static_rope
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
 
@@ -42,6 +43,8 @@ class Reference:
                 f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
                 "set `evaluate.log_pi_ref: off`",
             ) from error
+        self._config = model.config
+        self._place = source.name_or_path
         self._device = model.device
         self._logprobs = ResponseLogprobs(model)
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -59,7 +62,8 @@ class Reference:
             [R] float64.
 
         Raises:
-            UserError: A token is not in the reference's vocabulary.
+            UserError: A token is not in the reference's vocabulary, or a sequence is so long that
+                it would change the log-probabilities of others.
         """
         highest = max((int(ids.max()) for ids in [*prompts, *responses] if len(ids)), default=0)
         if highest >= self._vocabulary:
@@ -69,6 +73,12 @@ class Reference:
             )
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+        require_static_rope(
+            self._config,
+            self._place,
+            longest=max(lengths, default=0),
+            remedy="set `evaluate.log_pi_ref: off`",
+        )
         for rows in batches_by_length(lengths, self._batch_tokens):
             sums[rows] = self._pass(
                 [prompts[row] for row in rows], [responses[row] for row in rows]

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
@@ -71,6 +76,20 @@ def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
                 f"{getattr(theirs, name)} for the reference {reference.name_or_path}",
                 remedy,
             )
+
+
+def load_config(source: ModelSource) -> Any:
+    """Loads a checkpoint's configuration.
+
+    Raises:
+        UserError: There is none.
+    """
+    try:
+        return AutoConfig.from_pretrained(
+            source.name_or_path, revision=source.revision, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable("the configuration", source, error) from error
 
 
 def load_causal_lm(

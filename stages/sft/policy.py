@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import default_device, load_causal_lm, load_tokenizer
+from stages.modeling.load import default_device, load_causal_lm, load_config, load_tokenizer
 from stages.modeling.probe import UnfitModelError, check_logprobs
 from stages.sft.params import ArchitectureParams
 from stages.sft.tokenizer import make_word_tokenizer
@@ -49,10 +49,7 @@ def load_policy(source: ModelSource) -> Policy:
             f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
             "use a model of the Llama, Mistral or Qwen families",
         ) from error
-    config = AutoConfig.from_pretrained(
-        source.name_or_path, revision=source.revision, trust_remote_code=False
-    )
-    return Policy(model, tokenizer, config.dtype or torch.float32)
+    return Policy(model, tokenizer, load_config(source).dtype or torch.float32)
 
 
 def new_policy(architecture: ArchitectureParams, texts: Iterable[str], seed: int) -> Policy:

@@ -13,6 +13,7 @@ from stages.contract.digests import derive_seed
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
 from stages.modeling.load import DTYPES
+from stages.modeling.rope import require_static_rope
 from stages.modeling.save import save_checkpoint
 from stages.sft.conversations import Conversation, read_conversations
 from stages.sft.examples import Example, make_examples
@@ -42,6 +43,12 @@ def run(ctx: Context) -> None:
             f"{num_dropped} of {num_dropped + len(examples)} conversations are longer than "
             f"{max_length} tokens and are left out"
         )
+    require_static_rope(
+        policy.model.config,
+        "the policy",
+        longest=max(map(len, examples)),
+        remedy="set sft.max_length_tokens={limit}",
+    )
     records = _train(ctx, policy, examples)
     _save(ctx, policy)
     _write_metrics(ctx, records)

@@ -12,8 +12,9 @@ from transformers import set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stages.contract.events import dump_json
-from stages.modeling.load import DTYPES, load_tokenizer
+from stages.modeling.load import DTYPES, load_config, load_tokenizer
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.rope import require_static_rope
 from stages.modeling.save import save_checkpoint
 from stages.train import checkpoints, metrics_log, reference
 from stages.train.adapters import add_adapters
@@ -64,6 +65,7 @@ class _Fit:
         self._numerics = Numerics.of(params, on_gpu=job.on_gpu, local_rank=process.local_rank)
         self._tokenizer = load_tokenizer(job.policy)
         self._pairs, self._counts = load_pairs(job.pairs, params)
+        self._check_lengths()
         self._plan = Plan(
             pairs=self._pairs,
             epochs=params.epochs,
@@ -93,6 +95,16 @@ class _Fit:
         if log is not None:
             log.close()
             self._write_records(ref_logprobs, log)
+
+    def _check_lengths(self) -> None:
+        longest = max(pair.num_tokens for pair in self._pairs)
+        for source in (self._job.policy, self._job.reference):
+            require_static_rope(
+                load_config(source),
+                source.name_or_path,
+                longest=longest,
+                remedy="set train.max_length_tokens={limit}",
+            )
 
     def _reference_logprobs(self) -> RefLogprobs:
         job = self._job

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import AutoConfig
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.load import load_causal_lm
+from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import (
     UnfitModelError,
@@ -76,7 +75,4 @@ def remove_dropout(model: nn.Module) -> None:
 
 def checkpoint_dtype(source: ModelSource) -> str:
     """Dtype that a checkpoint says its weights have; float32 where it says none."""
-    config = AutoConfig.from_pretrained(
-        source.name_or_path, revision=source.revision, trust_remote_code=False
-    )
-    return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
+    return "bfloat16" if load_config(source).dtype == torch.bfloat16 else "float32"
