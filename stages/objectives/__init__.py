@@ -8,7 +8,7 @@ from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES, implicit_reward, reward_saturation
 from stages.objectives.kappa import KappaController, KappaSchedule
 from stages.objectives.losses import preference_loss
-from stages.objectives.metrics import METRIC_SUMS, metric_sums, step_metrics
+from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
 from stages.objectives.objective import (
     ObjectiveOutput,
     ObjectiveSettings,
@@ -30,7 +30,7 @@ __all__ = [
     "exploratory_bonus",
     "geb_objective",
     "implicit_reward",
-    "metric_sums",
+    "loss_and_metrics",
     "preference_loss",
     "reward_saturation",
     "step_metrics",

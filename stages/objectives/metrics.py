@@ -1,6 +1,8 @@
 """What the log shows at every step, as sums that add over micro-batches and ranks.
 
-    sums = sums + metric_sums(chosen, rejected, settings, kappa)      # per micro-batch
+    loss, new = loss_and_metrics(chosen, rejected, settings, kappa)   # per micro-batch
+    loss.mean().backward()
+    sums += new
     all_reduce(sums)                                                  # the caller's, if distributed
     log(step_metrics(sums))
 
@@ -48,26 +50,36 @@ METRIC_SUMS = (
     "gradient_of_bonus",
     "gradient_of_rest",
 )
-"""Names of the entries of `metric_sums`."""
+"""Names of the sums that `loss_and_metrics` gives."""
 
 
-def metric_sums(
+def loss_and_metrics(
     chosen: ResponseLogps,
     rejected: ResponseLogps,
     settings: ObjectiveSettings,
     kappa: float,
     tie: Tensor | None = None,
-) -> Tensor:
-    """Sums over the pairs of a batch, [M] in float64, named by `METRIC_SUMS`; nothing is attached.
-
-    The arguments are those of `geb_objective`, and κ.
+) -> tuple[Tensor, Tensor]:
+    """Evaluate the objective once, for its loss and for its metrics; waits for no device.
 
     The gradient entries are Σ|∂(κ·bonus)/∂log π| and Σ|∂(L + weighted NLL)/∂log π| over responses
     (over tokens for probability="token"): how hard each pulls at the log-probabilities themselves.
+
+    Args:
+        chosen: as in `geb_objective`, and so are the other arguments.
+        rejected: the other responses.
+        settings: the objective.
+        kappa: κ.
+        tie: booleans [B].
+
+    Returns:
+        The loss of each pair, [B], attached to the log-probabilities that were given; and sums over
+        the pairs, [M] in float64, named by `METRIC_SUMS`, attached to nothing.
     """
-    chosen, rejected = _with_leaves(chosen, settings), _with_leaves(rejected, settings)
     with torch.enable_grad():
+        chosen, rejected = _differentiable(chosen, settings), _differentiable(rejected, settings)
         output = geb_objective(chosen, rejected, settings, tie)
+        loss = output.loss(kappa)
         weighted_bonus = output.weighted_bonus(kappa)
         rest = output.preference_loss + settings.nll_weight * output.nll
         leaves = [_leaf(chosen, settings), _leaf(rejected, settings)]
@@ -84,7 +96,7 @@ def metric_sums(
     per_pair = {
         "num_pairs": torch.ones_like(output.bonus),
         "num_preferences": preferred,
-        "loss": output.loss(kappa),
+        "loss": loss,
         "preference_loss": output.preference_loss,
         "nll": output.nll,
         "bonus": output.bonus,
@@ -102,11 +114,11 @@ def metric_sums(
     }
     sums = {name: values.detach().double().sum() for name, values in per_pair.items()}
     sums |= {"gradient_of_bonus": bonus_pull, "gradient_of_rest": rest_pull}
-    return torch.stack([sums[name] for name in METRIC_SUMS])
+    return loss, torch.stack([sums[name] for name in METRIC_SUMS])
 
 
 def step_metrics(sums: Tensor) -> dict[str, float]:
-    """Turn added-up `metric_sums` [M] into the metrics of a step.
+    """Turn added-up sums of `loss_and_metrics` [M] into the metrics of a step.
 
     Returns:
         The means in `MEANS`; `accuracy`, the share of untied pairs whose margin is positive (0
@@ -133,14 +145,17 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else 0.0
 
 
-def _with_leaves(side: ResponseLogps, settings: ObjectiveSettings) -> ResponseLogps:
-    """Detach a side and make the log-probabilities that the objective depends on differentiable."""
+def _differentiable(side: ResponseLogps, settings: ObjectiveSettings) -> ResponseLogps:
+    """A side whose log-probabilities that the objective depends on have gradients to ask for."""
     if settings.needs_token_logps and side.token_logp is not None and side.token_mask is not None:
-        token_logp = side.token_logp.detach().requires_grad_()
-        with torch.enable_grad():
-            logp = torch.where(side.token_mask, token_logp, 0.0).sum(dim=1)
+        token_logp = _in_a_graph(side.token_logp)
+        logp = torch.where(side.token_mask, token_logp, 0.0).sum(dim=1)
         return replace(side, token_logp=token_logp, logp=logp)
-    return replace(side, logp=side.logp.detach().requires_grad_())
+    return replace(side, logp=_in_a_graph(side.logp))
+
+
+def _in_a_graph(logp: Tensor) -> Tensor:
+    return logp if logp.requires_grad else logp.detach().requires_grad_()
 
 
 def _leaf(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:

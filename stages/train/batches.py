@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from stages.contract.digests import derive_seed
 from stages.train.data import Pair
 from stages.train.params import RowLayoutName
-from stages.train.rows import ROWS, Batch
+from stages.train.rows import ROWS, DeviceTensors, Rows
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
 """Per-token log π_ref by `Pair.index`: of the chosen and of the rejected response."""
@@ -123,6 +123,32 @@ class Plan:
         return [parts[part] for _, part in sorted(loads, key=lambda each: (-each[0], each[1]))]
 
 
+@dataclass(frozen=True)
+class Batch(DeviceTensors):
+    """A micro-batch of one process.
+
+    Numbers that only the host needs are numbers, not tensors: to read them waits for no device.
+
+    Attributes:
+        rows: Its pairs.
+        ref_logprobs: log π_ref per response token, zero where there is none, [2B, S].
+        tie: Booleans [B]; neither response is preferred.
+        weight: Weight of each pair in the global batch's mean; 0 where no pair was left for the
+            process, which computes one all the same because the forward pass is collective.
+        num_tokens: Tokens of the pairs with each prompt counted twice.
+        num_tokens_shared: The same with each prompt counted once.
+        num_response_tokens: Tokens of the responses.
+    """
+
+    rows: Rows
+    ref_logprobs: Tensor
+    tie: Tensor
+    weight: float
+    num_tokens: int
+    num_tokens_shared: int
+    num_response_tokens: int
+
+
 class MicroBatches(Dataset[Batch]):
     """All micro-batches of one process, in the order of training.
 
@@ -153,13 +179,17 @@ class MicroBatches(Dataset[Batch]):
         # A process without pairs still takes part in the step's collectives, with weight 0.
         weight = 1.0 / sum(len(part) for parts in dealt for part in parts) if places else 0.0
         pairs = [plan.pairs[place] for place in places or [self._shortest]]
-        batch = ROWS[plan.row_layout](pairs)
-        batch["ref_logprobs"] = _padded_reference(pairs, self._reference)
-        batch["tie"] = torch.tensor([pair.tie for pair in pairs])
-        batch["weight"] = torch.tensor(weight, dtype=torch.float32)
-        batch["num_tokens"] = torch.tensor(sum(pair.num_tokens_unshared for pair in pairs))
-        batch["num_tokens_shared"] = torch.tensor(sum(pair.num_tokens_shared for pair in pairs))
-        return batch
+        rows = ROWS[plan.row_layout](pairs)
+        return Batch(
+            rows=rows,
+            ref_logprobs=_padded_reference(pairs, self._reference),
+            tie=torch.tensor([pair.tie for pair in pairs]),
+            # Rounded as the loss is that it weighs.
+            weight=float(np.float32(weight)),
+            num_tokens=sum(pair.num_tokens_unshared for pair in pairs),
+            num_tokens_shared=sum(pair.num_tokens_shared for pair in pairs),
+            num_response_tokens=len(rows.targets),
+        )
 
 
 def _padded_reference(pairs: Sequence[Pair], reference: RefLogprobs) -> Tensor:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from stages.train.data import Pair
 from stages.train.job import Process
 from stages.train.numerics import Numerics
 from stages.train.params import RowLayoutName
-from stages.train.rows import MODEL_INPUTS, ROWS
+from stages.train.rows import ROWS
 
 PART_PAIRS = 512
 """Pairs in one part: what a killed attempt loses at most, per process."""
@@ -152,16 +151,12 @@ def _logprobs(
     model: ResponseLogprobs, batch: Sequence[Pair], layout: RowLayoutName, device: torch.device
 ) -> RefLogprobs:
     rows = ROWS[layout](batch)
-    flat = model(*(_on(device, rows[name]) for name in MODEL_INPUTS)).cpu()
-    lengths = rows["response_mask"].sum(dim=1).tolist()
+    flat = rows.to(device).logprobs(model).cpu()
+    lengths = rows.response_mask.sum(dim=1).tolist()
     by_row = [row.numpy() for row in flat.split(lengths)]
     return {
         pair.index: (by_row[place], by_row[len(batch) + place]) for place, pair in enumerate(batch)
     }
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _by_length(pairs: Sequence[Pair], budget: int) -> Iterator[list[Pair]]:

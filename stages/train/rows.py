@@ -10,7 +10,8 @@ all pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,21 +21,52 @@ from stages.modeling.shared_prefix import Group
 from stages.train.data import Pair
 from stages.train.params import RowLayoutName
 
-Batch = dict[str, Any]
-"""Tensors of a micro-batch by name, and `groups`: the packed row's layout, or None."""
 
-MODEL_INPUTS = ("input_ids", "source_index", "targets", "groups")
-"""What of a batch the model's forward pass takes."""
+@dataclass(frozen=True)
+class DeviceTensors:
+    """Base of dataclasses that hold tensors: `to` moves all of them, also of nested ones."""
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on ``device``, dtypes unchanged; to a GPU it does not wait for the copies."""
+        return replace(
+            self, **{each.name: _moved(getattr(self, each.name), device) for each in fields(self)}
+        )
 
 
-def packed_rows(pairs: Sequence[Pair]) -> Batch:
-    """One row without padding: each pair's prompt, then its chosen, then its rejected response.
+@dataclass(frozen=True)
+class Rows(DeviceTensors):
+    """Pairs as a model's forward pass takes them.
 
-    Returns:
-        `input_ids` [1, T]; `source_index` [N], places in the row whose output predicts a response
-        token; `targets` [N], those tokens, chosen responses first; `response_mask` [2B, S], true
-        on response tokens in the order of `targets`; `groups`, the lengths of the parts.
+    Attributes:
+        input_ids: [R, T].
+        source_index: Places in the flattened rows whose output predicts a response token, [N].
+        targets: Those tokens, [N]: of the chosen responses, then of the rejected ones.
+        response_mask: [2B, S], true on response tokens, in the order of `targets`.
+        response_index: Places of the response tokens in the flattened `response_mask`, [N].
+        groups: Lengths of the packed row's prompts and responses; None for padded rows.
     """
+
+    input_ids: Tensor
+    source_index: Tensor
+    targets: Tensor
+    response_mask: Tensor
+    response_index: Tensor
+    groups: tuple[Group, ...] | None
+
+    def logprobs(self, model: Callable[..., Tensor]) -> Tensor:
+        """Log π of the response tokens by `ResponseLogprobs`, wrapped or not: [N]."""
+        return model(self.input_ids, self.source_index, self.targets, self.groups)
+
+    def pad_responses(self, logprobs: Tensor) -> Tensor:
+        """Lays out per-token values [N] as [2B, S], zero where there is no token."""
+        mask = self.response_mask
+        # By index, not by mask: the gradient of a masked copy would wait for the device.
+        padded = torch.zeros(mask.numel(), dtype=logprobs.dtype, device=logprobs.device)
+        return padded.index_copy(0, self.response_index, logprobs).view(mask.shape)
+
+
+def packed_rows(pairs: Sequence[Pair]) -> Rows:
+    """One row without padding: each pair's prompt, then its chosen, then its rejected response."""
     tokens: list[np.ndarray] = []
     groups: list[Group] = []
     chosen_sources: list[np.ndarray] = []
@@ -50,20 +82,11 @@ def packed_rows(pairs: Sequence[Pair]) -> Batch:
         own = last + len(chosen) + np.arange(1, len(rejected))
         rejected_sources.append(np.concatenate([[last], own]))
         start += sum(groups[-1])
-    return {
-        "input_ids": _ids(tokens)[None],
-        "source_index": _ids(chosen_sources + rejected_sources),
-        **_targets(pairs),
-        "groups": tuple(groups),
-    }
+    return _rows(pairs, _ids(tokens)[None], chosen_sources + rejected_sources, tuple(groups))
 
 
-def padded_rows(pairs: Sequence[Pair]) -> Batch:
-    """A row for each response behind its prompt, padded on the right to the longest.
-
-    Returns:
-        As :func:`packed_rows`, with `input_ids` [2B, T], chosen rows first, and no `groups`.
-    """
+def padded_rows(pairs: Sequence[Pair]) -> Rows:
+    """A row for each response behind its prompt, chosen ones first, padded on the right: R = 2B."""
     rows = [(pair.prompt, pair.chosen.token_ids) for pair in pairs]
     rows += [(pair.prompt, pair.rejected.token_ids) for pair in pairs]
     width = max(len(prompt) + len(response) for prompt, response in rows)
@@ -74,33 +97,45 @@ def padded_rows(pairs: Sequence[Pair]) -> Batch:
         input_ids[row, :start] = prompt
         input_ids[row, start:end] = response
         sources.append(row * width + np.arange(start - 1, end - 1))
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "source_index": _ids(sources),
-        **_targets(pairs),
-        "groups": None,
-    }
+    return _rows(pairs, torch.from_numpy(input_ids), sources, None)
 
 
-ROWS: dict[RowLayoutName, Callable[[Sequence[Pair]], Batch]] = {
+ROWS: dict[RowLayoutName, Callable[[Sequence[Pair]], Rows]] = {
     "packed": packed_rows,
     "padded": padded_rows,
 }
 
 
-def pad_responses(logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Lays out per-token values [N] as [2B, S], zero where there is no token."""
-    padded = torch.zeros(response_mask.shape, dtype=logprobs.dtype, device=logprobs.device)
-    return padded.masked_scatter(response_mask, logprobs)
-
-
-def _targets(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+def _rows(
+    pairs: Sequence[Pair],
+    input_ids: Tensor,
+    sources: Sequence[np.ndarray],
+    groups: tuple[Group, ...] | None,
+) -> Rows:
     responses = [pair.chosen.token_ids for pair in pairs]
     responses += [pair.rejected.token_ids for pair in pairs]
     mask = np.zeros((len(responses), max(map(len, responses))), dtype=bool)
     for row, response in enumerate(responses):
         mask[row, : len(response)] = True
-    return {"targets": _ids(responses), "response_mask": torch.from_numpy(mask)}
+    return Rows(
+        input_ids=input_ids,
+        source_index=_ids(sources),
+        targets=_ids(responses),
+        response_mask=torch.from_numpy(mask),
+        response_index=torch.from_numpy(np.flatnonzero(mask)),
+        groups=groups,
+    )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, DeviceTensors):
+        return value.to(device)
+    if not isinstance(value, Tensor):
+        return value
+    if device.type == "cuda":
+        # Only pinned memory is copied without the host waiting for it.
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
 
 
 def _ids(parts: Sequence[np.ndarray]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, how fast this machine multiplies, how much memory was needed."""
+"""Timing of a training step by its parts; matrix throughput and peak memory of the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -22,8 +22,8 @@ _TRIALS = 4
 class StepClock:
     """Sums the seconds that the parts of a step take.
 
-    On a GPU it waits for the kernels at the borders of a part, or they would be counted where their
-    result is first needed.
+    On a GPU the borders of a part are events of its stream, read when the step is over: nothing
+    waits in between, and a kernel counts for the part that launched it.
 
     Args:
         device: Where training computes.
@@ -31,28 +31,46 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._open: list[Part] = []
+        self._spans: list[tuple[Part, Part | None, Any, Any]] = []
 
     @contextmanager
     def measure(self, part: Part) -> Iterator[None]:
         """Adds the time of the block to ``part``, less what it measures of other parts."""
-        inner = sum(self._seconds.values())
-        started = self._now()
+        outer = self._open[-1] if self._open else None
+        self._open.append(part)
+        started = self._mark()
         try:
             yield
         finally:
-            inner = sum(self._seconds.values()) - inner
-            self._seconds[part] += self._now() - started - inner
+            self._open.pop()
+            self._spans.append((part, outer, started, self._mark()))
 
     def take(self) -> dict[Part, float]:
         """The seconds of each part since the last call."""
-        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
-        return taken
-
-    def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        seconds = dict.fromkeys(PARTS, 0.0)
+        for part, outer, started, ended in self._spans:
+            spent = _seconds(started, ended)
+            seconds[part] += spent
+            if outer is not None:
+                seconds[outer] -= spent
+        self._spans.clear()
+        return seconds
+
+    def _mark(self) -> float | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def _seconds(started: Any, ended: Any) -> float:
+    if isinstance(started, torch.cuda.Event):
+        return started.elapsed_time(ended) / 1000.0
+    return ended - started
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:

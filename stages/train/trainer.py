@@ -1,13 +1,15 @@
-"""The Hugging Face Trainer, told what a pair's loss is and when a checkpoint is whole.
+"""The Hugging Face Trainer with the loss of preference pairs, κ, metrics and whole checkpoints.
 
-Shapes: `B` pairs of a micro-batch, `R = 2B` rows (chosen first), `S` response tokens.
+Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,15 @@ from stages.objectives import (
     ObjectiveSettings,
     ResponseLogps,
     geb_objective,
-    metric_sums,
+    loss_and_metrics,
     step_metrics,
 )
-from stages.train.batches import MicroBatches, Plan
-from stages.train.rows import MODEL_INPUTS, Batch, pad_responses
+from stages.train.batches import Batch, MicroBatches, Plan
 from stages.train.timing import StepClock, flops_per_token, peak_memory_mib
 from stages.train.universal import mend_optimizer
 
 WEIGHTS_FILE = "model.safetensors"
-# Sums over a step that are kept after those of the objective's metrics.
+# Attributes of a micro-batch that are added up over a step, after the objective's metrics.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
 
@@ -82,6 +83,7 @@ class PairTrainer(Trainer):
         self._step_kappa = 0.0
         self._weight_decays: list[float] = []
         self._sums = self._no_sums()
+        self._counts: Counter[str] = Counter()
         self._clock = StepClock(args.device)
         self._flops = flops_per_token(model.policy)
         self.add_callback(_OptimizerClock(self._clock))
@@ -95,7 +97,7 @@ class PairTrainer(Trainer):
     ) -> tuple[list[Batch], None]:
         """Fetches a step's micro-batches and settles its κ, before any gradient is computed."""
         with self._clock.measure("data"):
-            samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+            samples = list(islice(epoch_iterator, num_batches))
         if self._kappa.calibrating:
             self._calibrate(samples)
         self._step_kappa = self._kappa.kappa(
@@ -110,6 +112,13 @@ class PairTrainer(Trainer):
         with self._clock.measure("backward"):
             return super().training_step(model, inputs, num_items_in_batch)
 
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        return inputs.to(self.args.device)
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Nothing: operations are counted by :meth:`log`, for the layout that is used."""
+        return 0
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -117,24 +126,23 @@ class PairTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """This micro-batch's part of the global batch's mean loss."""
+        """This micro-batch's part of the global batch's mean loss; waits for no device."""
         with self._clock.measure("forward"):
-            chosen, rejected = self._responses(model, inputs)
-            output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
+            loss, sums = loss_and_metrics(
+                *self._responses(model, inputs), self._settings, self._step_kappa, inputs.tie
+            )
+        if inputs.weight > 0.0:
+            self._sums += sums
+            self._counts.update({name: getattr(inputs, name) for name in _COUNTS})
         # Gradients are averaged over processes, the mean is over the pairs of all of them.
-        share = inputs["weight"] * self._plan.world_size
-        if inputs["weight"] > 0:
-            sums = metric_sums(chosen, rejected, self._settings, self._step_kappa, inputs["tie"])
-            self._sums[: len(METRIC_SUMS)] += sums
-            counts = [inputs[name] for name in _COUNTS[:-1]] + [inputs["response_mask"].sum()]
-            self._sums[len(METRIC_SUMS) :] += torch.stack(counts)
-        return output.loss(self._step_kappa).sum() * share
+        return loss.sum() * (inputs.weight * self._plan.world_size)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's metrics to a step's record."""
         if "loss" in logs:
-            sums = self._reduce(self._sums)
-            self._sums = self._no_sums()
+            own = self._sums.new_tensor([self._counts[name] for name in _COUNTS])
+            sums = self._reduce(torch.cat([self._sums, own])).cpu()
+            self._sums, self._counts = self._no_sums(), Counter()
             objective = sums[: len(METRIC_SUMS)]
             logs = {**logs, **step_metrics(objective), "kappa": self._step_kappa}
             logs["num_pairs"] = objective[METRIC_SUMS.index("num_pairs")].item()
@@ -203,8 +211,8 @@ class PairTrainer(Trainer):
                 inputs = self._prepare_inputs(sample)
                 # Also where no pair is left for this process: the forward pass is collective.
                 chosen, rejected = self._responses(self.model_wrapped, inputs)
-                output = geb_objective(chosen, rejected, self._settings, inputs["tie"])
-                if inputs["weight"] > 0:
+                output = geb_objective(chosen, rejected, self._settings, inputs.tie)
+                if inputs.weight > 0.0:
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])
         loss_sum, bonus_sum = self._reduce(absolute).tolist()
@@ -217,21 +225,19 @@ class PairTrainer(Trainer):
             ) from error
 
     def _responses(self, model: nn.Module, inputs: Batch) -> tuple[ResponseLogps, ResponseLogps]:
-        mask = inputs["response_mask"]
-        flat = model(*(inputs[name] for name in MODEL_INPUTS))
-        logp = pad_responses(flat, mask)
-        reference = inputs["ref_logprobs"]
+        rows, reference = inputs.rows, inputs.ref_logprobs
+        logp, mask = rows.pad_responses(rows.logprobs(model)), rows.response_mask
         pairs = mask.shape[0] // 2
         chosen, rejected = (
             ResponseLogps(
-                logp=logp[rows].sum(dim=1),
-                ref_logp=reference[rows].sum(dim=1),
-                num_tokens=mask[rows].sum(dim=1),
-                token_logp=logp[rows],
-                token_mask=mask[rows],
-                ref_token_logp=reference[rows],
+                logp=logp[side].sum(dim=1),
+                ref_logp=reference[side].sum(dim=1),
+                num_tokens=mask[side].sum(dim=1),
+                token_logp=logp[side],
+                token_mask=mask[side],
+                ref_token_logp=reference[side],
             )
-            for rows in (slice(0, pairs), slice(pairs, 2 * pairs))
+            for side in (slice(0, pairs), slice(pairs, 2 * pairs))
         )
         return chosen, rejected
 
@@ -241,9 +247,8 @@ class PairTrainer(Trainer):
         return sums
 
     def _no_sums(self) -> Tensor:
-        """Sums of the objective's metrics, and of tokens."""
-        length = len(METRIC_SUMS) + len(_COUNTS)
-        return torch.zeros(length, dtype=torch.float64, device=self.args.device)
+        """Sums of the objective's metrics."""
+        return torch.zeros(len(METRIC_SUMS), dtype=torch.float64, device=self.args.device)
 
     def _check_finite(self, logs: dict[str, float]) -> None:
         if not math.isfinite(logs["loss"]):

@@ -12,7 +12,7 @@ from stages.objectives import (
     ResponseLogps,
     exploratory_bonus,
     geb_objective,
-    metric_sums,
+    loss_and_metrics,
     preference_loss,
     step_metrics,
 )
@@ -37,6 +37,10 @@ def side(tokens, mask, ref_shift):
 
 CHOSEN = side(TOKENS_CHOSEN, MASK_CHOSEN, -0.25)
 REJECTED = side(TOKENS_REJECTED, MASK_REJECTED, 0.125)
+
+
+def metrics_of(*arguments, **options):
+    return loss_and_metrics(*arguments, **options)[1]
 
 
 def test_adds_up_the_terms():
@@ -84,7 +88,7 @@ def test_every_objective_trains_and_reports(design, divergence, probability):
     settings = ObjectiveSettings(
         design=design, divergence=divergence, probability=probability, bonus_on="all"
     )
-    metrics = step_metrics(metric_sums(CHOSEN, REJECTED, settings, 0.5))
+    metrics = step_metrics(metrics_of(CHOSEN, REJECTED, settings, 0.5))
     assert all(math.isfinite(value) for value in metrics.values())
     assert 0.0 <= metrics["bonus_gradient_share"] <= 1.0
     assert (metrics["bonus_gradient_share"] > 0.0) == (design != "none")
@@ -95,16 +99,16 @@ def test_bonus_weighted_beyond_the_largest_float_stays_finite():
     chosen = ResponseLogps(torch.tensor([-5.0, -5.0]), torch.tensor([-5.0, -5.0]))
     settings = ObjectiveSettings(design="inverse_pi")
     assert geb_objective(chosen, rejected, settings).loss(1e6).mean().isfinite()
-    metrics = step_metrics(metric_sums(chosen, rejected, settings, 1e6))
+    metrics = step_metrics(metrics_of(chosen, rejected, settings, 1e6))
     assert metrics["bonus_clamped_share"] == 0.5
-    assert step_metrics(metric_sums(chosen, rejected, settings, 1e-9))["bonus_clamped_share"] == 0.0
+    assert step_metrics(metrics_of(chosen, rejected, settings, 1e-9))["bonus_clamped_share"] == 0.0
 
 
 def test_metrics_by_hand():
     chosen = ResponseLogps(torch.tensor([-4.0, -6.0]), torch.tensor([-5.0, -6.0]))
     rejected = ResponseLogps(torch.tensor([-7.0, -5.0]), torch.tensor([-6.0, -8.0]))
     settings = ObjectiveSettings(design="xpo", beta=0.5)
-    metrics = step_metrics(metric_sums(chosen, rejected, settings, kappa=0.1))
+    metrics = step_metrics(metrics_of(chosen, rejected, settings, kappa=0.1))
     losses = [math.log1p(math.exp(-0.5 * m)) for m in (2.0, -3.0)]
     pull = [0.5 / (1 + math.exp(0.5 * m)) for m in (2.0, -3.0)]
     expected = {
@@ -138,9 +142,9 @@ def test_sums_add_over_micro_batches():
 
     for probability in ("sequence", "token"):
         settings = ObjectiveSettings(design="arctanh", probability=probability, nll_weight=1.0)
-        whole = metric_sums(CHOSEN, REJECTED, settings, 0.3)
+        whole = metrics_of(CHOSEN, REJECTED, settings, 0.3)
         parts = sum(
-            metric_sums(part(CHOSEN, rows), part(REJECTED, rows), settings, 0.3)
+            metrics_of(part(CHOSEN, rows), part(REJECTED, rows), settings, 0.3)
             for rows in (slice(0, 1), slice(1, 3))
         )
         assert len(whole) == len(METRIC_SUMS)
@@ -151,20 +155,36 @@ def test_metrics_count_underflow_and_clamps():
     chosen = ResponseLogps(torch.tensor([-5.0, -5.0]), torch.tensor([-5.0, -5.0]))
     rejected = ResponseLogps(torch.tensor([-200.0, -5.0]), torch.tensor([-20.0, -5.0]))
     settings = ObjectiveSettings(design="one_minus_pi", divergence="forward_kl")
-    metrics = step_metrics(metric_sums(chosen, rejected, settings, 1.0))
+    metrics = step_metrics(metrics_of(chosen, rejected, settings, 1.0))
     assert metrics["bonus_underflowed_share"] == 0.5
     assert metrics["reward_clamped_share"] == 0.25
+
+
+@pytest.mark.parametrize("probability", ["sequence", "token"])
+def test_one_call_gives_the_objective_s_loss_and_metrics(probability):
+    settings = ObjectiveSettings(design="arctanh", probability=probability, nll_weight=0.5)
+    leaf = CHOSEN.token_logp.clone().requires_grad_()
+    other = REJECTED.token_logp.clone().requires_grad_()
+    gradients = []
+    for loss_of in (
+        lambda *sides: geb_objective(*sides, settings).loss(0.7),
+        lambda *sides: loss_and_metrics(*sides, settings, 0.7)[0],
+    ):
+        sides = side(leaf, MASK_CHOSEN, -0.25), side(other, MASK_REJECTED, 0.125)
+        gradients.append(torch.autograd.grad(loss_of(*sides).sum(), [leaf, other]))
+    for one, two, mask in zip(*gradients, (MASK_CHOSEN, MASK_REJECTED), strict=True):
+        assert torch.equal(one[mask], two[mask])
 
 
 def test_metrics_leave_the_training_graph_alone():
     logp = torch.tensor([-3.0], requires_grad=True)
     chosen = ResponseLogps(logp * 2, torch.tensor([-5.0]))
     rejected = ResponseLogps(logp * 3, torch.tensor([-8.0]))
-    with torch.no_grad():
-        sums = metric_sums(chosen, rejected, ObjectiveSettings(design="arctanh"), 1.0)
+    loss, sums = loss_and_metrics(chosen, rejected, ObjectiveSettings(design="arctanh"), 1.0)
     assert not sums.requires_grad
     assert logp.grad is None
-    assert geb_objective(chosen, rejected, ObjectiveSettings()).loss(0.0).requires_grad
+    loss.sum().backward()
+    assert logp.grad is not None
 
 
 def test_half_precision_log_probs_are_upcast():

@@ -10,7 +10,7 @@ from stages.objectives import (
     ObjectiveSettings,
     ResponseLogps,
     geb_objective,
-    metric_sums,
+    loss_and_metrics,
     step_metrics,
 )
 
@@ -48,7 +48,7 @@ def test_a_tie_s_gradient_is_that_of_bonus_and_nll():
 
 def test_accuracy_is_over_untied_pairs_and_means_are_over_all():
     chosen, rejected = sides()
-    metrics = step_metrics(metric_sums(chosen, rejected, SETTINGS, 2.0, TIE))
+    metrics = step_metrics(loss_and_metrics(chosen, rejected, SETTINGS, 2.0, TIE)[1])
     assert metrics["accuracy"] == 0.5
     loss = geb_objective(chosen, rejected, SETTINGS, TIE).loss(2.0)
     assert metrics["loss"] == pytest.approx(float(loss.detach().mean()))
@@ -56,7 +56,8 @@ def test_accuracy_is_over_untied_pairs_and_means_are_over_all():
 
 def test_ties_alone_have_no_accuracy():
     chosen, rejected = sides()
-    sums = metric_sums(chosen, rejected, SETTINGS, 2.0, torch.ones(3, dtype=torch.bool))
+    every = torch.ones(3, dtype=torch.bool)
+    _, sums = loss_and_metrics(chosen, rejected, SETTINGS, 2.0, every)
     assert sums[METRIC_SUMS.index("num_preferences")] == 0
     assert step_metrics(sums)["accuracy"] == 0.0
     assert step_metrics(sums)["preference_loss"] == 0.0

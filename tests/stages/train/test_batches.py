@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stages.train.batches import MicroBatches, Plan
 from stages.train.data import Pair, Response
 from stages.train.reference import sampler_logprobs
-from stages.train.rows import ROWS, pad_responses
+from stages.train.rows import ROWS
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -72,8 +72,9 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
             assert len(dealt) == plan.accumulation
             assert all(len(parts) == world_size for parts in dealt)
             for part in (part for parts in dealt for part in parts):
-                rows = ROWS[row_layout]([plan.pairs[place] for place in part]) if part else {}
-                assert len(part) <= 1 or rows["input_ids"].numel() <= budget
+                if len(part) > 1:
+                    rows = ROWS[row_layout]([plan.pairs[place] for place in part])
+                    assert rows.input_ids.numel() <= budget
             pairs = sorted(place for parts in dealt for part in parts for place in part)
             assert pairs == sorted(plan.pairs_of(step))
             seen += pairs
@@ -113,7 +114,7 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
     pairs = [make_pair(index, 2, 3, 1 + index) for index in range(3)]
     plan = make_plan(pairs, epochs=1, micro_batch_tokens=1, world_size=2)
     weights = [
-        float(batch["weight"]) * len(batch["tie"])
+        batch.weight * len(batch.tie)
         for rank in range(2)
         for batch in (
             MicroBatches(sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
@@ -126,28 +127,28 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
 def test_padded_rows_hold_the_sampled_ids_and_their_places():
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
     batch = ROWS["padded"](pairs)
-    assert batch["input_ids"].tolist() == [
+    assert batch.input_ids.tolist() == [
         [1, 2, 10, 11, 12],
         [1, 110, 0, 0, 0],
         [1, 2, 20, 0, 0],
         [1, 120, 121, 0, 0],
     ]
-    flat = batch["input_ids"].flatten()
+    flat = batch.input_ids.flatten()
     # The output at a place predicts the token after it.
-    assert flat[batch["source_index"] + 1].tolist() == batch["targets"].tolist()
-    assert batch["targets"].tolist() == [10, 11, 12, 110, 20, 120, 121]
-    assert batch["response_mask"].sum(dim=1).tolist() == [3, 1, 1, 2]
+    assert flat[batch.source_index + 1].tolist() == batch.targets.tolist()
+    assert batch.targets.tolist() == [10, 11, 12, 110, 20, 120, 121]
+    assert batch.response_mask.sum(dim=1).tolist() == [3, 1, 1, 2]
 
 
 def test_packed_rows_hold_each_prompt_once():
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
     batch = ROWS["packed"](pairs)
-    assert batch["input_ids"].tolist() == [[1, 2, 10, 11, 12, 20, 1, 110, 120, 121]]
-    assert batch["groups"] == ((2, 3, 1), (1, 1, 2))
+    assert batch.input_ids.tolist() == [[1, 2, 10, 11, 12, 20, 1, 110, 120, 121]]
+    assert batch.groups == ((2, 3, 1), (1, 1, 2))
     # The prompt's last token predicts the first of both responses.
-    assert batch["source_index"].tolist() == [1, 2, 3, 6, 1, 6, 8]
-    assert batch["targets"].tolist() == [10, 11, 12, 110, 20, 120, 121]
-    assert batch["response_mask"].sum(dim=1).tolist() == [3, 1, 1, 2]
+    assert batch.source_index.tolist() == [1, 2, 3, 6, 1, 6, 8]
+    assert batch.targets.tolist() == [10, 11, 12, 110, 20, 120, 121]
+    assert batch.response_mask.sum(dim=1).tolist() == [3, 1, 1, 2]
 
 
 @pytest.mark.parametrize("row_layout", ["packed", "padded"])
@@ -155,5 +156,5 @@ def test_reference_values_lie_where_the_policy_s_do(row_layout):
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
     plan = make_plan(pairs, epochs=1, row_layout=row_layout)
     batch = MicroBatches(sampler_logprobs(pairs), plan, 0)[0]
-    policy = pad_responses(-batch["targets"].float(), batch["response_mask"])
-    assert torch.equal(batch["ref_logprobs"], policy)
+    policy = batch.rows.pad_responses(-batch.rows.targets.float())
+    assert torch.equal(batch.ref_logprobs, policy)

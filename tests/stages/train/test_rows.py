@@ -28,7 +28,7 @@ from stages.train.data import Pair, Response, truncate
 from stages.train.numerics import Numerics
 from stages.train.params import LoraParams, TrainParams
 from stages.train.policy import load_logprob_model
-from stages.train.rows import MODEL_INPUTS, ROWS, pad_responses
+from stages.train.rows import ROWS
 from tests.tiny_models import make_tiny_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -105,8 +105,8 @@ def compute(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probabilities of the sequences, the loss, and the gradients."""
     rows = ROWS[layout](pairs)
-    mask = rows["response_mask"]
-    token_logp = pad_responses(model(*(rows[name] for name in MODEL_INPUTS)), mask)
+    mask = rows.response_mask
+    token_logp = rows.pad_responses(rows.logprobs(model))
     reference = torch.where(mask, -3.0, 0.0)
     sides = [
         ResponseLogps(
@@ -158,7 +158,7 @@ def test_a_pair_has_the_values_in_a_row_that_it_has_alone(place):
 
 def test_packed_rows_hold_each_token_once():
     rows = ROWS["packed"](odd_pairs())
-    assert rows["input_ids"].shape == (1, sum(pair.num_tokens_shared for pair in odd_pairs()))
+    assert rows.input_ids.shape == (1, sum(pair.num_tokens_shared for pair in odd_pairs()))
 
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):

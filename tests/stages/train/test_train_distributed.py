@@ -66,6 +66,13 @@ def test_the_loss_curve_is_that_of_one_process(
     assert found.artifact.manifest.key == plain.artifact.manifest.key
 
 
+def test_deepspeed_in_bfloat16_starts_at_its_reference(tmp_path, policy, pairs):
+    settings = {"design": "none", "nll_weight": 0.0, "epochs": 1, "precision": "bfloat16"}
+    found = train(tmp_path / "store", policy, [pairs], deepspeed={"zero_stage": 1}, **settings)
+    assert found.records[0]["chosen_logratio"] == 0.0
+    assert found.records[0]["rejected_logratio"] == 0.0
+
+
 def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy, pairs):
     settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0}, "reference_kind": "ema"}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)

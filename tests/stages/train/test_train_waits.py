@@ -1,0 +1,64 @@
+"""A micro-batch never makes the host wait for the device: neither its loss nor its metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stages.train.trainer import PairTrainer
+from tests.stages.train.train_helpers import make_pairs, train
+
+# Their result, or its shape, is in the device's memory; the host has to wait for it.
+WAITING = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.equal.default,
+}
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations that wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        if operation in WAITING:
+            self.found[str(operation)] += 1
+        return operation(*arguments, **(options or {}))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 8, ties=(3,))
+
+
+@pytest.mark.parametrize("probability", ["sequence", "token"])
+def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs, probability):
+    # In packed rows; for padded ones transformers itself asks whether rows are packed.
+    waits, micro_batches = Waits(), 0
+    step = PairTrainer.training_step
+
+    def watched(self, *arguments):
+        nonlocal micro_batches
+        micro_batches += 1
+        with waits:
+            return step(self, *arguments)
+
+    monkeypatch.setattr(PairTrainer, "training_step", watched)
+    train(
+        tmp_path / "store",
+        policy,
+        [pairs],
+        epochs=1,
+        micro_batch_tokens=48,
+        probability=probability,
+    )
+    assert micro_batches >= 2
+    assert waits.found == {}
