@@ -1,17 +1,16 @@
-"""The flow of the bandit experiment: one stage, its table and figures as Prefect artifacts."""
+"""The flow `bandit`: the bandit experiment, its table and figures as Prefect artifacts."""
 
 from __future__ import annotations
 
 import base64
 
-from prefect import Flow, flow
+from prefect import flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.console import Silent
-from flows.execution.prefect_tasks import executing
-from flows.execution.step_executor import StepExecutor, Watcher
+from flows.execution.prefect_tasks import step_tasks
+from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.steps import Step
 from stages.bandit.params import BanditParams
@@ -55,25 +54,9 @@ def bandit(config: BanditConfig) -> Artifact:
 
     An experiment that is in the store is shown as Cached and not run again.
     """
-    return execute(config, Silent())
-
-
-def watched_flow(watcher: Watcher) -> Flow[[BanditConfig], Artifact]:
-    """The same flow for a terminal: it tells ``watcher`` what happens."""
-
-    @ends_cancelled
-    def run(config: BanditConfig) -> Artifact:
-        return execute(config, watcher)
-
-    return flow(name=bandit.name, flow_run_name="{config.name}", persist_result=False)(run)
-
-
-def execute(config: BanditConfig, watcher: Watcher) -> Artifact:
-    """Runs the experiment and returns its artifact; to be called inside a flow."""
-    session = StepExecutor(config, watcher)
-    with executing(session) as executor:
-        executor.do(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
-        artifact = executor.wait()["bandit"]
+    with step_tasks(StepExecutor(config)) as tasks:
+        tasks.submit(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
+        artifact = tasks.wait()["bandit"]
     _show(artifact)
     return artifact
 

@@ -1,4 +1,4 @@
-"""The flow that compares two models on held-out prompts: generate → score → evaluate."""
+"""The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect import Flow, flow
+from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 from prefect.states import State
 from rich.table import Table
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.console import Silent
 from flows.execution.hooks import remove_containers
 from flows.execution.prefect_progress import artifact_key
-from flows.execution.prefect_tasks import PrefectExecutor, executing
-from flows.execution.step_executor import StepExecutor, Watcher
+from flows.execution.prefect_tasks import StepTasks, step_tasks
+from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
@@ -28,7 +27,7 @@ from flows.pipeline.inputs import (
     resolve_inputs,
     resolve_model,
 )
-from flows.pipeline.presets import DEFAULT_PRESET, configured
+from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
 from flows.report.summary import formatted
@@ -47,7 +46,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Models:
-    """What is compared, as a person names it.
+    """The two models and the prompts, as a person names them.
 
     Attributes:
         policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
@@ -64,7 +63,7 @@ class Models:
 
 @dataclass
 class Comparison:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     models: Models
     artifact: str
@@ -101,14 +100,14 @@ class Comparison:
         return table
 
 
-def _telling_name() -> str:
+def _flow_run_name() -> str:
     base = flow_run.parameters["base"] or "base"
     return f"{flow_run.parameters['policy']} against {base}"
 
 
 @flow(
     name="evaluate",
-    flow_run_name=_telling_name,
+    flow_run_name=_flow_run_name,
     persist_result=False,
     on_cancellation=[remove_containers],
     on_crashed=[remove_containers],
@@ -120,7 +119,7 @@ def evaluate(
     prompts: str = "",
     preset: Preset = DEFAULT_PRESET,
     config: Overrides = NOTHING,
-) -> State[Any] | None:
+) -> Comparison | State[Any]:
     """Compares a model with a base: both answer the same prompts, and the oracle scores them.
 
     Args:
@@ -133,28 +132,27 @@ def evaluate(
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default where the preset has none.
     """
+    asked: RunConfig | None = None
     try:
         asked = configured(preset, config)
-        execute(asked, Models(policy, base or None, prompts or None), Silent())
+        asked = asked.model_copy(update={"name": f"{asked.name}-evaluation"})
+        return _evaluate(asked, Models(policy, base or None, prompts or None))
     except RunCancelledError:
         raise
     except GebError as error:
-        return failed(error, f"{preset}-evaluation")
-    return None
+        return failed(error, asked.name if asked else f"{preset}-evaluation")
 
 
-def watched_flow(watcher: Watcher) -> Flow[[RunConfig, Models], Comparison]:
-    """The same flow for a terminal: it tells ``watcher`` what happens and returns what it found."""
+def evaluate_resolved(config: RunConfig, models: Models) -> Comparison:
+    """Calls the flow with a configuration that was read already, for programs.
 
-    @ends_cancelled
-    def run(config: RunConfig, models: Models) -> Comparison:
-        return execute(config, models, watcher)
+    Observers are those of the present block.
 
-    def name() -> str:
-        models: Models = flow_run.parameters["models"]
-        return f"{models.policy} against {models.base or 'base'}"
-
-    return flow(name=evaluate.name, flow_run_name=name, persist_result=False)(run)
+    Raises:
+        GebError: The evaluation failed.
+    """
+    whole = json.loads(config.to_json())
+    return evaluate(models.policy, models.base or "", models.prompts or "", NO_PRESET, whole)
 
 
 def num_steps(config: RunConfig) -> int:
@@ -162,21 +160,14 @@ def num_steps(config: RunConfig) -> int:
     return 2 + 4 * config.evaluation.num_shards
 
 
-def execute(config: RunConfig, models: Models, watcher: Watcher) -> Comparison:
-    """Evaluates a model; to be called inside a flow.
-
-    Raises:
-        UserError: A model or the prompts are not there.
-    """
+def _evaluate(config: RunConfig, models: Models) -> Comparison:
     store = open_store(config.store, create=True)
     external = _external(config, models, store)
     if models.prompts is not None:
         config = config.model_copy(update={"iterations": 0})
-    config = config.model_copy(update={"name": f"{config.name}-evaluation"})
-    session = StepExecutor(config, watcher)
-    with executing(session) as executor:
-        _compare(config, external, executor)
-        artifact = executor.wait()["evaluate"]
+    with step_tasks(StepExecutor(config)) as tasks:
+        _compare(config, external, tasks)
+        artifact = tasks.wait()["evaluate"]
     found = Comparison(models, artifact.address(), _metrics(artifact))
     create_table_artifact(
         found.rows(),
@@ -211,13 +202,11 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
     }
 
 
-def _compare(
-    config: RunConfig, external: dict[str, list[External]], executor: PrefectExecutor
-) -> None:
+def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:
     steps = Steps(config, external)
-    prompts = executor.do(steps.prepare()).at("test.parquet")
+    prompts = tasks.submit(steps.prepare()).at("test.parquet")
     [policy], [base] = external["policy"], external["base"]
-    sampling, do = steps.for_evaluation(), executor.do
+    sampling, do = steps.for_evaluation(), tasks.submit
     base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
     own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
     do(steps.evaluate("evaluate", 0, own, base_samples, base))

@@ -1,23 +1,23 @@
-"""The flow: T iterations of iterative online RLHF with an exploratory bonus."""
+"""The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from prefect import Flow, flow
+from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.console import Silent
 from flows.execution.hooks import remove_containers
-from flows.execution.prefect_tasks import executing
-from flows.execution.step_executor import StepExecutor, Watcher
+from flows.execution.prefect_tasks import step_tasks
+from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.form import FormOf, OneOf
-from flows.pipeline.presets import DEFAULT_PRESET, configured, preset_names
+from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, preset_names
 from flows.pipeline.steps import Step
 from flows.report import html
 from flows.report.failure import failed, resume_command
@@ -39,7 +39,15 @@ def telling_name(config: RunConfig) -> str:
     )
 
 
-def _requested_name() -> str:
+@dataclass(frozen=True)
+class RunResult:
+    """Results of a run, and the place of its HTML report."""
+
+    summary: Summary
+    report: str
+
+
+def _flow_run_name() -> str:
     preset = flow_run.parameters["preset"]
     try:
         return telling_name(configured(preset, flow_run.parameters["config"]))
@@ -50,13 +58,13 @@ def _requested_name() -> str:
 
 @flow(
     name="iterate",
-    flow_run_name=_requested_name,
+    flow_run_name=_flow_run_name,
     persist_result=False,
     on_cancellation=[remove_containers],
     on_crashed=[remove_containers],
 )
 @ends_cancelled
-def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> State[Any] | None:
+def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
     Finished stages are found in the store and shown as Cached; a failed one runs again when the
@@ -71,51 +79,40 @@ def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> Sta
     try:
         asked = configured(preset, config)
         publish_configuration(asked, preset)
-        execute(asked, Silent())
+        return _run(asked)
     except RunCancelledError:
         raise
     except GebError as error:
         if asked is None:
             return failed(error, preset)
         return failed(error, asked.name, resume_command(asked))
-    return None
 
 
-def watched_flow(
-    watcher: Watcher, forced: Callable[[Step], bool]
-) -> Flow[[RunConfig], tuple[Summary, str]]:
-    """The same flow for a terminal: it tells ``watcher`` what happens and returns what it found."""
+def iterate_resolved(config: RunConfig) -> RunResult:
+    """Calls the flow with a configuration that was read already, for programs.
 
-    @ends_cancelled
-    def run(config: RunConfig) -> tuple[Summary, str]:
-        return execute(config, watcher, forced)
+    Observers, steps to compute again and resolved inputs are those of the present block.
 
-    def name() -> str:
-        return telling_name(flow_run.parameters["config"])
-
-    return flow(name=iterate.name, flow_run_name=name, persist_result=False)(run)
-
-
-def execute(
-    config: RunConfig, watcher: Watcher, forced: Callable[[Step], bool] = lambda step: False
-) -> tuple[Summary, str]:
-    """Runs a configuration to its end; to be called inside a flow.
-
-    Returns:
-        What the run found, and its HTML report.
+    Raises:
+        GebError: The run failed.
     """
+    return iterate(NO_PRESET, json.loads(config.to_json()))
+
+
+def _run(config: RunConfig) -> RunResult:
     label(config)
-    session = StepExecutor(config, watcher, forced)
-    session.view.save_config(config)
+    executor = StepExecutor(config)
+    executor.record.save_config(config)
 
     def show_iteration(step: Step) -> None:
         if step.stage == "promote":
-            publish_table(summarise(session.view), step.iteration)
+            publish_table(summarise(executor.record), step.iteration)
 
-    with executing(session, show_iteration) as executor:
-        walk(config, executor.do)
-        executor.wait()
-    summary = summarise(session.view)
-    report = html.write(session.view, summary)
-    publish(summary, report, html.draw(summary))
-    return summary, report
+    with step_tasks(executor, show_iteration) as tasks:
+        walk(config, tasks.submit)
+        tasks.wait()
+    summary = summarise(executor.record)
+    plots = html.draw(summary)
+    report = html.write(executor.record, summary, plots)
+    publish(summary, report, plots)
+    return RunResult(summary, report)

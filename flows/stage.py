@@ -1,11 +1,10 @@
-"""The flow of one stage: what the work-pool runner sends to a work pool.
+"""The flow `stage`: one stage, sent to a work pool by the work-pool runner.
 
 It runs on a worker's host and starts the stage there, as a run on that host itself would.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from prefect import flow
@@ -40,16 +39,12 @@ def stage(request: Request, execution: Execution) -> State[Any]:
         execution: How this host starts it.
     """
     runner = make_runner(execution)
-    stopping = threading.Event()
-
-    def stop() -> None:
-        stopping.set()
-        runner.stop_all()
-
-    listener = PrefectProgress(request.run, request.step, stopping.is_set)
     try:
-        with stops_when_cancelled(stop, request.step):
-            runner.run(request, listener.hear)
+        with (
+            stops_when_cancelled(runner.stop_all, request.step),
+            PrefectProgress(request.run, request.step) as progress,
+        ):
+            runner.run(request, lambda event: progress.stage_event(request, event))
     except (UserError, StageFailedError) as error:
         StageFailure.of(error).publish(artifact_key(request.run, request.step, "failure"))
         name = REFUSED if isinstance(error, UserError) else "Failed"
@@ -57,5 +52,5 @@ def stage(request: Request, execution: Execution) -> State[Any]:
     except StoppedError as error:
         return Failed(message=str(error))
     finally:
-        stop()
+        runner.stop_all()
     return Completed(message=f"the store has {request.stage}/{request.key[:12]}")

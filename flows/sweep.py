@@ -1,29 +1,27 @@
-"""The flow that runs a grid over seeds, each cell a run of its own, and tables what came of it."""
+"""The flow `sweep`: a grid of settings over seeds, each cell a run of its own, and their table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from prefect import Flow, flow
+from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.states import State
 from rich.table import Table
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.console import Silent
 from flows.execution.prefect_progress import artifact_key
-from flows.execution.step_executor import Watcher
-from flows.iterate import NOTHING, Preset
-from flows.iterate import watched_flow as iterate_for
+from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.form import FormOf
 from flows.pipeline.grid import Cell, cells, parse_axes, spread
-from flows.pipeline.presets import DEFAULT_PRESET, configured
+from flows.pipeline.inputs import inputs_resolved_once
+from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.report.failure import failed
 from flows.report.summary import COLUMNS, Summary
 from stages.contract.errors import GebError, RunCancelledError
@@ -38,7 +36,7 @@ _ONE_SEED = [0]
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one run."""
+    """Result of one run, or the error that ended it."""
 
     cell: Cell
     summary: Summary | None
@@ -47,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep found."""
+    """Results of a sweep."""
 
     name: str
     findings: Sequence[Finding]
@@ -114,7 +112,7 @@ def sweep(
     parallel_runs: int = 1,
     preset: Preset = DEFAULT_PRESET,
     config: Shared = NOTHING,
-) -> State[Any] | None:
+) -> Sweep | State[Any]:
     """Runs every combination of the grid under every seed, and tables mean ± standard deviation.
 
     What runs have in common is computed once; finished runs are found in the store.
@@ -130,37 +128,35 @@ def sweep(
     """
     try:
         planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
-        execute(name, planned, parallel_runs, lambda cell: Silent())
+        return _sweep(name, planned, parallel_runs)
     except RunCancelledError:
         raise
     except GebError as error:
         return failed(error, name)
-    return None
 
 
-def watched_flow(watch: Callable[[Cell], Watcher]) -> Flow[[str, list[Cell], int], Sweep]:
-    """The same flow for a terminal: each run tells its own watcher what happens."""
-
-    @ends_cancelled
-    def run(name: str, planned: list[Cell], parallel_runs: int) -> Sweep:
-        return execute(name, planned, parallel_runs, watch)
-
-    return flow(
-        name=sweep.name, flow_run_name="{name}", persist_result=False, validate_parameters=False
-    )(run)
-
-
-def execute(
-    name: str, planned: Sequence[Cell], parallel_runs: int, watch: Callable[[Cell], Watcher]
+def sweep_resolved(
+    name: str, config: RunConfig, grid: list[str], seeds: list[int], parallel_runs: int
 ) -> Sweep:
+    """Calls the flow with a configuration that was read already, for programs.
+
+    Observers are those of the present block.
+
+    Raises:
+        GebError: A run failed.
+    """
+    return sweep(name, grid, seeds, parallel_runs, NO_PRESET, json.loads(config.to_json()))
+
+
+def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
     """Runs all cells, as flow runs below the present one.
 
     Raises:
         GebError: A run failed; the others went to their ends, and the table shows them.
     """
-    with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
+    with inputs_resolved_once(), ThreadPoolExecutor(max_workers=parallel_runs) as pool:
         # Each thread needs the flow run's context to be below it.
-        futures = [pool.submit(copy_context().run, _run, cell, watch(cell)) for cell in planned]
+        futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
         found = Sweep(name, [future.result() for future in futures])
     store = open_store(planned[0].config.store, create=True)
     path = store.run_path(name) / "sweep.json"
@@ -182,11 +178,11 @@ def execute(
     return found
 
 
-def _run(cell: Cell, watcher: Watcher) -> Finding:
+def _run(cell: Cell) -> Finding:
     try:
-        summary, _ = iterate_for(watcher, lambda step: False)(cell.config)
+        result = iterate_resolved(cell.config)
     except RunCancelledError:
         raise
     except GebError as error:
         return Finding(cell, None, str(error))
-    return Finding(cell, summary)
+    return Finding(cell, result.summary)

@@ -39,8 +39,10 @@ def bandit(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.bandit import BanditConfig, watched_flow
-    from flows.execution.console import ConsoleWatcher
+    from flows.bandit import BanditConfig
+    from flows.bandit import bandit as bandit_flow
+    from flows.execution.console import ConsoleObserver
+    from flows.execution.observer import observing
     from flows.pipeline.loading import load_settings
     from flows.standing.server import ensure_prefect_server
 
@@ -48,8 +50,8 @@ def bandit(
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     folder = open_store(settings.store, create=True).run_path(settings.name)
     ensure_prefect_server(folder / "prefect-server.log")
-    with ConsoleWatcher(watched, 1) as watcher:
-        artifact = watched_flow(watcher)(settings)
+    with ConsoleObserver(watched, 1) as observer, observing(observer):
+        artifact = bandit_flow(settings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name in artifact.manifest.files:

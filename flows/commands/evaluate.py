@@ -22,6 +22,7 @@ from flows.commands.common import (
 from flows.commands.run import interrupt, quiet_prefect
 from flows.execution.plan import plan
 from flows.pipeline.grid import Cell, cells, parse_axes
+from flows.pipeline.inputs import inputs_resolved_once
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -60,14 +61,15 @@ def evaluate(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.evaluate import Models, num_steps, watched_flow
-    from flows.execution.console import ConsoleWatcher
+    from flows.evaluate import Models, evaluate_resolved, num_steps
+    from flows.execution.console import ConsoleObserver
+    from flows.execution.observer import observing
     from flows.standing.server import ensure_prefect_server
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"))
-    with ConsoleWatcher(watched, num_steps(settings)) as watcher:
-        found = watched_flow(watcher)(settings, Models(policy, base, prompts))
+    with ConsoleObserver(watched, num_steps(settings)) as observer, observing(observer):
+        found = evaluate_resolved(settings, Models(policy, base, prompts))
     if as_json:
         print_json(found.to_json())
         return
@@ -100,20 +102,22 @@ def sweep(
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
     if dry_run:
-        _show_runs(planned, as_json)
+        with inputs_resolved_once():
+            _show_runs(planned, as_json)
         return
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.execution.console import LineWatcher
+    from flows.execution.console import LineObserver
+    from flows.execution.observer import observing
     from flows.standing.server import ensure_prefect_server
-    from flows.sweep import watched_flow
+    from flows.sweep import sweep_resolved
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     if ui := ensure_prefect_server(_server_log(settings.store, title)):
         watched.print(f"Prefect UI while it runs: {ui}")
-    watch = watched_flow(lambda cell: LineWatcher(watched, cell.config.name))
-    found = watch(title, planned, parallel_runs)
+    with observing(LineObserver(watched)):
+        found = sweep_resolved(title, settings, grid or [], _seeds(seeds), parallel_runs)
     if as_json:
         print_json(found.to_json())
         return

@@ -28,8 +28,10 @@ from flows.commands.common import (
     print_json,
 )
 from flows.execution.plan import PlannedStep, plan
+from flows.execution.recompute import StepFilter
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import inputs_resolved_once
 from flows.standing.home import Home, default_home
 from stages.contract.stores import open_store
 
@@ -91,19 +93,27 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
     from flows.report import html
     from flows.report.summary import summarise
 
-    view = RunRecord.existing(open_store(store), name)
-    summary = summarise(view)
-    _show_summary(summary, html.write(view, summary), as_json)
+    record = RunRecord.existing(open_store(store), name)
+    summary = summarise(record)
+    _show_summary(summary, html.write(record, summary, html.draw(summary)), as_json)
 
 
 def _run(
     config: RunConfig, from_stage: str | None, from_iteration: int, dry_run: bool, as_json: bool
 ) -> None:
     forced = forced_from(from_stage, from_iteration)
-    lines = plan(config, forced)
-    if dry_run:
-        _show_plan(lines, as_json)
-        return
+    # The run's inputs are those of its plan.
+    with inputs_resolved_once():
+        lines = plan(config, forced)
+        if dry_run:
+            _show_plan(lines, as_json)
+            return
+        _execute(config, lines, forced, as_json)
+
+
+def _execute(
+    config: RunConfig, lines: list[PlannedStep], forced: StepFilter, as_json: bool
+) -> None:
     counts = Counter(line.action for line in lines)
     # With --json, stdout is for the document alone.
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
@@ -114,8 +124,10 @@ def _run(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.execution.console import ConsoleWatcher
-    from flows.iterate import watched_flow
+    from flows.execution.console import ConsoleObserver
+    from flows.execution.observer import observing
+    from flows.execution.recompute import recomputing
+    from flows.iterate import iterate_resolved
     from flows.standing.server import ensure_prefect_server
 
     folder = open_store(config.store).run_path(config.name)
@@ -126,16 +138,17 @@ def _run(
                 f"`geb up` is at {standing.ui}; to see runs there: "
                 f"export PREFECT_API_URL={standing.api}"
             )
-    with ConsoleWatcher(watched, len(lines)) as watcher:
+    with ConsoleObserver(watched, len(lines)) as observer:
         try:
-            summary, page = watched_flow(watcher, forced)(config)
+            with observing(observer), recomputing(forced):
+                result = iterate_resolved(config)
         except BaseException:
             watched.print(
                 "what is done stays done; go on with  "
                 f"[bold]geb resume {config.name} --store {config.store}[/]"
             )
             raise
-    _show_summary(summary, page, as_json)
+    _show_summary(result.summary, result.report, as_json)
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:

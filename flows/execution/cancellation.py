@@ -19,7 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
-from prefect.states import Cancelled
+from prefect.states import Cancelled, State
 
 from stages.contract.errors import RunCancelledError
 
@@ -43,36 +43,38 @@ def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
     Raises:
         RunCancelledError: It was cancelled; whatever the stopped steps raised is its cause.
     """
-    watch = _Watch(stop)
-    watch.start()
+    poller = _CancellationPoller(stop)
+    poller.start()
     try:
         yield
     except BaseException as error:
-        if watch.cancelled and not isinstance(error, KeyboardInterrupt):
+        if poller.cancelled and not isinstance(error, KeyboardInterrupt):
             raise RunCancelledError(f"{what} was cancelled in Prefect") from error
         raise
     finally:
-        watch.end()
+        poller.end()
 
 
-def ends_cancelled(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a flow's function that was cancelled end in the state Cancelled, not in Failed."""
+def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
+    """Makes a flow's function that was cancelled end in the state Cancelled, not in Failed.
+
+    A state that the function returns is the flow run's own: Prefect raises its error at the caller,
+    who gets results only.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            return cast(R, function(*args, **kwargs))
         except RunCancelledError as error:
-            state: Any = Cancelled(message=str(error), data=error)
-            # Prefect takes a returned state for the flow run's own.
-            return cast(R, state)
+            return cast(R, Cancelled(message=str(error), data=error))
 
     # Prefect reads the parameters' types off the signature, and would look for them in this module.
     vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
     return run
 
 
-class _Watch:
+class _CancellationPoller:
     """A thread that looks whether one of some flow runs is to be cancelled."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -80,7 +82,7 @@ class _Watch:
         ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
         self._ids = list({UUID(each) for each in ids if each is not None})
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="cancellation", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
         self.cancelled = False
 
     def start(self) -> None:
@@ -90,15 +92,15 @@ class _Watch:
         # Not joined: the look may wait for a server that is gone.
         self._ended.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with get_client(sync_client=True) as client:
             while not self._ended.wait(_POLL_SECONDS):
-                if self._asked(client):
+                if self._is_cancelled(client):
                     self.cancelled = True
                     self._stop()
                     return
 
-    def _asked(self, client: SyncPrefectClient) -> bool:
+    def _is_cancelled(self, client: SyncPrefectClient) -> bool:
         try:
             runs = client.read_flow_runs(
                 flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=self._ids))

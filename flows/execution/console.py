@@ -1,4 +1,4 @@
-"""What a person sees while a run is at work in a terminal."""
+"""Observers that show a run in a terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rich.progress import (
     Progress as Bars,
 )
 
+from flows.execution.observer import Observer
 from flows.execution.run_record import State
 from flows.execution.throttle import Throttle
-from flows.pipeline.steps import Step
 from stages.contract.events import Event, Log, Metric, Progress
 from stages.contract.request import Request
 
@@ -32,46 +32,25 @@ _SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_se
 _MARKS = {"done": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
 
 
-class Silent:
-    """Watches without a word: for runs that are watched in the Prefect UI."""
-
-    def started(self, step: Step, request: Request) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
-
-    def event(self, step: Step, event: Event) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
-
-    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
-
-
-class LineWatcher:
+class LineObserver(Observer):
     """Prints a line per step, for several runs at once.
 
     Args:
-        console: Where to print.
-        run: Name of the run, at the head of each line.
+        console: Where to print; each line begins with the run's name.
     """
 
-    def __init__(self, console: Console, run: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._run = run
 
-    def started(self, step: Step, request: Request) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
-
-    def event(self, step: Step, event: Event) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
-
-    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
+    def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
         how = "cached" if state == "reused" else f"{seconds:.1f} s"
-        self._console.print(f"{escape(self._run)}  {_MARKS[state]} {step.name} [dim]{how}[/]")
+        self._console.print(f"{escape(request.run)}  {_MARKS[state]} {request.step} [dim]{how}[/]")
         if state == "failed":
             self._console.print(f"  [red]{escape(message)}[/]")
 
 
-class ConsoleWatcher:
+class ConsoleObserver(Observer):
     """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
 
     Args:
@@ -101,48 +80,48 @@ class ConsoleWatcher:
             disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> ConsoleWatcher:
+    def __enter__(self) -> ConsoleObserver:
         self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def started(self, step: Step, request: Request) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
+    def step_started(self, request: Request) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            self._throttles[step.name] = Throttle(_LINE_SECONDS)
-            self._metrics[step.name] = ""
-            self._tasks[step.name] = self._bars.add_task(
-                step.name, total=None, unit="starting", metrics=""
+            self._throttles[request.step] = Throttle(_LINE_SECONDS)
+            self._metrics[request.step] = ""
+            self._tasks[request.step] = self._bars.add_task(
+                request.step, total=None, unit="starting", metrics=""
             )
             if not self._console.is_terminal:
-                self._say(f"  {step.name}: started")
+                self._say(f"  {request.step}: started")
 
-    def event(self, step: Step, event: Event) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
+    def stage_event(self, request: Request, event: Event) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
             match event:
                 case Progress():
-                    self._progress(step.name, event)
+                    self._progress(request.step, event)
                 case Metric(values=values):
                     shown = [name for name in _SHOWN_METRICS if name in values]
-                    self._metrics[step.name] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
+                    self._metrics[request.step] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
                 case Log(level=level, message=message):
                     style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
-                    self._say(f"  {step.name}: {style}{escape(message)}[/]")
+                    self._say(f"  {request.step}: {style}{escape(message)}[/]")
 
-    def ended(self, step: Step, state: State, seconds: float, message: str) -> None:
-        """See :class:`flows.execution.step_executor.Watcher`."""
+    def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            task = self._tasks.pop(step.name, None)
+            task = self._tasks.pop(request.step, None)
             if task is not None:
                 self._bars.remove_task(task)
             if state != "failed":
                 self._num_ended += 1
             how = "cached" if state == "reused" else f"{seconds:.1f} s"
             count = f"{self._num_ended:>3}/{self._num_steps}"
-            self._say(f"{count} {_MARKS[state]} {step.name} [dim]{how}[/]")
+            self._say(f"{count} {_MARKS[state]} {request.step} [dim]{how}[/]")
             if state == "failed":
                 self._say(f"      [red]{escape(message)}[/]")
 

@@ -1,11 +1,12 @@
-"""What a run would do: which artifacts it would reuse, which it would compute, and why."""
+"""Dry run: the artifacts that a run would reuse, those that it would compute, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flows.execution.recompute import StepFilter, no_step
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
@@ -30,9 +31,7 @@ class PlannedStep:
     key: str | None
 
 
-def plan(
-    config: RunConfig, forced: Callable[[Step], bool] = lambda step: False
-) -> list[PlannedStep]:
+def plan(config: RunConfig, forced: StepFilter = no_step) -> list[PlannedStep]:
     """Walks the algorithm over the store without starting anything."""
     planner = _Planner(config, forced)
     walk(config, planner.do)
@@ -40,10 +39,10 @@ def plan(
 
 
 class _Planner:
-    def __init__(self, config: RunConfig, forced: Callable[[Step], bool]) -> None:
+    def __init__(self, config: RunConfig, forced: StepFilter) -> None:
         self._config = config
         self._store = open_store(config.store, create=True)
-        self._view = RunRecord(self._store, config.name)
+        self._record = RunRecord(self._store, config.name)
         self._forced = forced
         self._made: dict[str, Artifact] = {}
         self.lines: list[PlannedStep] = []
@@ -77,7 +76,7 @@ class _Planner:
             return None, str(error)
 
     def _explain(self, step: Step, request: Request) -> str:
-        before = self._view.step(step.name)
+        before = self._record.step(step.name)
         if before is None:
             return "not computed yet"
         if before.key == request.key:

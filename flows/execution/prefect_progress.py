@@ -1,19 +1,22 @@
-"""Passes what a stage says on to Prefect: its log, and a progress artifact."""
+"""Events of a stage in Prefect: its log, and a progress artifact."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from contextvars import copy_context
 from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
-from flows.execution.throttle import Throttle
+from flows.execution.observer import Observer
 from stages.contract.events import Event, Failure, Log, Metric, Progress
+from stages.contract.request import Request
 
 # A progress update is a request to the server of about 20 ms.
 _PROGRESS_SECONDS = 2.0
+_LOGGER = logging.getLogger(__name__)
 
 
 def artifact_key(*parts: str) -> str:
@@ -22,24 +25,28 @@ def artifact_key(*parts: str) -> str:
     return "".join(each if each.isascii() and each.isalnum() else "-" for each in text).strip("-")
 
 
-class PrefectProgress:
-    """Hears the events of one stage; to be made inside the task or flow run that shows them.
+class PrefectProgress(Observer):
+    """Passes the events of one stage on to Prefect; a context manager.
+
+    To be made inside the task or flow run that shows them. Progress never waits for the server.
 
     Args:
         run: Name of the run.
         step: Name of the step.
-        ending: Whether the run ends: it may have lost its server, and nothing must wait for that.
     """
 
-    def __init__(self, run: str, step: str, ending: Callable[[], bool]) -> None:
-        self._key = artifact_key(run, step)
-        self._ending = ending
+    def __init__(self, run: str, step: str) -> None:
+        self._bar = _ProgressBar(artifact_key(run, step))
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
-        self._throttle = Throttle(_PROGRESS_SECONDS)
-        self._progress: Any = None
 
-    def hear(self, event: Event) -> None:
-        """Passes one event on."""
+    def __enter__(self) -> PrefectProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def stage_event(self, request: Request, event: Event) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
         match event:
             case Log(level=level, message=message):
                 getattr(self._logger, level)(message)
@@ -49,16 +56,57 @@ class PrefectProgress:
                 shown = " ".join(f"{name}={value:.4g}" for name, value in values.items())
                 self._logger.debug("step %d %s", step, shown)
             case Progress(done=done, total=total, unit=unit):
-                wanted = self._throttle.ready() or done >= total
-                if wanted and not self._ending():
-                    try:
-                        self._show_progress(100.0 * done / max(total, 1), f"{done}/{total} {unit}")
-                    except Exception as error:
-                        # A server that is away for a while must not end the stage.
-                        self._logger.debug("cannot show progress: %s", error)
+                self._bar.show(100.0 * done / max(total, 1), f"{done}/{total} {unit}")
 
-    def _show_progress(self, percent: float, text: str) -> None:
-        if self._progress is None:
-            self._progress = create_progress_artifact(percent, key=self._key, description=text)
-        else:
-            update_progress_artifact(self._progress, progress=percent, description=text)
+
+class _ProgressBar:
+    """A progress artifact, updated by a thread that drops all values but the latest.
+
+    A server that is slow or gone delays the bar and never the stage.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        # Prefect reads off the context which task run an artifact belongs to.
+        self._context = copy_context()
+        self._changed = threading.Condition()
+        self._latest: tuple[float, str] | None = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, percent: float, text: str) -> None:
+        """Makes this the next value to send."""
+        with self._changed:
+            self._latest = percent, text
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._context.run, args=(self._send,), name="progress", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the latest value, without waiting for it."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify()
+
+    def _send(self) -> None:
+        artifact: Any = None
+        while (value := self._next()) is not None:
+            percent, text = value
+            try:
+                if artifact is None:
+                    artifact = create_progress_artifact(percent, key=self._key, description=text)
+                else:
+                    update_progress_artifact(artifact, progress=percent, description=text)
+            except Exception as error:
+                _LOGGER.debug("cannot show progress: %s", error)
+            self._closed.wait(_PROGRESS_SECONDS)
+
+    def _next(self) -> tuple[float, str] | None:
+        """Waits for a value that was not sent yet; None after the last one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest is not None or self._closed.is_set())
+            value, self._latest = self._latest, None
+            return value

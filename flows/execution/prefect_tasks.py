@@ -1,4 +1,4 @@
-"""One Prefect task per stage call: request → key → store hit, or runner → artifact.
+"""Steps as Prefect tasks, one for each stage call.
 
 The store is the only truth about what is done, so tasks neither cache nor persist results in
 Prefect; a hit is shown there as the state Cached.
@@ -18,6 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.execution.cancellation import stops_when_cancelled
+from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.steps import Output, Step
@@ -29,43 +30,43 @@ _MAX_PENDING = 128
 
 
 @contextmanager
-def executing(
-    session: StepExecutor, on_done: Callable[[Step], None] = lambda step: None
-) -> Iterator[PrefectExecutor]:
-    """An executor for the present flow run; no stage is left running at the end of the block.
+def step_tasks(
+    executor: StepExecutor, on_done: Callable[[Step], None] = lambda step: None
+) -> Iterator[StepTasks]:
+    """Tasks of the present flow run; no stage is left running at the end of the block.
 
     Args:
-        session: The run at work.
-        on_done: See :class:`PrefectExecutor`.
+        executor: Executes the steps.
+        on_done: See :class:`StepTasks`.
 
     Raises:
         RunCancelledError: The flow run was cancelled in Prefect.
     """
     try:
-        with stops_when_cancelled(session.stop, f"run {session.config.name}"):
-            yield PrefectExecutor(session, on_done)
+        with stops_when_cancelled(executor.stop, f"run {executor.config.name}"):
+            yield StepTasks(executor, on_done)
     finally:
-        session.stop()
+        executor.stop()
 
 
-class PrefectExecutor:
-    """Executes steps as Prefect tasks; use it through :func:`executing`.
+class StepTasks:
+    """Submits steps as Prefect tasks; use it through :func:`step_tasks`.
 
     Args:
-        session: The run at work.
+        executor: Executes the steps.
         on_done: Called within the task of each step when its artifact is there.
     """
 
-    def __init__(self, session: StepExecutor, on_done: Callable[[Step], None]) -> None:
-        self._session = session
+    def __init__(self, executor: StepExecutor, on_done: Callable[[Step], None]) -> None:
+        self._executor = executor
         self._on_done = on_done
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
 
-    def do(self, step: Step) -> Output:
+    def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when those of its inputs have completed."""
-        if self._session.stopping:
+        if self._executor.stopping:
             raise StoppedError(f"{step.name}: not started, the run stops")
         while len(self._pending) >= _MAX_PENDING:
             # Steps come in topological order, so the oldest can always go on.
@@ -95,7 +96,7 @@ class PrefectExecutor:
         return {name: future.result() for name, future in self._futures.items()}
 
     def _task(self, step: Step) -> Task[Any, Any]:
-        execution = self._session.config.execution
+        execution = self._executor.config.execution
         decorate = task(
             name=step.stage,
             task_run_name=step.name,
@@ -108,18 +109,18 @@ class PrefectExecutor:
         return decorate(self._run)
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
-        listener = PrefectProgress(self._session.config.name, name, lambda: self._session.stopping)
         try:
-            outcome = self._session.obtain(self._steps[name], upstream, listener.hear)
+            with PrefectProgress(self._executor.config.name, name) as progress, observing(progress):
+                result = self._executor.execute(self._steps[name], upstream)
         except StageFailedError as error:
             get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
         except StoppedError as error:
             return Cancelled(message=str(error), data=error)
         self._on_done(self._steps[name])
-        if outcome.reused:
-            return Completed(name="Cached", data=outcome.artifact, message="found in the store")
-        return outcome.artifact
+        if result.reused:
+            return Completed(name="Cached", data=result.artifact, message="found in the store")
+        return result.artifact
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

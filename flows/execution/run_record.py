@@ -87,7 +87,7 @@ class RunRecord:
         path = self.path / "config.json"
         return check_config(json.loads(path.read_text()), str(path))
 
-    def record(self, record: StepRecord) -> None:
+    def save_step(self, record: StepRecord) -> None:
         """Writes down a step's state."""
         path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,12 @@
-"""What comes into a run from outside the store, addressed by content or by hub revision."""
+"""Inputs of a run from outside the store, addressed by content or by hub revision."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +23,36 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
+RepoType = Literal["model", "dataset"]
 
 
-def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
+class _Resolved:
+    """Inputs that a block has resolved; a thread that wants one waits for another's hashing."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inputs: dict[tuple[str, RepoType, _FileStates], External] = {}
+
+
+_FileStates = tuple[tuple[str, int, int, int], ...]
+_RESOLVED: ContextVar[_Resolved | None] = ContextVar("resolved inputs", default=None)
+
+
+@contextmanager
+def inputs_resolved_once() -> Iterator[None]:
+    """Hashes each file, and asks the hub for each revision, once in the block.
+
+    A plan and its run, and the runs of a sweep, so have the same inputs. Files whose size or time
+    of modification changes meanwhile are hashed again.
+    """
+    token = _RESOLVED.set(_RESOLVED.get() or _Resolved())
+    try:
+        yield
+    finally:
+        _RESOLVED.reset(token)
+
+
+def resolve(place: str, repo_type: RepoType) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
     Args:
@@ -32,6 +63,17 @@ def resolve(place: str, repo_type: Literal["model", "dataset"]) -> External:
         UserError: There is no such file, and it is no hub id either.
         StoreError: The hub cannot be asked for the revision.
     """
+    known = _RESOLVED.get()
+    if known is None:
+        return _resolve(place, repo_type)
+    with known.lock:
+        name = place, repo_type, _file_states(Path(place).expanduser())
+        if name not in known.inputs:
+            known.inputs[name] = _resolve(place, repo_type)
+        return known.inputs[name]
+
+
+def _resolve(place: str, repo_type: RepoType) -> External:
     path = Path(place).expanduser()
     if path.exists():
         return FileInput(location=str(path.absolute()), digest=digest_of(path))
@@ -104,6 +146,13 @@ def require_oracle_inputs(config: RunConfig) -> None:
             )
 
 
+def _file_states(path: Path) -> _FileStates:
+    """Name, inode, size and time of modification of a file, or of all files of a folder."""
+    files = [path] if path.is_file() else files_of(path)
+    states = [(str(each), each.stat()) for each in files]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in states)
+
+
 def digest_of(path: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden."""
     if path.is_file():
@@ -114,7 +163,7 @@ def digest_of(path: Path) -> str:
     return sha256_tree(files)
 
 
-def _resolve_revision(repo: str, revision: str, repo_type: Literal["model", "dataset"]) -> str:
+def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
     # Only here, so that runs on local files neither need nor load the client.
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -11,10 +11,12 @@ from typing import Any
 import yaml
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.loading import load_overridden
+from flows.pipeline.loading import check_config, load_overridden
 from stages.contract.errors import UserError
 
 DEFAULT_PRESET = "quickstart"
+# In place of a preset's name where the fields given are a whole configuration.
+NO_PRESET = ""
 # Another folder of configurations takes the shipped one's place, for example in an image.
 _FOLDER_VARIABLE = "GEB_CONFIGS"
 # The store of runs whose parameters name none.
@@ -32,20 +34,23 @@ def preset_names() -> list[str]:
 def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a preset with ``overrides`` laid over it.
 
-    The store is that of ``GEB_STORE`` where the overrides name none.
+    Without a preset, fields that ``overrides`` leaves out have their defaults. The store is that of
+    ``GEB_STORE`` where the overrides name none.
 
     Args:
-        preset: Name of a preset.
+        preset: Name of a preset, or ``NO_PRESET``.
         overrides: Sections and fields that differ from it; what is absent stays the preset's.
 
     Raises:
         UserError: There is no such preset, or a value is wrong; the message names all of them.
     """
+    store = os.environ.get(STORE_VARIABLE)
+    given = {"store": store, **overrides} if store else dict(overrides)
+    if preset == NO_PRESET:
+        return check_config(given, "the configuration")
     found = _presets()
     if preset not in found:
         raise UserError(f"there is no preset {preset!r}", f"one of: {', '.join(preset_names())}")
-    store = os.environ.get(STORE_VARIABLE)
-    given = {"store": store, **overrides} if store else overrides
     return load_overridden(found[preset], given, f"preset {preset} with the fields given")
 
 

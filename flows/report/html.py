@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from flows.execution.run_record import RunRecord
-from flows.report import plots
+from flows.report.plots import histogram, line_plot
 from flows.report.summary import COLUMNS, Summary, formatted
 from stages.contract.store import Artifact
 
@@ -20,8 +21,14 @@ _STEP_PARTS = ("data", "forward", "backward", "optimizer")
 _MAX_PLOTTED = 20_000
 
 
-def write(view: RunRecord, summary: Summary) -> str:
-    """Writes ``report.html`` into the run's view and returns its place."""
+def write(record: RunRecord, summary: Summary, plots: Sequence[str]) -> str:
+    """Writes ``report.html`` into the run's folder and returns its place.
+
+    Args:
+        record: The run.
+        summary: Its results.
+        plots: What :func:`draw` drew of them.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("flows.report"),
         autoescape=True,
@@ -33,16 +40,16 @@ def write(view: RunRecord, summary: Summary) -> str:
         columns=COLUMNS,
         cell=lambda column, row: formatted(row[column.name], column.form),
         components=summary.components(),
-        plots=draw(summary),
+        plots=plots,
         samples=_samples(last),
         gates=_gates(summary),
         configuration=yaml.safe_dump(
             json.loads(summary.config.to_json()), sort_keys=False, allow_unicode=True
         ),
     )
-    path = view.path / "report.html"
+    path = record.path / "report.html"
     path.write_text(page, encoding="utf-8")
-    return view.store.share(path)
+    return record.store.share(path)
 
 
 def _last(summary: Summary, stage: str) -> Artifact | None:
@@ -62,9 +69,7 @@ def draw(summary: Summary) -> list[str]:
     if len(known) > 1:
         x, y = zip(*known, strict=True)
         drawn.append(
-            plots.line_plot(
-                "Mean reward, held-out prompts", {"reward": (x, y)}, "iteration (0 = base)"
-            )
+            line_plot("Mean reward, held-out prompts", {"reward": (x, y)}, "iteration (0 = base)")
         )
     steps = _training(summary)
     for name, title in (
@@ -77,10 +82,10 @@ def draw(summary: Summary) -> list[str]:
     ):
         x, y = _curve(steps, name)
         if len(x) > 1:
-            drawn.append(plots.line_plot(title, {name: (x, y)}, "step, all iterations"))
+            drawn.append(line_plot(title, {name: (x, y)}, "step, all iterations"))
     parts = {part: _curve(steps, f"{part}_seconds") for part in _STEP_PARTS}
     if all(len(x) > 1 for x, _ in parts.values()):
-        drawn.append(plots.line_plot("Training, seconds of a step", parts, "step, all iterations"))
+        drawn.append(line_plot("Training, seconds of a step", parts, "step, all iterations"))
     if (last := _last(summary, "evaluate")) is not None:
         drawn += _distributions(last)
     return drawn
@@ -120,7 +125,7 @@ def _distributions(artifact: Artifact) -> list[str]:
                 model: values[:: len(values) // _MAX_PLOTTED + 1]
                 for model, values in samples.items()
             }
-            drawn.append(plots.histogram(title, thinned, label))
+            drawn.append(histogram(title, thinned, label))
     return drawn
 
 

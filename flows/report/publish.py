@@ -32,12 +32,13 @@ def label(config: RunConfig) -> None:
 
 
 def publish_configuration(config: RunConfig, preset: str) -> None:
-    """Creates an artifact with every value that a run goes with."""
+    """Creates an artifact with every value of a run's configuration."""
     values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
     create_markdown_artifact(
         f"```yaml\n{values}```\n",
         key=artifact_key(config.name, "configuration"),
-        description=f"Every value of run {config.name}, which started from preset {preset}.",
+        description=f"Every value of run {config.name}"
+        + (f", which started from preset {preset}." if preset else "."),
     )
 
 

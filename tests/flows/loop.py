@@ -44,10 +44,12 @@ def write_config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def geb(
+    *arguments: str | Path, module: str = "flows.commands.cli", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs ``geb`` to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.commands.cli", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | environment,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.console import Silent
-from flows.execution.prefect_tasks import executing
+from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.steps import Step
@@ -41,11 +40,10 @@ class ProbeConfig(Settings):
 @ends_cancelled
 def probes(config: ProbeConfig) -> None:
     """Runs the probes."""
-    session = StepExecutor(config, Silent())
-    with executing(session) as executor:
+    with step_tasks(StepExecutor(config)) as tasks:
         for number, params in enumerate(config.probes):
-            executor.do(Step(f"probe/{number}", params, {}, seed=number))
-        executor.wait()
+            tasks.submit(Step(f"probe/{number}", params, {}, seed=number))
+        tasks.wait()
 
 
 if __name__ == "__main__":

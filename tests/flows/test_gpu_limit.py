@@ -15,7 +15,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.context import refresh_global_settings_context
 
-from flows.execution.console import Silent
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
 from flows.pipeline.steps import Step
@@ -114,8 +113,8 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
 ) -> None:
     config = ProbeConfig(store=str(store.root), resources=ProbeResources(probe=Resources(gpus=2)))
     step = Step("probe", ProbeParams(message="cached"), {})
-    session = StepExecutor(config, Silent())
-    assert not session.obtain(step, {}, lambda event: None).reused
+    executor = StepExecutor(config)
+    assert not executor.execute(step, {}).reused
     assert taken(server) == 0
     holder = Running(request_for(store, 2, behaviour="hang"))
     hanging_pids(store.root)
@@ -123,7 +122,7 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
     waiter = Running(request_for(store, 1, "waits"))
     assert waiter.waits.wait(60)
     # While both slots are held:
-    assert session.obtain(step, {}, lambda event: None).reused
+    assert executor.execute(step, {}).reused
     assert store.load("probe", request_for(store, 1, "waits").key) is None
     holder.stop()
     waiter.join()

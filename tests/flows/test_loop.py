@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import PrefectClient
 
+from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, plan, started, steps, wait_for_line, write_config
 
 pytestmark = pytest.mark.slow
@@ -57,11 +58,18 @@ def test_the_report_draws_the_reward_the_loss_and_what_training_costs(finished: 
 
 
 def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
-    finished: Path, prefect_server: str
+    finished: Path, prefect_server: str, tmp_path: Path
 ) -> None:
     before = {name: each["key"] for name, each in steps(finished.parent / "store").items()}
-    done = geb("run", finished)
+    counts = tmp_path / "counts.json"
+    done = geb(counts, "run", finished, module="tests.flows.counted_geb")
     assert done.returncode == 0, done.stderr
+    counted = json.loads(counts.read_text())
+    config = load_config(finished)
+    inputs = (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code)
+    assert {counted["opened"][each] for each in inputs} == {1}, "hashed once for plan and run"
+    page = (finished.parent / "store/runs/small/report.html").read_text()
+    assert counted["figures"] == page.count("<svg") > 5, "drawn once for report and Prefect"
     after = steps(finished.parent / "store")
     assert {each["state"] for each in after.values()} == {"reused"}
     assert {name: each["key"] for name, each in after.items()} == before
