@@ -1,67 +1,46 @@
-"""One worker process per device, started and watched by the stage's own process.
+"""One worker process per device, started and watched by torch's elastic agent.
 
 The first node's stage hosts the rendezvous, so that no port has to be guessed, and repeats the
-first worker's events. Every node's own ends all its workers as soon as one of any node fails.
+first worker's events. Every node's agent ends all its workers as soon as one of any node fails.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import selectors
 import signal
-import subprocess
 import sys
-import time
+import tempfile
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
 from stages.contract.context import StageContext
-from stages.contract.errors import EXIT_OK, EXIT_STOPPED, EXIT_USER, StageFailedError, UserError
-from stages.contract.events import Emitter, Failure, parse_event
+from stages.contract.errors import EXIT_OK, EXIT_USER, StageFailedError, StoppedError, UserError
+from stages.contract.events import Emitter, parse_event
 from stages.train.job import Job
 from stages.train.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 from stages.train.params import TrainParams
-from stages.train.rendezvous import Rendezvous, host_rendezvous
+from stages.train.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
 
-POLL_SECONDS = 0.1
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5
 """How long workers may take to end after another one failed; they wait in a collective by then."""
-NODES_POLL_SECONDS = 1.0
-"""Time between questions whether another node has failed."""
+SAVING_SECONDS = 24 * 3600
+"""How long workers may take to save after SIGTERM; the orchestrator's grace period ends sooner."""
 JOB_FILE = "job.json"
-
-
-class Watched(Protocol):
-    """What is told of the workers, and says whether they shall stop."""
-
-    @property
-    def events(self) -> Emitter:
-        """Where events go."""
-        ...
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether SIGTERM came."""
-        ...
-
-
-@dataclass
-class _Worker:
-    rank: int
-    process: subprocess.Popen[bytes]
-    failure: Failure | None = None
-    failed_at: float = math.inf
-    ended_by_us: bool = False
-    unread: bytes = b""
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        assert self.process.stdout is not None
-        return self.process.stdout
+_END = "end of events\n"
 
 
 def train_in_workers(job: Job, num_workers: int, ctx: StageContext[TrainParams]) -> None:
@@ -75,144 +54,179 @@ def train_in_workers(job: Job, num_workers: int, ctx: StageContext[TrainParams])
     """
     job_file = job.work / JOB_FILE
     job_file.write_text(job.dump())
-
-    def waiting(nodes: int) -> None:
-        ctx.events.info(f"waiting for {nodes} times `python -m stages.train.node {job.work}`")
-
-    with (
-        ctx.deferred_stop(),
-        host_rendezvous(
-            job.work,
-            address=ctx.resources.rendezvous,
-            num_nodes=ctx.resources.nodes,
-            per_node=num_workers,
-            waiting=waiting,
-            check_stop=ctx.check_stop,
-        ) as rendezvous,
-    ):
-        run_workers(job_file, rendezvous, ctx)
-    ctx.check_stop()
+    nodes = ctx.resources.nodes
+    with host_rendezvous(
+        job.work, address=ctx.resources.rendezvous, num_nodes=nodes, per_node=num_workers
+    ) as rendezvous:
+        if nodes > 1:
+            ctx.events.info(
+                f"waiting for {nodes - 1} times `python -m stages.train.node {job.work}`"
+            )
+        run_workers(job_file, rendezvous, ctx.events)
 
 
-def run_workers(job_file: Path, rendezvous: Rendezvous, watched: Watched) -> None:
-    """Starts this node's workers and waits for them.
+def run_workers(job_file: Path, rendezvous: Rendezvous, events: Emitter) -> None:
+    """Starts this node's workers and waits for them; for a process's main thread.
 
     Raises:
         UserError: A worker found parameters, models or pairs wrong.
-        StageFailedError: A worker failed, here or on another node.
+        OutOfMemoryError: A worker's memory did not suffice.
+        StoppedError: SIGTERM came; the workers have saved a checkpoint.
+        StageFailedError: A worker failed, here or on another node, or a node did not come.
     """
-    with _workers(job_file, rendezvous) as workers:
-        elsewhere = _watch(workers, rendezvous, watched)
-    if watched.stop_requested:
-        return
-    if not any(_failed(worker) for worker in workers):
-        return
     try:
-        _raise_first_failure(workers, rendezvous.world_size)
-    except (StageFailedError, UserError) as error:
-        rendezvous.tell_failure(str(error))
-        raise
-    raise StageFailedError(f"another node failed: {elsewhere}")
+        with (
+            tempfile.TemporaryDirectory(prefix="geb-workers-") as folder,
+            _relay(events) as stdout,
+            _own_signal_handlers(),
+        ):
+            agent = _Agent(job_file, rendezvous, _Logs(folder, stdout))
+            result = agent.run()
+    except SignalException as error:
+        raise StoppedError("asked to stop (SIGTERM)") from error
+    except RendezvousTimeoutError as error:
+        raise StageFailedError(
+            f"fewer than {rendezvous.num_nodes} nodes came in {TIMEOUT_SECONDS:g} s; start "
+            "`python -m stages.train.node WORK` on each other node, with this stage's work folder"
+        ) from error
+    except RendezvousError as error:
+        raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
+    else:
+        if result is None:
+            events.info("training ended without need of this node")
+        elif result.is_failed():
+            failure = agent.first_failure(result)
+            rendezvous.tell_failure(str(failure))
+            raise failure
+    finally:
+        rendezvous.close()
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent, quicker where a worker fails and aware of other nodes' failures.
+
+    torch's own waits 30 seconds for the others' end, and never asks how other nodes are.
+    """
+
+    def __init__(self, job_file: Path, rendezvous: Rendezvous, logs: DefaultLogsSpecs) -> None:
+        self._rendezvous_of_nodes = rendezvous
+        self._culprits: set[int] = set()
+        self._failed_elsewhere = ""
+        spec = WorkerSpec(
+            role="trainer",
+            local_world_size=rendezvous.per_node,
+            entrypoint=sys.executable,
+            args=("-m", "stages.train.worker", str(job_file), str(os.getpid())),
+            rdzv_handler=rendezvous.handler,
+            # Retries are the orchestrator's.
+            max_restarts=0,
+            monitor_interval=0.1,
+            master_addr=rendezvous.host,
+            master_port=rendezvous.store.port,
+        )
+        super().__init__(spec, logs, shutdown_timeout=SAVING_SECONDS)
+
+    def first_failure(self, result: RunResult) -> UserError | StageFailedError:
+        """The failure of a worker that failed by itself, rather than one that it dragged along."""
+        if not self._culprits:
+            return StageFailedError(self._failed_elsewhere)
+        world_size = self._rendezvous_of_nodes.world_size
+        failed = {
+            rank: failure
+            for rank, failure in result.failures.items()
+            if failure.local_rank in self._culprits
+        }
+        for rank, failure in failed.items():
+            if failure.exitcode == EXIT_USER and _said(failure):
+                return UserError(_said(failure), failure.error_file_data["remedy"])
+            if failure.exitcode == EXIT_OUT_OF_MEMORY:
+                return OutOfMemoryError(f"process {rank} of {world_size}: {_said(failure)}")
+        # One that was killed had no time to say so; the others then lost their connection to it.
+        rank, failure = min(failed.items(), key=lambda each: _failed_at(each[1]))
+        said = _said(failure) or _describe(failure.exitcode)
+        return StageFailedError(f"training process {rank} of {world_size} failed: {said}")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context: Any = self._pcontext
+        ended = {rank: each.proc.poll() for rank, each in context.subprocess_handlers.items()}
+        self._culprits = {rank for rank, code in ended.items() if code not in (None, EXIT_OK)}
+        self._failed_elsewhere = self._rendezvous_of_nodes.failure() or ""
+        if self._culprits or self._failed_elsewhere:
+            context.close(signal.SIGTERM, GRACE_SECONDS)
+        if self._failed_elsewhere and not self._culprits:
+            return RunResult(state=WorkerState.FAILED)
+        return super()._monitor_workers(worker_group)
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        # A second SIGTERM must not interrupt the saving after the first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        super()._shutdown(*args, **kwargs)
+
+
+class _Logs(DefaultLogsSpecs):
+    """Workers' stdout into a pipe; stderr is this process's.
+
+    Args:
+        folder: For the files in which workers say why they failed.
+        stdout: Path by which the pipe is opened for writing.
+    """
+
+    def __init__(self, folder: str, stdout: str) -> None:
+        super().__init__(folder)
+        self._stdout = stdout
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Places of each worker's output, by local rank."""
+        places = super().reify(envs)
+        places.stdouts.update(dict.fromkeys(envs, self._stdout))
+        return places
 
 
 @contextlib.contextmanager
-def _workers(job_file: Path, rendezvous: Rendezvous) -> Iterator[list[_Worker]]:
-    workers: list[_Worker] = []
+def _relay(events: Emitter) -> Iterator[str]:
+    """Repeats the events that are written to the path given, until the block ends."""
+    source, target = os.pipe()
+
+    def repeat() -> None:
+        with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line == _END:
+                    return
+                event = parse_event(line)
+                if event is not None:
+                    events.emit(event)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
     try:
-        for local_rank in range(rendezvous.per_node):
-            environment = os.environ | rendezvous.environment(local_rank)
-            rank = int(environment["RANK"])
-            process = subprocess.Popen(
-                [sys.executable, "-m", "stages.train.worker", str(job_file)],
-                # Held open by this process: its end tells a worker that this process is gone.
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            workers.append(_Worker(rank, process))
-        yield workers
+        yield f"/proc/self/fd/{target}"
     finally:
-        for worker in workers:
-            if worker.process.poll() is None:
-                worker.ended_by_us = True
-                worker.process.kill()
-            worker.process.wait()
-            for stream in (worker.process.stdin, worker.process.stdout):
-                assert stream is not None
-                stream.close()
+        # The agent keeps its own handles open, so that an end of file would not come. A worker that
+        # was killed may have left half a line.
+        os.write(target, f"\n{_END}".encode())
+        thread.join()
+        os.close(target)
 
 
-def _watch(workers: list[_Worker], rendezvous: Rendezvous, watched: Watched) -> str | None:
-    """Repeats events until all workers have ended; passes a wish to stop on.
-
-    Returns:
-        What another node said when it failed, if one did.
-    """
-    told_to_stop = False
-    deadline: float | None = None
-    elsewhere: str | None = None
-    next_question = 0.0
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            selector.register(worker.stdout, selectors.EVENT_READ, worker)
-        while selector.get_map():
-            for key, _ in selector.select(POLL_SECONDS):
-                if not _repeat(key.data, watched.events):
-                    selector.unregister(key.fileobj)
-            if watched.stop_requested and not told_to_stop:
-                told_to_stop = True
-                for worker in workers:
-                    worker.process.send_signal(signal.SIGTERM)
-            now = time.monotonic()
-            if now >= next_question:
-                next_question = now + NODES_POLL_SECONDS
-                elsewhere = elsewhere or rendezvous.failure()
-            failed = elsewhere is not None or any(_failed(worker) for worker in workers)
-            if failed and deadline is None:
-                deadline = now + GRACE_SECONDS
-            if deadline is not None and now > deadline:
-                return elsewhere
-    # A worker closes its stdout a moment before it ends.
-    for worker in workers:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(GRACE_SECONDS)
-    return elsewhere
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Lets the agent answer SIGTERM, and puts the handler back that was there before."""
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM"
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _repeat(worker: _Worker, events: Emitter) -> bool:
-    """Reads what a worker printed; returns whether it may print more."""
-    data = os.read(worker.stdout.fileno(), 1 << 16)
-    *lines, worker.unread = (worker.unread + data).split(b"\n")
-    for line in lines:
-        event = parse_event(line.decode(errors="replace"))
-        if isinstance(event, Failure):
-            worker.failure, worker.failed_at = event, time.monotonic()
-        elif event is not None:
-            events.emit(event)
-    return bool(data)
+def _said(failure: ProcessFailure) -> str:
+    """What a worker wrote before it ended, if it could."""
+    return failure.error_file_data["message"] if "failed_at" in failure.error_file_data else ""
 
 
-def _failed(worker: _Worker) -> bool:
-    return worker.process.poll() not in (None, EXIT_OK)
-
-
-def _raise_first_failure(workers: list[_Worker], world_size: int) -> None:
-    """Raises what the worker that failed by itself said, rather than one that it dragged along."""
-    failed = [worker for worker in workers if _failed(worker) and not worker.ended_by_us]
-    for worker in failed:
-        if worker.process.returncode == EXIT_USER and worker.failure is not None:
-            raise UserError(worker.failure.message, worker.failure.remedy)
-        if worker.process.returncode == EXIT_OUT_OF_MEMORY:
-            said = worker.failure.message if worker.failure else "no message"
-            raise OutOfMemoryError(f"process {worker.rank} of {world_size}: {said}")
-    # One that was killed had no time to say so; the others then lost their connection to it.
-    silent = [worker for worker in failed if worker.failure is None]
-    for worker in silent or sorted(failed, key=lambda worker: worker.failed_at):
-        said = worker.failure.message if worker.failure else _describe(worker.process.returncode)
-        raise StageFailedError(f"training process {worker.rank} of {world_size} failed: {said}")
+def _failed_at(failure: ProcessFailure) -> float:
+    return failure.error_file_data.get("failed_at", 0.0)
 
 
 def _describe(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return "asked to stop" if code == EXIT_STOPPED else f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

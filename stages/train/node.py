@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 from pathlib import Path
+from typing import NoReturn
 
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -26,44 +26,31 @@ from stages.train.launch import JOB_FILE, run_workers
 from stages.train.rendezvous import join_rendezvous
 
 
-class _Node:
-    """Events to stdout, and whether SIGTERM came."""
-
-    def __init__(self) -> None:
-        self.events = Emitter(sys.stdout)
-        self._stop = threading.Event()
-        signal.signal(signal.SIGTERM, lambda signum, frame: self._stop.set())
-
-    @property
-    def stop_requested(self) -> bool:
-        return self._stop.is_set()
-
-    def check_stop(self) -> None:
-        if self.stop_requested:
-            raise StoppedError("asked to stop (SIGTERM)")
-
-
 def main() -> int:
     """Takes part in a training and returns the exit code."""
-    node = _Node()
+    signal.signal(signal.SIGTERM, _stop)
+    events = Emitter(sys.stdout)
     try:
         if len(sys.argv) != 2:
             raise UserError("usage: python -m stages.train.node WORK")
         work = Path(sys.argv[1])
-        rendezvous = join_rendezvous(work, check_stop=node.check_stop)
-        node.events.info(f"node {rendezvous.node} of {rendezvous.num_nodes} at {rendezvous.host}")
-        run_workers(work / JOB_FILE, rendezvous, node)
-        node.check_stop()
+        rendezvous = join_rendezvous(work)
+        events.info(f"joins {rendezvous.num_nodes} nodes at {rendezvous.host}")
+        run_workers(work / JOB_FILE, rendezvous, events)
     except UserError as error:
-        node.events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
+        events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         return EXIT_USER
     except StoppedError as error:
-        node.events.emit(Failure(kind="stopped", message=str(error)))
+        events.emit(Failure(kind="stopped", message=str(error)))
         return EXIT_STOPPED
     except StageFailedError as error:
-        node.events.emit(Failure(kind="crash", message=str(error)))
+        events.emit(Failure(kind="crash", message=str(error)))
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _stop(signum: int, frame: object) -> NoReturn:
+    raise StoppedError("asked to stop (SIGTERM)")
 
 
 if __name__ == "__main__":

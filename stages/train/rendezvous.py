@@ -1,25 +1,32 @@
-"""Where the processes of a training meet, on one node or on several.
+"""Meeting of a training's nodes: torch's c10d rendezvous on one store at a known address.
 
-The first node's stage hosts a store (torch's TCPStore) and, where there are more nodes, writes its
-address into the work folder, which all nodes share. The other nodes read it there and join.
+The first node's stage hosts the store (torch's TCPStore) and, where there are more nodes, writes
+its address into the work folder, which all nodes share. The other nodes read it there and join.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import json
-import os
 import socket
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
 
 from stages.contract.errors import StageFailedError, UserError
 
@@ -28,28 +35,46 @@ POLL_SECONDS = 0.2
 CONNECT_TIMEOUT = timedelta(seconds=5)
 TIMEOUT_SECONDS = 600.0
 """How long nodes wait for each other before training starts."""
+HEARTBEAT_SECONDS = 5
+MISSED_HEARTBEATS = 6
+"""A node that misses so many is taken for gone."""
 _FILE = "rendezvous.json"
 # Linux: the call that gives an interface's address, and how long its name may be.
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 15
-_LOST = (DistNetworkError, DistStoreError)
+_LOST = (DistNetworkError, DistStoreError, RendezvousError)
 
 
-@dataclass
+class OneStoreHandler(DynamicRendezvousHandler):
+    """torch's handler, less a second store on a port of its own and less restarts of workers."""
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> Any:
+        return self._store
+
+    def num_nodes_waiting(self) -> int:
+        """None: a node that comes late shall not restart the others' workers."""
+        return 0
+
+    def missing_nodes(self) -> int:
+        """Nodes whose heartbeats have stopped, as of the last question to the store."""
+        return self.settings.max_nodes - len(self._state_holder.state.participants)
+
+
+@dataclass(frozen=True)
 class Rendezvous:
-    """One node's place among the processes of a training.
+    """One node's way to the others of a training.
 
     Attributes:
+        handler: The agent's handler.
         store: Connection to the first node's store.
         host: Address of the first node, as this node reaches it.
-        node: This node, from 0.
         num_nodes: Nodes.
         per_node: Processes of each.
     """
 
+    handler: OneStoreHandler
     store: TCPStore
     host: str
-    node: int
     num_nodes: int
     per_node: int
 
@@ -58,51 +83,36 @@ class Rendezvous:
         """Processes of all nodes."""
         return self.num_nodes * self.per_node
 
-    def environment(self, local_rank: int) -> dict[str, str]:
-        """Variables that tell a worker process who it is and where to meet the others."""
-        variables = {
-            "RANK": str(self.node * self.per_node + local_rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.per_node),
-            "MASTER_ADDR": self.host,
-            "MASTER_PORT": str(self.store.port),
-            # torch then connects to the store of the first node's stage in place of making one.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        interface = interface_towards(self.host) if self.num_nodes > 1 else None
-        if interface is not None:
-            # Otherwise both take the address that the host's name stands for, often loopback.
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                variables[name] = os.environ.get(name, interface)
-        return variables
-
     def tell_failure(self, message: str) -> None:
-        """Makes the other nodes end, too."""
+        """Leaves the reason for the other nodes, which end when the rendezvous is closed."""
         with contextlib.suppress(*_LOST):
             self.store.set("failed", message)
 
     def failure(self) -> str | None:
-        """What another node said when it failed; also that the first one is gone."""
+        """Why the nodes cannot go on: what another one said, or that one is gone."""
         if self.num_nodes == 1:
             return None
         try:
-            return self.store.get("failed").decode() if self.store.check(["failed"]) else None
+            if self.handler.is_closed():
+                said = self.store.get("failed") if self.store.check(["failed"]) else b"it stopped"
+                return f"another node failed: {said.decode()}"
         except _LOST:
             return "the first node is gone"
+        missing = self.handler.missing_nodes()
+        seconds = HEARTBEAT_SECONDS * MISSED_HEARTBEATS
+        return f"{missing} other nodes gave no sign for {seconds} s" if missing else None
+
+    def close(self) -> None:
+        """Ends the meeting; the other nodes notice."""
+        with contextlib.suppress(*_LOST):
+            self.handler.shutdown()
 
 
 @contextlib.contextmanager
 def host_rendezvous(
-    work: Path,
-    *,
-    address: str,
-    num_nodes: int,
-    per_node: int,
-    waiting: Callable[[int], None],
-    check_stop: Callable[[], None],
+    work: Path, *, address: str, num_nodes: int, per_node: int
 ) -> Iterator[Rendezvous]:
-    """The first node's side: hosts the store and waits until all nodes are there.
+    """The first node's side: hosts the store, on loopback where there is no other node.
 
     Args:
         work: The stage's work folder, on a file system that all nodes see.
@@ -110,59 +120,52 @@ def host_rendezvous(
             and any free port.
         num_nodes: Nodes.
         per_node: Processes of each.
-        waiting: Called once with the number of nodes that are still to come.
-        check_stop: Called while waiting; raises to give up.
 
     Raises:
-        StageFailedError: They did not come in time.
         UserError: The address cannot be listened on.
     """
     path = work / _FILE
     path.unlink(missing_ok=True)
     host, port = _parse(address) if num_nodes > 1 else (LOOPBACK, 0)
-    try:
-        store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=TIMEOUT_SECONDS),
-        )
-    except _LOST as error:
-        raise UserError(
-            f"resources.rendezvous: cannot listen on {host}:{port}: {error}",
-            "give a free port of the first node, or leave it empty",
-        ) from error
-    rendezvous = Rendezvous(store, host, 0, num_nodes, per_node)
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    # Without a socket of ours the store would listen on all interfaces.
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=TIMEOUT_SECONDS),
+        master_listen_fd=listener.detach(),
+    )
+    attempt = uuid.uuid4().hex
+    store.set("attempt", attempt)
+    handler = _handler(store, attempt, num_nodes, is_first=True)
+    rendezvous = Rendezvous(handler, store, host, num_nodes, per_node)
     if num_nodes == 1:
         yield rendezvous
         return
-    attempt = uuid.uuid4().hex
-    store.set("attempt", attempt)
     temporary = path.with_suffix(".partial")
-    found = {"host": host, "port": store.port, "attempt": attempt}
+    found = {"host": host, "port": port, "attempt": attempt}
     temporary.write_text(json.dumps(found | {"num_nodes": num_nodes, "per_node": per_node}))
     temporary.rename(path)
     try:
-        _await_nodes(rendezvous, waiting, check_stop)
         yield rendezvous
     finally:
         path.unlink(missing_ok=True)
 
 
-def join_rendezvous(work: Path, *, check_stop: Callable[[], None]) -> Rendezvous:
-    """Another node's side: waits for the first node and takes a place.
+def join_rendezvous(work: Path) -> Rendezvous:
+    """Another node's side: waits for the first node's store.
 
     Args:
         work: The stage's work folder.
-        check_stop: Called while waiting; raises to give up.
 
     Raises:
         StageFailedError: The first node did not come in time.
     """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        check_stop()
         joined = _try_to_join(work / _FILE)
         if joined is not None:
             return joined
@@ -188,20 +191,19 @@ def interface_towards(host: str) -> str | None:
     return None
 
 
-def _await_nodes(
-    rendezvous: Rendezvous, waiting: Callable[[int], None], check_stop: Callable[[], None]
-) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    wanted = rendezvous.num_nodes - 1
-    waiting(wanted)
-    while (come := rendezvous.store.add("nodes", 0)) < wanted:
-        check_stop()
-        if time.monotonic() > deadline:
-            raise StageFailedError(
-                f"{come} of {wanted} other nodes came in {TIMEOUT_SECONDS:g} s; start "
-                "`python -m stages.train.node WORK` on each, with this stage's work folder"
-            )
-        time.sleep(POLL_SECONDS)
+def _handler(store: Store, run_id: str, num_nodes: int, *, is_first: bool) -> OneStoreHandler:
+    return OneStoreHandler.from_backend(
+        run_id,
+        store,
+        C10dRendezvousBackend(store, run_id),
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        # Ranks are in the order of these names: rank 0 belongs to the stage, which reports.
+        local_addr="0-first" if is_first else f"1-{socket.gethostname()}",
+        timeout=RendezvousTimeout(join=timedelta(seconds=TIMEOUT_SECONDS)),
+        keep_alive_interval=HEARTBEAT_SECONDS,
+        keep_alive_max_attempt=MISSED_HEARTBEATS,
+    )
 
 
 def _try_to_join(path: Path) -> Rendezvous | None:
@@ -214,16 +216,11 @@ def _try_to_join(path: Path) -> Rendezvous | None:
         # The file may be that of an attempt that was killed, the port by now another program's.
         if store.get("attempt").decode() != found["attempt"]:
             return None
-        node = store.add("nodes", 1)
     except _LOST:
         return None
     store.set_timeout(timedelta(seconds=TIMEOUT_SECONDS))
-    if node >= found["num_nodes"]:
-        raise UserError(
-            f"this is node {node + 1} of a training on {found['num_nodes']}",
-            "start one process of stages.train.node fewer, or raise resources.nodes",
-        )
-    return Rendezvous(store, found["host"], node, found["num_nodes"], found["per_node"])
+    handler = _handler(store, found["attempt"], found["num_nodes"], is_first=False)
+    return Rendezvous(handler, store, found["host"], found["num_nodes"], found["per_node"])
 
 
 def _parse(address: str) -> tuple[str, int]:
@@ -235,3 +232,20 @@ def _parse(address: str) -> tuple[str, int]:
             f"resources.rendezvous is {address!r}", "give the first node's host:port, or leave it"
         )
     return host, int(port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((_own_address(host), port))
+    except OSError as error:
+        raise UserError(
+            f"resources.rendezvous: cannot listen on {host}:{port}: {error}",
+            "give an address and a free port of the first node, or leave it empty",
+        ) from error
+
+
+def _own_address(host: str) -> str:
+    """The address to listen on: all of them for a name that stands for loopback here only."""
+    address = socket.gethostbyname(host)
+    is_name = host != address
+    return "" if is_name and ipaddress.ip_address(address).is_loopback else address

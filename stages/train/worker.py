@@ -1,14 +1,18 @@
-"""One process of a distributed training: ``python -m stages.train.worker JOB.json``.
+"""One process of a distributed training: ``python -m stages.train.worker JOB.json PARENT``.
 
-Started by ``stages.train.launch``, which sets the variables of torch's rendezvous.
+Started by torch's elastic agent (``stages.train.launch``), which sets the variables of torch's
+rendezvous and reads the file in which a worker says why it failed. ``PARENT`` is its process id.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TextIO
@@ -21,7 +25,7 @@ from stages.contract.errors import (
     StoppedError,
     UserError,
 )
-from stages.contract.events import Emitter, Failure
+from stages.contract.events import Emitter
 from stages.train.job import Job, Process
 from stages.train.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 
@@ -30,12 +34,11 @@ def main() -> int:
     """Takes part in a training and returns the exit code."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
     said = _claim_stdout()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     # Only the first process reports how far it is; each says why it failed.
     report = Emitter(said if rank == 0 else os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    failures = Emitter(said)
     try:
         job = Job.parse(Path(sys.argv[1]).read_text())
         _join(job, local_rank)
@@ -46,33 +49,51 @@ def main() -> int:
         fit(job, process)
         process.check_stop()
     except UserError as error:
-        failures.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
+        _tell_failure(error.message, error.remedy)
         return EXIT_USER
-    except StoppedError as error:
-        failures.emit(Failure(kind="stopped", message=str(error)))
+    except StoppedError:
         return EXIT_STOPPED
     except OutOfMemoryError as error:
-        failures.emit(Failure(kind="crash", message=str(error)))
+        _tell_failure(str(error))
         return EXIT_OUT_OF_MEMORY
     except Exception as error:
         traceback.print_exc()
-        failures.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
+        _tell_failure(f"{type(error).__name__}: {error}")
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _tell_failure(message: str, remedy: str = "") -> None:
+    """Writes the agent's error file."""
+    now = time.time()
+    said = {"message": message, "remedy": remedy, "timestamp": int(now), "failed_at": now}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(said))
 
 
 def _join(job: Job, local_rank: int) -> None:
     """Makes the process group; accelerate and DeepSpeed then use it."""
     import torch
 
+    if int(os.environ["GROUP_WORLD_SIZE"]) > 1:
+        from stages.train.rendezvous import interface_towards
+
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        # Otherwise both take the address that the host's name stands for, often loopback.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if interface is not None:
+                os.environ.setdefault(name, interface)
     if job.on_gpu:
         torch.cuda.set_device(local_rank)
     torch.distributed.init_process_group("nccl" if job.on_gpu else "gloo")
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Ends this process when the stage's process is gone: a retry must find no one at work."""
-    while os.read(0, 1):
+    try:
+        handle = os.pidfd_open(parent)
+        if os.getppid() == parent:
+            select.select([handle], [], [])
+    except ProcessLookupError:
         pass
     os._exit(EXIT_STOPPED)
 

@@ -94,7 +94,7 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, p
         joined, _ = second.communicate()
     assert first.returncode == 0, said
     assert second.returncode == 0, joined
-    assert "node 1 of 2" in joined
+    assert f"joins 2 nodes at {ADDRESSES[0]}" in joined
     artifact = Store.open(request.store).load(request.stage, request.key)
     assert artifact is not None
     two = Trained(artifact, [json.loads(line) for line in said.splitlines()])

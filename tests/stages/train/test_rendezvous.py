@@ -1,0 +1,50 @@
+"""Meeting of nodes, without workers: where the store listens, who is first, how failures spread."""
+
+from __future__ import annotations
+
+import threading
+
+import psutil
+
+from stages.train.rendezvous import host_rendezvous, join_rendezvous
+
+
+def listening(port: int) -> set[str]:
+    """Addresses on which this process listens at a port."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return {
+        each.laddr.ip
+        for each in found
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+
+
+def test_one_node_listens_on_loopback_only(tmp_path):
+    with host_rendezvous(tmp_path, address="", num_nodes=1, per_node=2) as rendezvous:
+        assert listening(rendezvous.store.port) == {"127.0.0.1"}
+        assert rendezvous.failure() is None
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
+    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
+        # An address given as such is the only one that is listened on.
+        assert listening(first.store.port) == {"127.0.0.1"}
+        second = join_rendezvous(tmp_path)
+        ranks = {}
+
+        def meet() -> None:
+            ranks["second"] = second.handler.next_rendezvous().rank
+
+        # The second one comes first.
+        thread = threading.Thread(target=meet)
+        thread.start()
+        ranks["first"] = first.handler.next_rendezvous().rank
+        thread.join()
+        assert ranks == {"first": 0, "second": 1}
+        assert first.failure() is None
+        first.tell_failure("training process 0 of 2 failed: no luck")
+        first.close()
+        said = second.failure()
+        second.close()
+    assert said == "another node failed: training process 0 of 2 failed: no luck"
