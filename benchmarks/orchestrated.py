@@ -72,7 +72,7 @@ def fill(config: RunConfig) -> None:
         artifact = store.load(request.stage, request.key)
         assert artifact is not None
         made[step.name] = artifact
-        return Output(step.name)
+        return step.output
 
     walk(config, do)
 

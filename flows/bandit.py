@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
@@ -11,27 +12,19 @@ from pydantic import Field
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.steps import Step
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
 from stages.contract.params import Settings
-from stages.contract.request import Resources
 from stages.contract.store import Artifact
 
 # The paper's two figures; the curves beside them are too large for an artifact of Prefect.
 _SHOWN_FIGURES = ("reference", "policies")
 
 
-class BanditResources(Settings):
-    """What the stage may use. Changes speed and place only."""
-
-    bandit: Resources = Resources()
-    """Resources of `bandit`."""
-
-
-class BanditConfig(Settings):
-    """The bandit experiment: the methods compared, and where it runs."""
+class Experiment(Settings):
+    """What the bandit experiment computes."""
 
     name: str = Field("bandit", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the experiment in the store."""
@@ -41,6 +34,18 @@ class BanditConfig(Settings):
     """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""
     bandit: BanditParams = BanditParams()
     """The experiment."""
+
+
+_ResourcesByStage: Any = resources_of(Experiment)
+
+
+class BanditResources(_ResourcesByStage):
+    """What the stage may use. Changes speed and place only."""
+
+
+class BanditConfig(Experiment):
+    """The bandit experiment: the methods compared, and where it runs."""
+
     resources: BanditResources = BanditResources()
     """What the stage may use."""
     execution: Execution = Execution()

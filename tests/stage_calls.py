@@ -27,6 +27,12 @@ def file_input(path: Path) -> FileInput:
     return FileInput(location=str(path), digest=digest)
 
 
+def stand_ins(params: StageParams) -> dict[str, list[Input]]:
+    """A file for each input that a stage cannot do without; its content is nobody's."""
+    made = FileInput(location="/nowhere/file", digest="d1")
+    return {name: [made] for name, spec in params.inputs.items() if not spec.optional}
+
+
 def user_turn(text: str) -> list[dict[str, str]]:
     """A prompt of one user message."""
     return [{"role": "user", "content": text}]

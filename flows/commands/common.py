@@ -14,6 +14,7 @@ from rich.console import Console
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
+from flows.pipeline.placement import stage_sections
 from flows.pipeline.steps import Step
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
@@ -63,21 +64,13 @@ def configured_run(store: str, run: str) -> RunConfig:
     return config.model_copy(update={"store": store})
 
 
-def _part(step: Step) -> str:
-    """The part of an iteration that a step belongs to: screening and evaluation sample as well."""
-    if step.name.startswith("screen/"):
-        return "screen"
-    return "evaluate" if "/evaluate/" in step.name else step.stage
-
-
 def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
     Raises:
         UserError: There is no such stage in an iteration.
     """
-    order = ["prepare", "sft", "screen", "generate", "score", "pair"]
-    order += ["train", "evaluate", "promote"]
+    order = list(stage_sections(RunConfig))
     if stage is None:
         return lambda step: False
     if stage not in order:
@@ -89,7 +82,9 @@ def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
             return step.iteration > 0 or order.index(step.stage) >= order.index(stage)
         if step.iteration != iteration:
             return step.iteration > iteration
-        return order.index(_part(step)) >= order.index(stage)
+        # Screening and evaluation sample as well: `screen/iteration-1/generate/0` is a part of one.
+        part = next(each for each in step.name.split("/") if each in order)
+        return order.index(part) >= order.index(stage)
 
     return forced
 

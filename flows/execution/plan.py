@@ -52,7 +52,7 @@ class _Planner:
         if waiting_for:
             reason = f"{waiting_for[0]} runs before it"
             self._add(step, "run", reason, None)
-            return Output(step.name)
+            return step.output
         request = build_request(self._config, self._store, step, self._made)
         artifact, damage = self._load(request)
         if artifact is not None and not self._forced(step):
@@ -62,7 +62,7 @@ class _Planner:
             forced = "asked to compute it again" if artifact is not None else ""
             reason = forced or damage or self._explain(step, request)
             self._add(step, "run", reason, request.key)
-        return Output(step.name)
+        return step.output
 
     def _add(
         self, step: Step, action: Literal["reuse", "run"], because: str, key: str | None

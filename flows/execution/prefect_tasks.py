@@ -76,7 +76,7 @@ class StepTasks:
         future = self._task(step).submit(step.name, upstream)
         self._futures[step.name] = future
         self._pending.append(future)
-        return Output(step.name)
+        return step.output
 
     def wait(self) -> dict[str, Artifact]:
         """Waits for all steps and returns their artifacts.

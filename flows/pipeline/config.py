@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from flows.pipeline.placement import Execution, StageResources
+from flows.pipeline.placement import Execution, resources_of
 from stages.contract.params import Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
@@ -61,8 +61,8 @@ class Evaluation(Settings):
     """Engine that samples; unset takes that of `generate`."""
 
 
-class RunConfig(Settings):
-    """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
+class StageSettings(Settings):
+    """What a run computes: a section for each stage, in the order in which they first run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run: its view in the store, and its model in the registry."""
@@ -98,6 +98,18 @@ class RunConfig(Settings):
     """Metrics."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
+
+
+_ResourcesByStage: Any = resources_of(StageSettings)
+
+
+class StageResources(_ResourcesByStage):
+    """What each stage may use. Changes speed and place only."""
+
+
+class RunConfig(StageSettings):
+    """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
+
     resources: StageResources = StageResources()
     """What each stage may use."""
     execution: Execution = Execution()

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from stages.contract.params import Settings
+from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
 
-class StageResources(Settings):
-    """What each stage may use. Changes speed and place only."""
+def stage_sections(config: type[Settings]) -> dict[str, type[StageParams]]:
+    """Sections of a configuration that are a stage's parameters, by field, in their order."""
+    return {
+        name: field.annotation
+        for name, field in config.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, StageParams)
+    }
 
-    prepare: Resources = Resources()
-    """Resources of `prepare`."""
-    sft: Resources = Resources()
-    """Resources of `sft`."""
-    screen: Resources = Resources()
-    """Resources of `screen`."""
-    generate: Resources = Resources()
-    """Resources of each `generate` shard."""
-    score: Resources = Resources()
-    """Resources of each `score` shard."""
-    pair: Resources = Resources()
-    """Resources of `pair`."""
-    train: Resources = Resources()
-    """Resources of `train`."""
-    evaluate: Resources = Resources()
-    """Resources of `evaluate`."""
-    promote: Resources = Resources()
-    """Resources of `promote`."""
+
+def resources_of(config: type[Settings]) -> Any:
+    """A base class with a field of type `Resources` for each stage of a configuration."""
+    fields: dict[str, Any] = {
+        name: (Resources, Field(Resources(), description=f"Resources of each call of `{name}`."))
+        for name in stage_sections(config)
+    }
+    return create_model("StageResources", __base__=Settings, **fields)
 
 
 class DockerSettings(Settings):

@@ -12,21 +12,38 @@ from dataclasses import dataclass, field
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import ORACLE_INPUTS, External
 from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
 from stages.contract.params import StageParams
+from stages.contract.request import kind_of
+from stages.contract.signature import Kind, check_inputs, find_output
 from stages.generate.params import GenerateParams
 from stages.score.params import ORACLES
 
 
 @dataclass(frozen=True)
 class Output:
-    """An artifact that a step will make, or one file or folder of it."""
+    """An artifact that a step will make, or one file or folder of it.
+
+    Attributes:
+        step: Name of the step.
+        params: Parameters' type of its stage, which declares its outputs.
+        path: File or folder inside the artifact; empty for all of it.
+        kind: Kind of what that is.
+    """
 
     step: str
+    params: type[StageParams]
     path: str = ""
+    kind: Kind = "artifact"
 
     def at(self, path: str) -> Output:
-        """One file or folder of the artifact."""
-        return Output(self.step, path)
+        """One file or folder of the artifact.
+
+        Raises:
+            UserError: The stage declares no such output.
+        """
+        spec = find_output(self.params.stage, self.params.outputs, path)
+        return Output(self.step, self.params, path, spec.kind)
 
 
 Source = Output | External
@@ -35,6 +52,9 @@ Source = Output | External
 @dataclass(frozen=True)
 class Step:
     """One call of a stage within a run.
+
+    Raises:
+        UserError: The inputs are not those that the stage declares.
 
     Attributes:
         name: Place in the run, ``iteration-2/train``.
@@ -48,6 +68,21 @@ class Step:
     inputs: Mapping[str, Sequence[Source]]
     seed: int = 0
     iteration: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = {
+            name: [each.kind if isinstance(each, Output) else kind_of(each) for each in group]
+            for name, group in self.inputs.items()
+        }
+        try:
+            check_inputs(self.stage, self.params.inputs, kinds)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error.message}", error.remedy) from error
+
+    @property
+    def output(self) -> Output:
+        """The artifact that the step will make."""
+        return Output(self.name, type(self.params))
 
     @property
     def stage(self) -> str:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams
+from stages.contract.signature import OutputSpec
 
 Method = Literal[
     "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
@@ -57,6 +58,12 @@ class BanditParams(StageParams):
 
     stage: ClassVar[str] = "bandit"
     version: ClassVar[str] = "1"
+    outputs = {
+        "metrics.json": OutputSpec("file"),
+        "table.md": OutputSpec("file"),
+        "*.png": OutputSpec("file"),
+    }
+    image = "torch"
 
     landscape: LandscapeParams = LandscapeParams()
     """The arms."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 _MARK = "affects_result"
 
@@ -42,11 +45,28 @@ class Settings(BaseModel):
 
 
 class StageParams(Settings):
-    """Parameters of one stage.
+    """Parameters of one stage, and what the rest of the project needs to know of it.
 
-    A subclass names its stage and the version of its behaviour; raising the version makes every
-    artifact of the stage stale.
+    Of the class variables only ``stage`` and ``version`` enter the key.
     """
 
     stage: ClassVar[str]
+    """Name of the stage and of its folder."""
     version: ClassVar[str]
+    """Version of its behaviour; raising it makes every artifact of the stage stale."""
+    inputs: ClassVar[Mapping[str, InputSpec]] = {}
+    """Inputs by name."""
+    outputs: ClassVar[Mapping[str, OutputSpec]] = {}
+    """Files and folders of the artifact by path; ``*`` in a path stands for any text."""
+    image: ClassVar[ImageName] = "core"
+    """Container image that the stage needs; see :meth:`image_for`."""
+    writes_registry: ClassVar[bool] = False
+    """Whether the stage writes into the model registry of its store."""
+
+    def image_for(self, *, from_hub: bool) -> ImageName:
+        """Container image for these parameters; to be overridden where they decide.
+
+        Args:
+            from_hub: Whether an input comes from the Hugging Face hub.
+        """
+        return self.image

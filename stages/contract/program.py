@@ -35,7 +35,15 @@ from stages.contract.errors import (
 from stages.contract.events import Done, Emitter, Failure
 from stages.contract.manifest import make_manifest
 from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Request, key_fields
+from stages.contract.request import (
+    ArtifactInput,
+    FileInput,
+    HubInput,
+    Request,
+    check_sources,
+    key_fields,
+)
+from stages.contract.signature import check_outputs
 from stages.contract.store import Artifact, Store, describe_files
 
 P = TypeVar("P", bound=StageParams)
@@ -121,9 +129,11 @@ def _compute(
     started = _now()
     stage.run(context)
     check_lease()
+    files = describe_files(scratch, context.telemetry)
+    check_outputs(request.stage, params.outputs, files)
     manifest = make_manifest(
         request,
-        files=describe_files(scratch, context.telemetry),
+        files=files,
         started=started,
         ended=_now(),
         notes=context.notes,
@@ -159,6 +169,7 @@ def _validated_params(stage: Stage[Any], request: Request) -> StageParams:
             f"the request's key {request.key[:12]} is not the key of its content",
             "make requests with stages.contract.request.make_request",
         )
+    check_sources(params, request.inputs)
     return params
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stages.contract.digests import sha256_of
 from stages.contract.params import StageParams
+from stages.contract.signature import ImageName, Kind, check_inputs
 
 
 class _Frozen(BaseModel):
@@ -89,6 +90,10 @@ class Request(_Frozen):
     step: str = ""
     """Place in that run (``iteration-2/train``); a label, not part of the key."""
     resources: Resources = Resources()
+    image: ImageName = "core"
+    """Container image that the stage needs; not part of the key."""
+    writes_registry: bool = False
+    """Whether the stage writes into the model registry; not part of the key."""
 
     def write(self, path: Path) -> None:
         """Writes the request as JSON."""
@@ -98,6 +103,23 @@ class Request(_Frozen):
     def read(cls, path: Path) -> Request:
         """Reads a request written by :meth:`write`."""
         return cls.model_validate_json(path.read_text())
+
+
+def kind_of(source: ArtifactInput | FileInput | HubInput) -> Kind | None:
+    """Kind of an input as far as its source alone tells it."""
+    if isinstance(source, HubInput):
+        return "model" if source.repo_type == "model" else "file"
+    return None
+
+
+def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> None:
+    """Compares the inputs of a request with those that its stage declares.
+
+    Raises:
+        UserError: An input is missing, unknown, given too often, or of another kind.
+    """
+    kinds = {name: [kind_of(each) for each in group] for name, group in inputs.items()}
+    check_inputs(params.stage, params.inputs, kinds)
 
 
 def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any]]) -> dict:
@@ -121,7 +143,14 @@ def make_request(
     step: str = "",
     resources: Resources | None = None,
 ) -> Request:
-    """Builds the request for one stage and computes its key."""
+    """Builds the request for one stage and computes its key.
+
+    Raises:
+        UserError: An input is missing, unknown, given too often, or of another kind than the stage
+            declares.
+    """
+    check_sources(params, inputs)
+    from_hub = any(isinstance(each, HubInput) for group in inputs.values() for each in group)
     return Request(
         stage=params.stage,
         version=params.version,
@@ -133,4 +162,6 @@ def make_request(
         run=run,
         step=step,
         resources=resources or Resources(),
+        image=params.image_for(from_hub=from_hub),
+        writes_registry=params.writes_registry,
     )

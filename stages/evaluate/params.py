@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from stages.contract.params import StageParams, speed_only
+from stages.contract.signature import InputSpec, OutputSpec
 
 
 class EvaluateParams(StageParams):
@@ -14,6 +15,19 @@ class EvaluateParams(StageParams):
 
     stage: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "1"
+    inputs = {
+        "responses": InputSpec("responses", many=True),
+        "scores": InputSpec("scores", many=True),
+        "base_responses": InputSpec("responses", many=True),
+        "base_scores": InputSpec("scores", many=True),
+        "reference": InputSpec("model", optional=True),
+    }
+    outputs = {
+        "metrics.json": OutputSpec("metrics"),
+        "distributions.parquet": OutputSpec("distributions"),
+        "samples.jsonl": OutputSpec("file"),
+    }
+    image = "torch"
 
     distinct_n: int = Field(4, ge=1, le=8)
     """Longest n-grams, in words, of which distinct-n is computed."""

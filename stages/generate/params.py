@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
 
@@ -83,6 +84,17 @@ class GenerateParams(StageParams):
 
     stage: ClassVar[str] = "generate"
     version: ClassVar[str] = "2"
+    inputs = {
+        "policy": InputSpec("model"),
+        "prompts": InputSpec("prompts"),
+        "adapter": InputSpec("model", optional=True),
+    }
+    outputs = {
+        "responses.parquet": OutputSpec("responses"),
+        "metrics.json": OutputSpec("file"),
+        "timings.json": OutputSpec("file"),
+    }
+    image = "torch"
 
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     """Engine that samples: two that load the policy here and draw different responses from the same
@@ -130,6 +142,10 @@ class GenerateParams(StageParams):
         """The sections of the other backends."""
         loads_nothing = {"dtype"} if self.backend == "openai" else set()
         return frozenset((BACKENDS.keys() - {self.backend}) | loads_nothing)
+
+    def image_for(self, *, from_hub: bool) -> ImageName:
+        """Image with vLLM where that is the engine."""
+        return "vllm" if self.backend == "vllm" else self.image
 
     @model_validator(mode="after")
     def _shard_exists(self) -> GenerateParams:

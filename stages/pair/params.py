@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from stages.contract.params import StageParams
+from stages.contract.signature import InputSpec, OutputSpec
 
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
 
@@ -16,6 +17,14 @@ class PairParams(StageParams):
 
     stage: ClassVar[str] = "pair"
     version: ClassVar[str] = "1"
+    inputs = {
+        "responses": InputSpec("responses", many=True),
+        "scores": InputSpec("scores", many=True),
+    }
+    outputs = {
+        "pairs.parquet": OutputSpec("pairs"),
+        "metrics.json": OutputSpec("file"),
+    }
 
     strategy: Strategy = "best_worst"
     """Which two responses are compared; the better scored one is the chosen one."""

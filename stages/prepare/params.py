@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from stages.contract.params import StageParams
+from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 
 class PrepareParams(StageParams):
@@ -14,6 +15,15 @@ class PrepareParams(StageParams):
 
     stage: ClassVar[str] = "prepare"
     version: ClassVar[str] = "1"
+    inputs = {
+        "train": InputSpec("file", optional=True, many=True),
+        "test": InputSpec("file", optional=True),
+    }
+    outputs = {
+        "test.parquet": OutputSpec("prompts"),
+        "iteration-*.parquet": OutputSpec("prompts", optional=True),
+        "metrics.json": OutputSpec("file"),
+    }
 
     iterations: int = Field(3, ge=0)
     """Number T of training parts D_1…D_T; 0 where there is a `test` source alone."""
@@ -50,3 +60,7 @@ class PrepareParams(StageParams):
 
     test_split: str = "train"
     """Split that is read from a hub data set given as `test`."""
+
+    def image_for(self, *, from_hub: bool) -> ImageName:
+        """A data set of the hub is read by a library that torch's image has."""
+        return "torch" if from_hub else self.image

@@ -74,8 +74,6 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
             f"{len(train)} training sources for {params.iterations} iterations",
             f"give one source, which is split, or {params.iterations}, one for each iteration",
         )
-    if len(test) > 1:
-        raise UserError(f"{len(test)} test sources", "give one, or none to hold prompts out")
     columns = (
         params.messages_column,
         params.prompt_column,

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints, field_validator
 
 from stages.contract.params import StageParams
+from stages.contract.signature import InputSpec, OutputSpec
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$")]
@@ -17,6 +18,16 @@ class PromoteParams(StageParams):
 
     stage: ClassVar[str] = "promote"
     version: ClassVar[str] = "1"
+    inputs = {
+        "checkpoint": InputSpec("model"),
+        "metrics": InputSpec("metrics"),
+        "previous_metrics": InputSpec("metrics", optional=True),
+    }
+    outputs = {
+        "decision.json": OutputSpec("file"),
+        "registry.json": OutputSpec("file"),
+    }
+    writes_registry = True
 
     model_name: ModelName | None = None
     """Name under which checkpoints are registered; a run fills in its own name where this is null.

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
 
@@ -137,6 +138,18 @@ class ScoreParams(StageParams):
 
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "1"
+    inputs = {
+        "responses": InputSpec("responses"),
+        "opponents": InputSpec("responses", optional=True),
+        "model": InputSpec("model", optional=True),
+        "code": InputSpec("file", optional=True),
+    }
+    outputs = {
+        "scores.parquet": OutputSpec("scores"),
+        "metrics.json": OutputSpec("file"),
+        "costs.json": OutputSpec("file", optional=True),
+    }
+    image = "torch"
 
     oracle: Literal[
         "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
@@ -167,6 +180,11 @@ class ScoreParams(StageParams):
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other oracles."""
         return frozenset(each.section for each in ORACLES.values()) - {ORACLES[self.oracle].section}
+
+    def image_for(self, *, from_hub: bool) -> ImageName:
+        """Image with vLLM where that is the engine."""
+        in_vllm = self.oracle == "reward_model" and self.reward_model.engine == "vllm"
+        return "vllm" if in_vllm else self.image
 
     @property
     def compares(self) -> bool:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from stages.contract.params import StageParams
+from stages.contract.signature import InputSpec, OutputSpec
 
 
 class ScreenParams(StageParams):
@@ -14,6 +15,15 @@ class ScreenParams(StageParams):
 
     stage: ClassVar[str] = "screen"
     version: ClassVar[str] = "1"
+    inputs = {
+        "prompts": InputSpec("prompts"),
+        "responses": InputSpec("responses", many=True),
+        "scores": InputSpec("scores", many=True),
+    }
+    outputs = {
+        "prompts.parquet": OutputSpec("prompts"),
+        "metrics.json": OutputSpec("file"),
+    }
 
     num_samples: int = Field(0, ge=0)
     """Samples of the starting policy for each prompt; 0 screens nothing. The paper's mathematics

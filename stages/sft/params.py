@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.signature import InputSpec, OutputSpec
 
 
 class ArchitectureParams(Settings):
@@ -49,6 +50,16 @@ class SftParams(StageParams):
 
     stage: ClassVar[str] = "sft"
     version: ClassVar[str] = "1"
+    inputs = {
+        "data": InputSpec("file", many=True),
+        "policy": InputSpec("model", optional=True),
+    }
+    outputs = {
+        "checkpoint": OutputSpec("model"),
+        "summary.json": OutputSpec("file"),
+        "metrics.jsonl": OutputSpec("file"),
+    }
+    image = "torch"
 
     architecture: ArchitectureParams = ArchitectureParams()
     """Model to make where no checkpoint is given."""

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.signature import InputSpec, OutputSpec
 
 RowLayoutName = Literal["packed", "padded"]
 
@@ -148,6 +149,19 @@ class TrainParams(StageParams, LengthParams, OptimizerParams, KappaParams, Objec
 
     stage: ClassVar[str] = "train"
     version: ClassVar[str] = "1"
+    inputs = {
+        "policy": InputSpec("model"),
+        "reference": InputSpec("model"),
+        "pairs": InputSpec("pairs", many=True),
+    }
+    outputs = {
+        "checkpoint": OutputSpec("model"),
+        "ema": OutputSpec("model", optional=True),
+        "reference_logprobs.parquet": OutputSpec("file"),
+        "summary.json": OutputSpec("file"),
+        "metrics.jsonl": OutputSpec("file"),
+    }
+    image = "torch"
 
     iteration: int = Field(1, ge=1)
     """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""

@@ -15,6 +15,7 @@ from stages.contract.request import Resources, make_request
 from stages.contract.store import Store
 from stages.pair.params import PairParams
 from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
+from tests.stage_calls import stand_ins
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -128,7 +129,8 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.images.table.geb_version", lambda: "0.0.7")
-    request = make_request(PairParams(), inputs={}, seed=0, store=str(store.root))
+    params = PairParams()
+    request = make_request(params, inputs=stand_ins(params), seed=0, store=str(store.root))
     with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
         DockerRunner(DockerSettings()).run(request, lambda event: None)
     assert "geb images build core" in caught.value.remedy

@@ -25,8 +25,10 @@ from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
 from stages.train.params import TrainParams
+from tests.stage_calls import stand_ins
 
 HUB = HubInput(repo="owner/model", revision="0" * 40)
+HUB_PROMPTS = HUB.model_copy(update={"repo_type": "dataset"})
 
 
 @pytest.fixture
@@ -35,10 +37,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
-    inputs = fields.pop("inputs", {})
-    return make_request(
-        params or PairParams(), inputs=inputs, seed=0, store=str(store.root), **fields
-    )
+    params = params or PairParams()
+    inputs = stand_ins(params) | fields.pop("inputs", {})
+    return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def request_for(store: Store, params: StageParams | None = None, **fields: Any) 
         (PairParams(), {}, 0, ["core"]),
         (PromoteParams(), {}, 0, ["core"]),
         (PrepareParams(), {}, 0, ["core"]),
-        (PrepareParams(), {"train": [HUB]}, 0, ["torch-cpu", "torch-gpu"]),
+        (PrepareParams(), {"train": [HUB_PROMPTS]}, 0, ["torch-cpu", "torch-gpu"]),
         (ScoreParams(), {}, 0, ["torch-cpu", "torch-gpu"]),
         (TrainParams(), {}, 2, ["torch-gpu"]),
         (GenerateParams(), {}, 0, ["torch-cpu", "torch-gpu"]),

@@ -18,26 +18,13 @@ from flows.images.table import (
 )
 from flows.pipeline.placement import DockerSettings
 from stages.contract.errors import UserError
-from stages.contract.request import HubInput, Request
-
-_IMAGE_OF_STAGE = {"screen": "core", "pair": "core", "promote": "core"}
+from stages.contract.request import Request
 
 
 def images_for(request: Request) -> list[Image]:
     """This project's images that can run a request, the best first."""
-    name = _IMAGE_OF_STAGE.get(request.stage, "torch")
-    oracle, params = request.params.get("oracle"), request.params
-    engine = params["reward_model"]["engine"] if oracle == "reward_model" else None
-    if "vllm" in (params.get("backend"), engine):
-        name = "vllm"
-    from_hub = any(
-        isinstance(each, HubInput) for group in request.inputs.values() for each in group
-    )
-    if request.stage == "prepare" and not from_hub:
-        # Reading a data set of the hub takes a library that comes with torch's image.
-        name = "core"
     flavours = (None, "gpu") if request.resources.gpus else (None, "cpu", "gpu")
-    return [image for image in IMAGES if image.name == name and image.flavour in flavours]
+    return [image for image in IMAGES if image.name == request.image and image.flavour in flavours]
 
 
 def find_image(client: docker.DockerClient, request: Request, settings: DockerSettings) -> Any:

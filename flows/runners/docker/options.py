@@ -42,7 +42,7 @@ def writable_folders(request: Request) -> list[Path]:
         store.work_path(request.stage, request.key),
         store.log_path(request.stage, request.key),
     ]
-    if request.stage == "promote":
+    if request.writes_registry:
         folders.append(store.root / "models")
     return folders
 

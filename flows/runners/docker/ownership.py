@@ -50,5 +50,5 @@ def _needed(request: Request) -> Iterator[Path]:
     ):
         yield scratch
         yield from scratch.rglob("*")
-    if request.stage == "promote":
+    if request.writes_registry:
         yield from (store.root / "models").rglob("*")

@@ -20,8 +20,6 @@ from stages.contract.request import ArtifactInput, Request
 from stages.contract.store import Artifact
 from stages.contract.stores import open_store
 
-# These write into the model registry.
-_REGISTRARS = frozenset({"promote"})
 _MIB = 1 << 20
 # How long a run that stops waits for the state of its stages to reach the bucket.
 _LAST_PUSH_SECONDS = 600.0
@@ -66,7 +64,7 @@ class BucketSyncRunner:
             if store.find(request.stage, request.key, warn=warn) is not None:
                 on_event(Log(message="the store has it by now"))
                 return
-            if request.stage in _REGISTRARS:
+            if request.writes_registry:
                 # Of one that was not pushed nobody knows whether its registry records were.
                 store.drop_local(request.stage, request.key)
             artifact = store.unpushed(request.stage, request.key)
@@ -112,7 +110,7 @@ class BucketSyncRunner:
         except DamagedArtifactError as error:
             _warner(on_event)(f"{error}; this attempt begins from the start")
         registry = (
-            store.exclusive("models") if request.stage in _REGISTRARS else contextlib.nullcontext()
+            store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
         )
         local = with_files_here(store, request, self._shown(on_event, "MiB of inputs"))
         local = local.model_copy(update={"store": str(store.root)})

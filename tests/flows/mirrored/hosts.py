@@ -14,6 +14,7 @@ from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import Input, Request, make_request
+from stages.contract.signature import InputSpec
 from tests.object_storage import objects
 from tests.stage_calls import EventLog
 
@@ -21,6 +22,7 @@ from tests.stage_calls import EventLog
 class MakeParams(StageParams):
     stage: ClassVar[str] = "make"
     version: ClassVar[str] = "1"
+    inputs = {"parts": InputSpec("file", optional=True, many=True)}
     text: str = "made"
 
 

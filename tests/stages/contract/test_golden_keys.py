@@ -22,6 +22,7 @@ from stages.train.params import TrainParams
 
 FILE = FileInput(location="/data/prompts.jsonl", digest="f" * 64)
 HUB = HubInput(repo="owner/prompts", revision="0" * 40, repo_type="dataset")
+HUB_MODEL = HubInput(repo="owner/model", revision="0" * 40)
 
 
 def made(stage: str, path: str) -> ArtifactInput:
@@ -57,8 +58,8 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),
-        {"policy": (HUB,), "prompts": (made("prepare", "test.parquet"),)},
-        "bf295e0100f1ff1e5313d23e00a5133e818f13a104423b59fa2e857d4e28617d",
+        {"policy": (HUB_MODEL,), "prompts": (made("prepare", "test.parquet"),)},
+        "6b46840e058bfd25ae0bb0c542d9d3c0432632955a72c09588d1572d944c7233",
     ),
     (
         ScoreParams(oracle="python"),

@@ -25,6 +25,8 @@ from stages.contract.request import (
     Resources,
     make_request,
 )
+from stages.contract.signature import InputSpec
+from tests.stage_calls import stand_ins
 
 
 def all_params() -> list[type[StageParams]]:
@@ -43,12 +45,24 @@ def all_params() -> list[type[StageParams]]:
     return found
 
 
+class Reader(StageParams):
+    """A stage for tests of inputs."""
+
+    stage = "reader"
+    version = "1"
+    inputs = {
+        "data": InputSpec("file", optional=True, many=True),
+        "other": InputSpec("file", optional=True, many=True),
+        "model": InputSpec("model", optional=True),
+    }
+
+
 STAGES = all_params()
 FILE = FileInput(location="/here/data.jsonl", digest="d1")
 
 
 def key(params: StageParams, *, seed: int = 0, inputs: Any = None, **more: Any) -> str:
-    given = {"data": [FILE]} if inputs is None else inputs
+    given = stand_ins(params) if inputs is None else inputs
     return make_request(params, inputs=given, seed=seed, store="store", **more).key
 
 
@@ -182,55 +196,55 @@ def test_version_seed_and_inputs_are_in_the_key(kind):
     same = key(params)
     assert key(newer.model_validate(params.model_dump())) != same
     assert key(params, seed=1) != same
-    assert key(params, inputs={"data": [FILE.model_copy(update={"digest": "d2"})]}) != same
-    assert key(params, inputs={"data": [FILE, FILE]}) != same
-    assert key(params, inputs={"other": [FILE]}) != same
-    assert key(params, inputs={}) != same
+    for name in stand_ins(params):
+        other = [FILE.model_copy(update={"digest": "d2"})]
+        assert key(params, inputs={**stand_ins(params), name: other}) != same
+
+
+def test_number_and_names_of_inputs_are_in_the_key():
+    given = [{"data": [FILE]}, {"data": [FILE, FILE]}, {"other": [FILE]}, {}]
+    assert len({key(Reader(), inputs=each) for each in given}) == len(given)
 
 
 def test_place_and_labels_are_not_in_the_key():
-    params = defaults(STAGES[0])
+    params = Reader()
     moved = FILE.model_copy(update={"location": "/elsewhere/data.jsonl"})
-    same = key(params)
+    given = {"data": [FILE]}
+    same = key(params, inputs=given)
     assert key(params, inputs={"data": [moved]}) == same
-    assert key(params, run="nightly", step="iteration-1") == same
-    assert key(params, resources=Resources(gpus=8, memory_gib=64)) == same
+    assert key(params, inputs=given, run="nightly", step="iteration-1") == same
+    assert key(params, inputs=given, resources=Resources(gpus=8, memory_gib=64)) == same
     request = make_request(params, inputs={"data": [FILE]}, seed=0, store="/other/store")
     assert request.key == same
 
 
 def test_an_artifact_counts_by_content_and_not_by_key():
-    params = defaults(STAGES[0])
+    params = Reader()
     one = ArtifactInput(stage="train", key="k1", path="checkpoint", digest="d")
-    assert key(params, inputs={"m": [one]}) == key(
-        params, inputs={"m": [one.model_copy(update={"key": "k2", "path": "ema"})]}
+    assert key(params, inputs={"model": [one]}) == key(
+        params, inputs={"model": [one.model_copy(update={"key": "k2", "path": "ema"})]}
     )
-    assert key(params, inputs={"m": [one]}) != key(
-        params, inputs={"m": [one.model_copy(update={"digest": "e"})]}
+    assert key(params, inputs={"model": [one]}) != key(
+        params, inputs={"model": [one.model_copy(update={"digest": "e"})]}
     )
 
 
 def test_a_hub_model_counts_by_name_and_revision():
-    params = defaults(STAGES[0])
     one = HubInput(repo="org/model", revision="abc")
-    keys = {
-        key(params, inputs={"m": [each]})
-        for each in (
-            one,
-            one.model_copy(update={"revision": "def"}),
-            one.model_copy(update={"repo": "org/other"}),
-            one.model_copy(update={"repo_type": "dataset"}),
-        )
-    }
-    assert len(keys) == 4
+    others = [one.model_copy(update=each) for each in ({"revision": "def"}, {"repo": "org/other"})]
+    assert len({key(Reader(), inputs={"model": [each]}) for each in (one, *others)}) == 3
+    dataset = one.model_copy(update={"repo_type": "dataset"})
+    assert dataset.digest != one.digest
 
 
 def test_order_of_shards_is_in_the_key_and_order_of_names_is_not():
-    params = defaults(STAGES[0])
+    params = Reader()
     other = FILE.model_copy(update={"digest": "d2"})
-    assert key(params, inputs={"a": [FILE, other]}) != key(params, inputs={"a": [other, FILE]})
-    assert key(params, inputs={"a": [FILE], "b": [other]}) == key(
-        params, inputs={"b": [other], "a": [FILE]}
+    assert key(params, inputs={"data": [FILE, other]}) != key(
+        params, inputs={"data": [other, FILE]}
+    )
+    assert key(params, inputs={"data": [FILE], "other": [other]}) == key(
+        params, inputs={"other": [other], "data": [FILE]}
     )
 
 
@@ -272,7 +286,7 @@ def test_known_digests():
 
 def test_a_request_survives_its_file(tmp_path):
     request = make_request(
-        defaults(STAGES[0]),
+        Reader(),
         inputs={"data": [FILE], "model": [HubInput(repo="o/m", revision="r")]},
         seed=3,
         store="store",

@@ -273,7 +273,7 @@ def test_bad_files_are_refused(store, tmp_path):
 
 def test_two_test_sources_are_refused(store, tmp_path):
     source = jsonl(tmp_path / "p.jsonl", questions(9))
-    with pytest.raises(UserError, match="2 test sources"):
+    with pytest.raises(UserError, match="reads one 'test', and is given 2"):
         call(STAGE, PrepareParams(), {"train": [source], "test": [source, source]}, store)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
+from stages.contract.params import StageParams
 from stages.contract.program import Stage
 from stages.contract.registry import ModelRegistry
+from stages.contract.signature import OutputSpec
 from stages.contract.store import Artifact, Store
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
@@ -22,8 +24,11 @@ def store(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
-class _Trained(PromoteParams):
+class _Trained(StageParams):
     stage = "train"
+    version = "1"
+    outputs = {"checkpoint": OutputSpec("model")}
+    weights: str
 
 
 def train(store: Store, weights: str) -> Artifact:
@@ -33,7 +38,7 @@ def train(store: Store, weights: str) -> Artifact:
         (ctx.out / "checkpoint").mkdir()
         (ctx.out / "checkpoint/model.safetensors").write_text(weights)
 
-    return call(Stage(_Trained, run), _Trained(model_name=weights), {}, store)
+    return call(Stage(_Trained, run), _Trained(weights=weights), {}, store)
 
 
 def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> Path:
@@ -146,7 +151,7 @@ def test_bad_inputs_are_refused(store, tmp_path):
         ({"metrics": [broken]}, {}, "cannot be read as metrics"),
         ({"metrics": [listed]}, {}, "holds a list, not metrics by name"),
         ({}, {"model_name": None}, "the request names no model"),
-        ({"metrics": []}, {}, "no local input 'metrics'"),
+        ({"metrics": []}, {}, "lacks its input 'metrics'"),
     ]
     for inputs, params, message in cases:
         given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}

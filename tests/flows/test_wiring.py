@@ -1,0 +1,117 @@
+"""Wrongly wired pipelines, refused before anything starts; a stage that leaves out an output."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flows.commands.cli import main
+from flows.pipeline.steps import Steps
+from stages.contract.errors import GebError
+from stages.contract.events import Emitter
+from stages.contract.params import StageParams
+from stages.contract.program import Stage, execute
+from stages.contract.request import make_request
+from stages.contract.signature import OutputSpec
+from stages.contract.store import Store
+from tests.flows.loop import write_config
+
+Inputs = dict[str, Any]
+# What there is, by the stage that is called wrongly.
+KNOWN = {
+    "train": "inputs of train: policy (model); reference (model); pairs (pairs, several)",
+    "pair": "inputs of pair: responses (responses, several); scores (scores, several)",
+    "score": "outputs of generate: responses.parquet, metrics.json, timings.json",
+}
+
+
+def misspelt(inputs: Inputs) -> Inputs:
+    return {"polcy" if name == "policy" else name: group for name, group in inputs.items()}
+
+
+def without_policy(inputs: Inputs) -> Inputs:
+    return {name: group for name, group in inputs.items() if name != "policy"}
+
+
+def two_policies(inputs: Inputs) -> Inputs:
+    return inputs | {"policy": inputs["policy"] * 2}
+
+
+def whole_artifact(inputs: Inputs) -> Inputs:
+    [policy] = inputs["policy"]
+    return inputs | {"policy": [dataclasses.replace(policy, path="", kind="artifact")]}
+
+
+def pairs_as_policy(inputs: Inputs) -> Inputs:
+    return inputs | {"policy": inputs["pairs"]}
+
+
+def scores_as_responses(inputs: Inputs) -> Inputs:
+    return inputs | {"responses": inputs["scores"]}
+
+
+def other_file(inputs: Inputs) -> Inputs:
+    return inputs | {"responses": [inputs["responses"][0].at("respones.parquet")]}
+
+
+@pytest.mark.parametrize(
+    ("builder", "change", "said"),
+    [
+        ("train", misspelt, "iteration-1/train: stage 'train' has no input 'polcy'"),
+        ("train", without_policy, "stage 'train' lacks its input 'policy'"),
+        ("train", two_policies, "stage 'train' reads one 'policy', and is given 2"),
+        ("train", whole_artifact, "stage 'train' reads 'policy' as model, and is given artifact"),
+        ("train", pairs_as_policy, "stage 'train' reads 'policy' as model, and is given pairs"),
+        ("pair", scores_as_responses, "reads 'responses' as responses, and is given scores"),
+        ("score", other_file, "stage 'generate' has no output 'respones.parquet'"),
+    ],
+)
+def test_a_wrong_wiring_is_refused_by_the_plan(
+    builder: str,
+    change: Callable[[Inputs], Inputs],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    right = getattr(Steps, builder)
+
+    def wrong(self: Steps, *arguments: Any) -> Any:
+        step = right(self, *arguments)
+        return dataclasses.replace(step, inputs=change(dict(step.inputs)))
+
+    monkeypatch.setattr(Steps, builder, wrong)
+    monkeypatch.setattr("sys.argv", ["geb", "plan", str(write_config(tmp_path))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 64, told
+    assert said in told
+    assert KNOWN[builder] in told
+
+
+class LazyParams(StageParams):
+    stage: ClassVar[str] = "lazy"
+    version: ClassVar[str] = "1"
+    outputs = {"checkpoint": OutputSpec("model"), "ema": OutputSpec("model", optional=True)}
+
+
+@pytest.mark.parametrize("written", ["checkpoints/model", "checkpoint"])
+def test_an_artifact_without_a_declared_output_is_not_published(
+    tmp_path: Path, written: str
+) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    request = make_request(LazyParams(), inputs={}, seed=0, store=str(store.root))
+
+    def run(ctx: Any) -> None:
+        (ctx.out / written).mkdir(parents=True)
+        (ctx.out / "log.txt").write_text("busy")
+
+    with pytest.raises(GebError, match=r"'lazy' ended without its output 'checkpoint'.*log\.txt"):
+        execute(Stage(LazyParams, run), request, Emitter(io.StringIO()))
+    assert store.load("lazy", request.key) is None
