@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from stages.contract.local_store import LocalStore
 from stages.contract.manifest import Manifest, describe_file
 from stages.contract.remote.store import RemoteStore
 from stages.contract.store import Artifact, Store
@@ -61,9 +62,9 @@ def _measure(
 ) -> list[tuple[str, float, str]]:
     near = RemoteStore.connect(url, folder / "near", create=True)
     far = RemoteStore.connect(url, folder / "far")
-    local = Store.open(str(folder / "local"), create=True)
-    large = _make(near, mib * _MIB // num_files, num_files)
-    small = _make(near, 1000, 3)
+    local = LocalStore.open(str(folder / "local"), create=True)
+    large = _make(near.local, mib * _MIB // num_files, num_files)
+    small = _make(near.local, 1000, 3)
     in_folder = _make(local, 1000, 3)
     total = f"{mib} MiB in {num_files} files"
 
@@ -93,7 +94,7 @@ def _measure(
 
     rows.append(("lease taken and given back", _timed(hold), "three requests"))
     work = near.work("make", "key")
-    shutil.copytree(large.path, near.work_path("make", "key"))
+    shutil.copytree(large.path, near.local.work_path("make", "key"))
     rows.append(rate("snapshot of an attempt's state,", work.push))
     rows.append(("the same when nothing has changed", _timed(work.push), ""))
     for held in list(near.held()):
@@ -103,7 +104,7 @@ def _measure(
     return rows
 
 
-def _make(store: Store, size: int, count: int) -> Artifact:
+def _make(store: LocalStore, size: int, count: int) -> Artifact:
     """A published artifact of random files in the local folder."""
     key = uuid.uuid4().hex * 2
     scratch = store.new_scratch("make", key)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, Resources, make_request
-from stages.contract.store import Store
 from stages.contract.tables import PROMPTS, write_table
 from stages.generate.params import GenerateParams
 
@@ -141,7 +141,7 @@ def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -
 def _run_stage(
     contestant: str, backend: str, folder: Path, turn: int, options: argparse.Namespace
 ) -> Run:
-    store = Store.open(str(folder / f"store-{backend}-{turn}"), create=True)
+    store = LocalStore.open(str(folder / f"store-{backend}-{turn}"), create=True)
     model, prompts = folder / "model", folder / "prompts.parquet"
     digests = {path.name: sha256_file(path) for path in sorted(model.iterdir())}
     params = GenerateParams.model_validate(

@@ -23,7 +23,8 @@ from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.steps import Output, Step
-from stages.contract.store import Artifact, Store
+from stages.contract.local_store import LocalStore
+from stages.contract.store import Artifact
 
 _POLL_SECONDS = 0.5
 
@@ -62,7 +63,7 @@ def write_config(folder: Path, name: str, *, iterations: int, shards: int, paral
 
 def fill(config: RunConfig) -> None:
     """Puts an artifact for every step into the store."""
-    store = Store.open(config.store, create=True)
+    store = LocalStore.open(config.store, create=True)
     made: dict[str, Artifact] = {}
 
     def do(step: Step) -> Output:

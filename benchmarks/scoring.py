@@ -29,8 +29,8 @@ from typing import Any
 import yaml
 
 from stages.contract.digests import prompt_id, sha256_file
+from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, make_request
-from stages.contract.store import Store
 from stages.contract.tables import RESPONSES, TableWriter
 from stages.score.params import ScoreParams
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 def measure_rows(folder: Path, rows: int) -> dict[str, Any]:
     """Scores made-up responses with a programmatic oracle."""
-    store = Store.open(str(folder / "store"), create=True)
+    store = LocalStore.open(str(folder / "store"), create=True)
     responses, oracle = folder / "responses.parquet", folder / "oracle.py"
     oracle.write_text(_LENGTH_ORACLE)
     with TableWriter(responses, RESPONSES) as writer:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.digests import sha256_file
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import FileInput, make_request
-from stages.contract.store import Store
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, TableWriter, read_rows
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
@@ -81,7 +81,7 @@ def main() -> None:
 
 def measure(folder: Path, rows: int) -> list[Measurement]:
     """Runs prepare on ``rows`` prompts and pair on twice as many responses to them."""
-    store = Store.open(str(folder / "store"), create=True)
+    store = LocalStore.open(str(folder / "store"), create=True)
     source = folder / "prompts.jsonl"
     _write_prompts(source, rows)
     params = PrepareParams(iterations=1, test_prompts=1)
@@ -94,7 +94,7 @@ def measure(folder: Path, rows: int) -> list[Measurement]:
 
 
 def _run(
-    store: Store, folder: Path, params: StageParams, inputs: dict[str, Path], rows: int
+    store: LocalStore, folder: Path, params: StageParams, inputs: dict[str, Path], rows: int
 ) -> tuple[Path, Measurement]:
     files = {
         name: [FileInput(location=str(path), digest=sha256_file(path))]

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.contract.events import Done, Emitter
-from stages.contract.manifest import make_manifest
+from stages.contract.local_store import LocalStore
+from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.request import Request
-from stages.contract.store import Store, describe_files
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote")
@@ -35,7 +35,7 @@ _WHEN = "2000-01-01T00:00:00+00:00"
 
 def answer(request: Request) -> Path:
     """Publishes an artifact for a request and returns its folder."""
-    store = Store.open(request.store)
+    store = LocalStore.open(request.store)
     scratch = store.new_scratch(request.stage, request.key)
     # What the report plots, and something that no other request's answer has.
     columns = {"model": ["policy"], "reward": [0.0], "log_pi_ref": [0.0], "key": [request.key]}

@@ -9,10 +9,11 @@ from typing import Any
 
 from stages.contract.digests import prompt_id, sha256_file, sha256_tree
 from stages.contract.events import Emitter, Event, parse_event
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
 from stages.contract.request import FileInput, Input, Request, make_request
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
 from stages.score.params import ORACLES, ScoreParams
 
@@ -56,7 +57,7 @@ def request_for(
     params: StageParams, inputs: Mapping[str, Any], store: Path, *, seed: int = 0
 ) -> Request:
     """A request whose inputs are files, folders or references to artifacts."""
-    Store.open(str(store), create=True)
+    LocalStore.open(str(store), create=True)
     return make_request(
         params,
         inputs={
@@ -85,7 +86,7 @@ def call(
     stage: Stage[Any],
     params: StageParams,
     inputs: Mapping[str, Sequence[Input | Path]],
-    store: Store,
+    store: LocalStore,
     *,
     seed: int = 0,
     events: Emitter | None = None,

@@ -63,11 +63,11 @@ class VllmSession:
 
     def finish(self, request: Any, path: Path) -> Path:
         """Executes a request that must succeed and returns the artifact's folder."""
-        from stages.contract.store import Store
+        from stages.contract.local_store import LocalStore
 
         code, events = self.execute(request, path)
         assert code == 0, f"{events}\n{self.log.read_text()[-4000:]}"
-        artifact = Store.open(request.store).load(request.stage, request.key)
+        artifact = LocalStore.open(request.store).load(request.stage, request.key)
         assert artifact is not None
         return artifact.path
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.events import Emitter
+from stages.contract.local_store import LocalStore
 from stages.contract.program import execute
 from stages.contract.request import FileInput, Resources, make_request
-from stages.contract.store import Store
 from stages.contract.tables import PAIRS, read_rows
 from stages.train.params import TrainParams
 
@@ -90,7 +90,7 @@ class _Clock(Emitter):
 def train_ours(job: TrainingJob, **changes: Any) -> Training:
     """The train stage, plain DPO, one epoch."""
     store = Path(job.folder) / "store"
-    Store.open(str(store), create=True)
+    LocalStore.open(str(store), create=True)
     settings: dict[str, Any] = {
         "design": "none",
         "kappa": 0.0,

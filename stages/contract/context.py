@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Emitter
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 
 P = TypeVar("P", bound=StageParams)
 
@@ -62,7 +63,7 @@ class StageContext(Generic[P]):
     seed: int
     out: Path
     work: Path
-    store: Store
+    store: LocalStore
     events: Emitter
     inputs: Mapping[str, tuple[ResolvedInput, ...]]
     resources: Resources = field(default_factory=Resources)

@@ -1,4 +1,4 @@
-"""The record beside every artifact."""
+"""Manifest of an artifact, and checks of its files against it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.contract.digests import sha256_file, sha256_tree
+from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
@@ -100,6 +101,54 @@ def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
         rows=rows,
         telemetry=telemetry,
     )
+
+
+def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
+    """Measures all files under ``scratch`` and makes them readable for everyone.
+
+    Libraries write checkpoints with mode 0600, which a container of another user could not read.
+    """
+    files = {}
+    for path in sorted(scratch.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        if path.is_file():
+            name = path.relative_to(scratch).as_posix()
+            files[name] = describe_file(path, telemetry=name in telemetry)
+    return files
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads the manifest of the artifact at ``path``.
+
+    Raises:
+        DamagedArtifactError: It is missing or unreadable.
+    """
+    try:
+        return Manifest.model_validate_json((path / MANIFEST).read_text())
+    except (FileNotFoundError, ValidationError, UnicodeDecodeError) as error:
+        raise DamagedArtifactError(
+            f"damaged artifact {path.parent.name}/{path.name[:12]}: its {MANIFEST} is missing or "
+            "unreadable"
+        ) from error
+
+
+def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
+    """Compares a file with its record.
+
+    Raises:
+        DamagedArtifactError: It is missing or differs.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise DamagedArtifactError(f"damaged artifact: {path} is missing") from error
+    if found.st_size != record.size:
+        raise DamagedArtifactError(
+            f"damaged artifact: {path} has {found.st_size} bytes, not {record.size}"
+        )
+    suspicious = always_hash or found.st_mtime_ns != record.mtime_ns
+    if suspicious and sha256_file(path) != record.sha256:
+        raise DamagedArtifactError(f"damaged artifact: the content of {path} has changed")
 
 
 def software_versions() -> dict[str, str]:

@@ -33,7 +33,8 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Done, Emitter, Failure
-from stages.contract.manifest import make_manifest
+from stages.contract.local_store import LocalStore
+from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.params import StageParams
 from stages.contract.request import (
     ArtifactInput,
@@ -44,7 +45,7 @@ from stages.contract.request import (
     key_fields,
 )
 from stages.contract.signature import check_outputs
-from stages.contract.store import Artifact, Store, describe_files
+from stages.contract.store import Artifact
 
 P = TypeVar("P", bound=StageParams)
 
@@ -77,7 +78,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
         StoppedError: SIGTERM came.
     """
     params = _validated_params(stage, request)
-    store = Store.open(request.store)
+    store = LocalStore.open(request.store)
     lease = store.lease(request.stage, request.key)
     lease.acquire(
         waiting=lambda holder: events.info(
@@ -106,7 +107,7 @@ def _compute(
     stage: Stage[Any],
     params: StageParams,
     request: Request,
-    store: Store,
+    store: LocalStore,
     scratch: Path,
     inputs: dict[str, tuple[ResolvedInput, ...]],
     events: Emitter,
@@ -174,7 +175,7 @@ def _validated_params(stage: Stage[Any], request: Request) -> StageParams:
 
 
 def _resolve(
-    store: Store, name: str, source: ArtifactInput | FileInput | HubInput
+    store: LocalStore, name: str, source: ArtifactInput | FileInput | HubInput
 ) -> ResolvedInput:
     """Finds one input on this machine and checks that it is what the request names."""
     if isinstance(source, HubInput):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.store import Store
+
+if TYPE_CHECKING:
+    from stages.contract.remote.store import RemoteStore
 
 _CACHE = "GEB_CACHE"
 
@@ -27,7 +32,8 @@ def open_store(location: str, *, create: bool = False) -> Store:
     """Opens the store in a folder or in a bucket.
 
     Args:
-        location: Folder, or ``s3://bucket/prefix``.
+        location: Folder, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+            ``az://container/prefix``.
         create: Make an empty store where there is nothing yet.
 
     Raises:
@@ -35,15 +41,27 @@ def open_store(location: str, *, create: bool = False) -> Store:
         StoreError: There is no store, or it cannot be reached. Nothing is ever recomputed because
             of it.
     """
-    if "://" in location:
-        # Imported here: whoever keeps to folders needs no client of object storage.
-        from stages.contract.remote.store import RemoteStore
-
-        return RemoteStore.connect(location, cache_home(), create=create)
-    store = Store.open(location, create=create)
+    if (remote := remote_store(location, create=create)) is not None:
+        return remote
+    store = LocalStore.open(location, create=create)
     if store.mirror_of is not None:
         raise UserError(
             f"{store.root} is the local folder of the store {store.mirror_of}",
             f"name the store itself: {store.mirror_of}",
         )
     return store
+
+
+def remote_store(location: str, *, create: bool = False) -> RemoteStore | None:
+    """Opens the store if it is in a bucket; None where it is in a folder.
+
+    Raises:
+        UserError: The location, the bucket or the credentials are wrong.
+        StoreError: There is no store, or it cannot be reached.
+    """
+    if "://" not in location:
+        return None
+    # Imported here: stores in folders need no client of object storage.
+    from stages.contract.remote.store import RemoteStore
+
+    return RemoteStore.connect(location, cache_home(), create=create)

@@ -14,8 +14,8 @@ from flows.pipeline.placement import DockerSettings
 from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
-from stages.contract.store import Store
 from tests.probe_stage import ProbeParams
 
 PROBE_IMAGE = "geb-probe:test"
@@ -26,7 +26,7 @@ def settings(**changes: Any) -> DockerSettings:
     return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
 
 
-def request_for(store: Store, resources: Resources | None = None, **params: object) -> Request:
+def request_for(store: LocalStore, resources: Resources | None = None, **params: object) -> Request:
     """A request for one probe."""
     return make_request(
         ProbeParams(**params),
@@ -46,7 +46,7 @@ def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[E
     return heard
 
 
-def left_of(client: docker.DockerClient, store: Store) -> list[str]:
+def left_of(client: docker.DockerClient, store: LocalStore) -> list[str]:
     """Names of the containers of a store, running or not."""
     filters = {"label": f"{STORE_LABEL}={store.root}"}
     return [str(each.name) for each in client.containers.list(all=True, filters=filters)]
@@ -111,7 +111,7 @@ def at_work(request: Request, runner: DockerRunner) -> Iterator[AtWork]:
         work.join()
 
 
-def logs_of(store: Store, request: Request) -> str:
+def logs_of(store: LocalStore, request: Request) -> str:
     """The logs of all attempts at a request."""
     folder: Path = store.log_path(request.stage, request.key)
     return "".join(log.read_text() for log in sorted(folder.glob("*.log")))

@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Cancelling
 
 from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from tests.docker.containers import left_of
 from tests.flows.loop import (
     ROOT,
@@ -77,7 +77,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
         assert {each["action"] for each in plan(config, "--runner", other).values()} == {"reuse"}
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
-    assert left_of(engine, Store.open(str(stores["docker"]))) == []
+    assert left_of(engine, LocalStore.open(str(stores["docker"]))) == []
     generated = steps(stores["docker"])["iteration-1/generate/0"]
     manifest = stores["docker"] / "artifacts/generate" / generated["key"] / "manifest.json"
     software = json.loads(manifest.read_text())["software"]
@@ -142,7 +142,7 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
         output, _ = process.communicate()
         assert process.returncode == 0, output
     assert result_digests(store) == undisturbed
-    assert left_of(engine, Store.open(str(store))) == []
+    assert left_of(engine, LocalStore.open(str(store))) == []
 
 
 def _wait_for_resumption(process: subprocess.Popen[str], expected: str, paused: Any) -> None:
@@ -169,7 +169,7 @@ def test_cancelling_in_prefect_ends_the_container(
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert final_state(client, run) == "Cancelled"
-    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
+    assert left_of(engine, LocalStore.open(str(tmp_path / "store"))) == []
 
 
 def test_sigterm_ends_the_container(
@@ -182,4 +182,4 @@ def test_sigterm_ends_the_container(
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "geb resume" in output
-    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
+    assert left_of(engine, LocalStore.open(str(tmp_path / "store"))) == []

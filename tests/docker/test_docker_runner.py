@@ -11,8 +11,8 @@ from flows.pipeline.placement import DockerSettings
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
-from stages.contract.store import Store
 from stages.pair.params import PairParams
 from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
 from tests.stage_calls import stand_ins
@@ -20,7 +20,7 @@ from tests.stage_calls import stand_ins
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
-def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
+def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
     request = request_for(store, message="hello", prints="noise from a library")
     heard = run(request)
     artifact = store.load("probe", request.key)
@@ -33,7 +33,7 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store)
     assert not store.work_path("probe", request.key).exists()
 
 
-def test_artifacts_belong_to_the_user_of_the_settings(store: Store) -> None:
+def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None:
     request = request_for(store)
     run(request, user="12345:12346")
     artifact = store.load("probe", request.key)
@@ -42,32 +42,32 @@ def test_artifacts_belong_to_the_user_of_the_settings(store: Store) -> None:
     assert (status.st_uid, status.st_gid) == (12345, 12346)
 
 
-def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
         run(request_for(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
 
 
-def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
+def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         run(request_for(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
 
 
-def test_a_killed_stage_names_the_signal(store: Store) -> None:
+def test_a_killed_stage_names_the_signal(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="SIGKILL") as caught:
         run(request_for(store, behaviour="kill_self"))
     assert "memory limit" not in str(caught.value)
 
 
-def test_a_stage_out_of_memory_names_the_limit_and_the_setting(store: Store) -> None:
+def test_a_stage_out_of_memory_names_the_limit_and_the_setting(store: LocalStore) -> None:
     request = request_for(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"memory limit of 0\.25 GiB") as caught:
         run(request)
     assert "raise resources.probe.memory_gib" in str(caught.value)
 
 
-def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
+def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
     request = request_for(store, Resources(timeout_seconds=2.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=2"):
         run(request)
@@ -76,7 +76,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 @pytest.mark.parametrize("death", ["stop", "keep"])
-def test_stop_all_ends_the_container(store: Store, behaviour: str, death: str) -> None:
+def test_stop_all_ends_the_container(store: LocalStore, behaviour: str, death: str) -> None:
     request = request_for(store, behaviour=behaviour)
     runner = DockerRunner(settings(on_orchestrator_death=death), grace_seconds=1.0)
     with at_work(request, runner) as work:
@@ -87,7 +87,7 @@ def test_stop_all_ends_the_container(store: Store, behaviour: str, death: str) -
 
 
 def test_a_holder_in_a_container_counts_here_while_it_lives(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     """Its pid means nothing here; killed without a word, it frees its lease all the same."""
     request = request_for(store, behaviour="hang")
@@ -100,7 +100,7 @@ def test_a_holder_in_a_container_counts_here_while_it_lives(
         assert store.lease("probe", request.key).holder() is None
 
 
-def test_limits_reach_the_engine(store: Store, engine: docker.DockerClient) -> None:
+def test_limits_reach_the_engine(store: LocalStore, engine: docker.DockerClient) -> None:
     resources = Resources(memory_gib=0.5, cpus=1.5)
     request = request_for(store, resources, behaviour="hang")
     runner = DockerRunner(settings(shm_gib=0.125, pids=100, ulimits={"core": 0}))
@@ -114,7 +114,7 @@ def test_limits_reach_the_engine(store: Store, engine: docker.DockerClient) -> N
 
 
 def test_gpus_are_asked_for_and_their_absence_is_named(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has GPUs")
@@ -126,7 +126,7 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
 
 
 def test_a_missing_image_is_named_with_the_command_that_builds_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.images.table.geb_version", lambda: "0.0.7")
     params = PairParams()
@@ -137,7 +137,7 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
 
 
 def test_an_image_of_another_version_is_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.runners.docker.images.geb_version", lambda: "9.9")
     with pytest.raises(UserError, match=r"holds geb .*, the orchestrator is geb 9\.9") as caught:
@@ -145,7 +145,9 @@ def test_an_image_of_another_version_is_refused(
     assert "geb images build" in caught.value.remedy
 
 
-def test_an_image_of_other_code_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_other_code_is_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flows.runners.docker.images.stages_digest", lambda: "other")
     with pytest.raises(UserError, match="holds other code of the stages") as caught:
         run(request_for(store))

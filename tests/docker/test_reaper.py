@@ -23,7 +23,7 @@ from flows.execution.hooks import remove_containers
 from flows.pipeline.placement import Execution
 from flows.runners.docker.reaper import reap
 from flows.runners.docker.runner import DockerRunner
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from tests.docker.containers import (
     PROBE_IMAGE,
     at_work,
@@ -55,7 +55,9 @@ DockerRunner(settings, grace_seconds=1).run(Request.read(Path(sys.argv[1])), hea
 
 
 @contextlib.contextmanager
-def orchestrator(store: Store, death: str, **params: object) -> Iterator[subprocess.Popen[str]]:
+def orchestrator(
+    store: LocalStore, death: str, **params: object
+) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a probe which hangs."""
     path = store.root.parent / "request.json"
     request_for(store, **params).write(path)
@@ -73,7 +75,7 @@ def orchestrator(store: Store, death: str, **params: object) -> Iterator[subproc
 
 
 def test_with_stop_a_container_ends_with_its_orchestrator(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     request = request_for(store, behaviour="leave_child")
     with orchestrator(store, "stop", behaviour="leave_child") as process:
@@ -90,7 +92,7 @@ def test_with_stop_a_container_ends_with_its_orchestrator(
 
 
 def test_with_keep_the_next_attempt_takes_the_container_over(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     request = request_for(store, behaviour="hang")
     runner = DockerRunner(settings(on_orchestrator_death="keep"), grace_seconds=1)
@@ -110,7 +112,7 @@ def test_with_keep_the_next_attempt_takes_the_container_over(
 
 
 def test_doctor_removes_what_was_to_outlive_its_orchestrator(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     with orchestrator(store, "keep", behaviour="hang") as process:
         process.send_signal(signal.SIGKILL)
@@ -122,7 +124,7 @@ def test_doctor_removes_what_was_to_outlive_its_orchestrator(
 
 
 def test_the_hook_of_a_flow_run_that_was_killed_removes_its_containers(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     with orchestrator(store, "stop", behaviour="ignore_sigterm") as process:
         process.send_signal(signal.SIGKILL)
@@ -136,7 +138,7 @@ def test_the_hook_of_a_flow_run_that_was_killed_removes_its_containers(
 
 
 def test_containers_of_a_store_that_is_not_here_are_left_alone(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     with orchestrator(store, "keep", behaviour="hang") as process:
         process.send_signal(signal.SIGKILL)
@@ -182,7 +184,7 @@ class Engine:
 
 
 @pytest.fixture
-def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def other_engine(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         lacking("a Docker engine of our own wants root and dockerd")
@@ -202,7 +204,7 @@ def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engi
 
 
 def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
-    store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
+    store: LocalStore, other_engine: Engine, prefect_server: str, tmp_path: Path
 ) -> None:
     config = ProbeConfig(
         name="restarted",
@@ -226,7 +228,7 @@ def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
 
 
 def test_a_stage_is_not_started_where_another_runner_computes_its_key(
-    store: Store, engine: docker.DockerClient
+    store: LocalStore, engine: docker.DockerClient
 ) -> None:
     """The lease works across containers and processes."""
     request = request_for(store, behaviour="work")

@@ -11,7 +11,7 @@ import pytest
 
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -21,7 +21,7 @@ SECRET = "a value that only the stage may know"
 
 @pytest.fixture
 def inspected(
-    store: Store, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """A running stage container with a secret, as the engine describes it."""
     monkeypatch.setenv("PROBE_SECRET", SECRET)
@@ -61,7 +61,7 @@ def test_every_process_runs_as_that_user(inspected: dict[str, Any]) -> None:
 
 
 def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
-    inspected: dict[str, Any], store: Store
+    inspected: dict[str, Any], store: LocalStore
 ) -> None:
     key = inspected["Config"]["Labels"]["geb.key"]
     modes = {mount["Destination"]: mount["RW"] for mount in inspected["Mounts"]}
@@ -88,7 +88,7 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
 
 
 def test_a_secret_reaches_the_stage_all_the_same(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     request = request_for(store, behaviour="tell_secret")
@@ -98,14 +98,16 @@ def test_a_secret_reaches_the_stage_all_the_same(
     assert (artifact.path / "secret.txt").read_text() == SECRET
 
 
-def test_a_secret_that_is_not_there_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_is_not_there_is_named(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PROBE_SECRET", raising=False)
     with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
         run(request_for(store), secrets={"probe": ["PROBE_SECRET"]})
 
 
 @pytest.mark.parametrize("place", ["image", "store", "other stage", "registry", "input"])
-def test_a_stage_that_writes_elsewhere_fails(store: Store, tmp_path: Path, place: str) -> None:
+def test_a_stage_that_writes_elsewhere_fails(store: LocalStore, tmp_path: Path, place: str) -> None:
     (store.root / "artifacts/train").mkdir(parents=True)
     (store.root / "models").mkdir()
     given = tmp_path / "given"

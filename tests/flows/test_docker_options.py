@@ -16,9 +16,9 @@ from flows.runners.docker.options import (
     mounts_for,
     needs_network,
 )
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import FileInput, HubInput, Request, Resources, make_request
-from stages.contract.store import Store
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
@@ -32,11 +32,11 @@ HUB_PROMPTS = HUB.model_copy(update={"repo_type": "dataset"})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
-def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
+def request_for(store: LocalStore, params: StageParams | None = None, **fields: Any) -> Request:
     params = params or PairParams()
     inputs = stand_ins(params) | fields.pop("inputs", {})
     return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
@@ -57,20 +57,20 @@ def request_for(store: Store, params: StageParams | None = None, **fields: Any) 
     ],
 )
 def test_each_stage_has_its_image(
-    store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
+    store: LocalStore, params: StageParams, inputs: Any, gpus: int, titles: list[str]
 ) -> None:
     request = request_for(store, params, inputs=inputs, resources=Resources(gpus=gpus))
     assert [image.title for image in images_for(request)] == titles
 
 
-def test_gpus_are_asked_for_by_name(store: Store) -> None:
+def test_gpus_are_asked_for_by_name(store: LocalStore) -> None:
     [wanted] = host_options(request_for(store), DockerSettings(), ["0", "3"])["device_requests"]
     assert wanted["DeviceIDs"] == ["0", "3"]
     assert wanted["Capabilities"] == [["gpu"]]
     assert host_options(request_for(store), DockerSettings())["device_requests"] is None
 
 
-def test_a_network_only_where_it_is_declared(store: Store) -> None:
+def test_a_network_only_where_it_is_declared(store: LocalStore) -> None:
     settings = DockerSettings(network={"score": "bridge"})
     assert host_options(request_for(store), settings)["network_mode"] == "none"
     scoring = request_for(store, ScoreParams())
@@ -79,7 +79,7 @@ def test_a_network_only_where_it_is_declared(store: Store) -> None:
     assert "HF_HUB_OFFLINE" not in environment_for(scoring, settings)
 
 
-def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
+def test_something_of_the_hub_needs_a_network_or_a_cache(store: LocalStore) -> None:
     request = request_for(store, TrainParams(), inputs={"policy": [HUB]})
     assert needs_network(request, DockerSettings())
     assert not needs_network(request, DockerSettings(network={"train": "bridge"}))
@@ -93,14 +93,14 @@ def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
     }
 
 
-def test_only_promote_writes_into_the_registry(store: Store) -> None:
+def test_only_promote_writes_into_the_registry(store: LocalStore) -> None:
     models = str(store.root / "models")
     assert models not in modes(request_for(store), DockerSettings())
     assert modes(request_for(store, PromoteParams()), DockerSettings())[models] == "rw"
 
 
 def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
-    store: Store, tmp_path: Path
+    store: LocalStore, tmp_path: Path
 ) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/main"
     blobs.mkdir()
@@ -120,7 +120,7 @@ def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
     assert str(inside) not in found
 
 
-def test_the_settings_add_mounts_and_variables(store: Store) -> None:
+def test_the_settings_add_mounts_and_variables(store: LocalStore) -> None:
     settings = DockerSettings(
         mounts={"/data": "ro", "/scratch": "rw"},
         model_cache="/cache",
@@ -138,7 +138,7 @@ def test_the_settings_add_mounts_and_variables(store: Store) -> None:
 
 @pytest.mark.parametrize(("death", "detached"), [("stop", False), ("keep", True)])
 def test_stdin_ends_with_the_orchestrator_or_does_not(
-    store: Store, death: Any, detached: bool
+    store: LocalStore, death: Any, detached: bool
 ) -> None:
     made = container_options(
         request_for(store),

@@ -10,9 +10,10 @@ import pytest
 
 from flows.commands.gc import collect, remove
 from flows.execution.run_record import RunRecord, StepRecord
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from tests.stage_calls import call
 
 
@@ -29,15 +30,15 @@ NOTE = Stage(NoteParams, lambda ctx: (ctx.out / "note.txt").write_text(ctx.param
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
-def made(store: Store, text: str) -> Artifact:
+def made(store: LocalStore, text: str) -> Artifact:
     return call(NOTE, NoteParams(text=text), {}, store)
 
 
-def needs(store: Store, artifact: Artifact) -> None:
+def needs(store: LocalStore, artifact: Artifact) -> None:
     """Writes down that a run uses an artifact."""
     RunRecord(store, "nightly").record(
         StepRecord(
@@ -51,7 +52,7 @@ def needs(store: Store, artifact: Artifact) -> None:
     )
 
 
-def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
+def test_what_a_run_comes_to_need_after_the_look_stays(store: LocalStore) -> None:
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect(store)
@@ -65,7 +66,7 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     assert collect(store) == []
 
 
-def test_what_is_computed_after_the_look_stays(store: Store) -> None:
+def test_what_is_computed_after_the_look_stays(store: LocalStore) -> None:
     artifact = made(store, "one")
     garbage = collect(store)
     with store.lease("note", artifact.manifest.key) as lease:
@@ -74,7 +75,7 @@ def test_what_is_computed_after_the_look_stays(store: Store) -> None:
     assert len(remove(store, garbage)) == 1
 
 
-def test_two_collections_at_once_are_both_content(store: Store) -> None:
+def test_two_collections_at_once_are_both_content(store: LocalStore) -> None:
     made(store, "one")
     garbage = collect(store)
     remove(store, garbage)
@@ -83,7 +84,7 @@ def test_two_collections_at_once_are_both_content(store: Store) -> None:
 
 
 def test_plain_files_and_links_among_the_artifacts_do_not_end_it(
-    store: Store, tmp_path: Path
+    store: LocalStore, tmp_path: Path
 ) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()

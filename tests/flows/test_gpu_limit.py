@@ -21,8 +21,8 @@ from flows.pipeline.steps import Step
 from flows.runners.choose import make_runner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
-from stages.contract.store import Store
 from tests.flows.prefect_server import Server
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
 from tests.flows.probes import hanging_pids, wait_until
@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStore]:
     install(tmp_path / "code", monkeypatch)
     # The host has more than the limit allows: what is tested is the limit.
     monkeypatch.setenv("GEB_GPUS", "0,1,2,3")
@@ -61,11 +61,13 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         patched.setenv("PREFECT_API_URL", server.api)
         # Prefect's own threads take their settings from here.
         refresh_global_settings_context()
-        yield Store.open(str(tmp_path / "store"), create=True)
+        yield LocalStore.open(str(tmp_path / "store"), create=True)
     refresh_global_settings_context()
 
 
-def request_for(store: Store, gpus: int, message: str = "", behaviour: str = "work") -> Request:
+def request_for(
+    store: LocalStore, gpus: int, message: str = "", behaviour: str = "work"
+) -> Request:
     return make_request(
         ProbeParams.model_validate({"message": message, "behaviour": behaviour}),
         inputs={},
@@ -109,7 +111,7 @@ class Running:
 
 
 def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
-    server: Server, store: Store
+    server: Server, store: LocalStore
 ) -> None:
     config = ProbeConfig(store=str(store.root), resources=ProbeResources(probe=Resources(gpus=2)))
     step = Step("probe", ProbeParams(message="cached"), {})
@@ -131,7 +133,7 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
     assert taken(server) == 0
 
 
-def test_a_wait_for_slots_can_be_ended(server: Server, store: Store) -> None:
+def test_a_wait_for_slots_can_be_ended(server: Server, store: LocalStore) -> None:
     holder = Running(request_for(store, 2, behaviour="hang"))
     hanging_pids(store.root)
     waiter = Running(request_for(store, 1))
@@ -142,13 +144,13 @@ def test_a_wait_for_slots_can_be_ended(server: Server, store: Store) -> None:
     assert taken(server) == 0
 
 
-def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: Store) -> None:
+def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: LocalStore) -> None:
     with pytest.raises(UserError, match="asks for 3 GPUs, the limit 'gpu' has 2"):
         make_runner(Execution()).run(request_for(store, 3), lambda event: None)
 
 
 def test_the_slots_of_a_killed_holder_are_freed_and_those_of_a_living_one_outlast_the_server(
-    server: Server, store: Store, tmp_path: Path
+    server: Server, store: LocalStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "request.json"
     request_for(store, 2, behaviour="ignore_sigterm").write(path)

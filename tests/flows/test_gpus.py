@@ -15,8 +15,8 @@ from flows.runners.local.gpu_locks import HeldGpus, gpus_of_this_host, hold_gpus
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
-from stages.contract.store import Store
 from tests.flows.probes import hanging_pids
 from tests.flows.test_process_runner import gone
 from tests.probe_stage import ProbeParams, install
@@ -123,7 +123,7 @@ def test_devices_that_the_environment_hides_are_not_given_out(
     assert gpus_of_this_host() == []
 
 
-def request_for(store: Store, gpus: int, **params: object) -> Request:
+def request_for(store: LocalStore, gpus: int, **params: object) -> Request:
     return make_request(
         ProbeParams(**params),
         inputs={},
@@ -138,7 +138,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, seen: str
 ) -> None:
     install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
     heard: list[Event] = []
     request = request_for(store, gpus, behaviour="tell_place")
     ProcessRunner().run(request, heard.append)
@@ -149,7 +149,7 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "code", monkeypatch)
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
     path = tmp_path / "request.json"
     request_for(store, 2, behaviour="ignore_sigterm").write(path)
     code = (

@@ -13,7 +13,7 @@ import pytest
 
 from flows.execution.run_record import RunRecord
 from stages.contract.errors import UserError
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_run_names_those_that_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../elsewhere", "..", "a/b", "", "-x"])
 def test_a_run_s_name_never_leads_out_of_the_store(tmp_path: Path, name: str) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
     (tmp_path / "store/elsewhere").mkdir()
     (tmp_path / "store/elsewhere/config.json").write_text("{}")
     with pytest.raises(UserError, match="is not the name of a run"):

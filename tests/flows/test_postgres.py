@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from tests.flows.cluster import deploy_stage, make_pool, worker
 from tests.flows.loop import started, steps, wait_for_line, write_config
 from tests.flows.prefect_server import Server
@@ -145,7 +145,7 @@ def test_a_run_s_stages_land_where_they_should_and_a_killed_worker_loses_nothing
 
 
 def lease_held(store: Path, stage: str) -> bool:
-    opened = Store.open(str(store))
+    opened = LocalStore.open(str(store))
     return any(
         opened.lease(stage, lease.name).holder() is not None
         for lease in (store / "leases" / stage).glob("*")
@@ -155,7 +155,7 @@ def lease_held(store: Path, stage: str) -> bool:
 
 def all_whole(store: Path) -> int:
     """Number of artifacts, all of them as their manifests say."""
-    opened = Store.open(str(store))
+    opened = LocalStore.open(str(store))
     found = list(opened.artifacts())
     for stage, key in found:
         artifact = opened.load(stage, key)

@@ -14,25 +14,25 @@ import pytest
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
-from stages.contract.store import Store
 from tests.probe_stage import ProbeParams, install
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     install(tmp_path / "code", monkeypatch)
-    return Store.open(str(tmp_path / "store"), create=True)
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
-def request_for(store: Store, timeout: float | None = None, **params: object) -> Request:
+def request_for(store: LocalStore, timeout: float | None = None, **params: object) -> Request:
     resources = Resources(timeout_seconds=timeout)
     return make_request(
         ProbeParams(**params), inputs={}, seed=0, store=str(store.root), resources=resources
     )
 
 
-def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Event]:
+def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> list[Event]:
     heard: list[Event] = []
     runner = ProcessRunner(grace_seconds=grace_seconds)
     runner.run(request, heard.append)
@@ -62,7 +62,7 @@ def gone(pid: int) -> bool:
     return ended
 
 
-def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
+def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
     request = request_for(store, message="hello")
     heard = run(store, request)
     assert store.load("probe", request.key) is not None
@@ -70,7 +70,7 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store)
     assert any(isinstance(each, Progress) for each in heard)
 
 
-def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: Store) -> None:
+def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: LocalStore) -> None:
     request = request_for(store, prints="noise from a library")
     heard = run(store, request)
     assert not any("noise" in each.model_dump_json() for each in heard)
@@ -78,26 +78,26 @@ def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: Store) -> No
     assert "noise from a library" in log.read_text()
 
 
-def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
         run(store, request_for(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
     assert list(store.artifacts()) == []
 
 
-def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
+def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         run(store, request_for(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
     assert list(store.artifacts()) == []
 
 
-def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: Store) -> None:
+def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
         run(store, request_for(store, behaviour="kill_self"))
 
 
-def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
+def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
     request = request_for(store, timeout=1.0, behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         run(store, request)
@@ -105,7 +105,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
-def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
+def test_stop_all_leaves_no_process_behind(store: LocalStore, behaviour: str) -> None:
     request = request_for(store, behaviour=behaviour)
     runner = ProcessRunner(grace_seconds=1.0)
     ready, pids = threading.Event(), []
@@ -132,7 +132,7 @@ def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None
     assert list(store.artifacts()) == []
 
 
-def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) -> None:
+def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStore) -> None:
     pids: list[int] = []
 
     def hear(event: Event) -> None:
@@ -146,7 +146,7 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) ->
     assert not any(alive(pid) for pid in pids)
 
 
-def test_killing_the_orchestrator_ends_its_stage(store: Store, tmp_path: Path) -> None:
+def test_killing_the_orchestrator_ends_its_stage(store: LocalStore, tmp_path: Path) -> None:
     request = request_for(store, behaviour="leave_child")
     path = tmp_path / "request.json"
     request.write(path)
@@ -170,7 +170,7 @@ def test_killing_the_orchestrator_ends_its_stage(store: Store, tmp_path: Path) -
     orchestrator.stdout.close()
 
 
-def test_a_missing_interpreter_is_named_with_its_remedy(store: Store) -> None:
+def test_a_missing_interpreter_is_named_with_its_remedy(store: LocalStore) -> None:
     runner = ProcessRunner(interpreters={"probe": "/nowhere/python"})
     with pytest.raises(UserError, match="/nowhere/python") as caught:
         runner.run(request_for(store), lambda event: None)

@@ -15,7 +15,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config, load_overridden, with_fields
 from flows.pipeline.renamed import RENAMED, RenamedSettingWarning
 from stages.contract.errors import UserError
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 
 # Of each old setting: a value that is not its default, as files of that time have it.
 OLD = {
@@ -101,7 +101,7 @@ def test_overrides_forms_and_grids_with_old_names_load(tmp_path: Path) -> None:
 
 
 def test_a_stored_run_loads_and_only_what_someone_set_is_told(tmp_path: Path) -> None:
-    run = RunRecord(Store.open(str(tmp_path / "store"), create=True), "old")
+    run = RunRecord(LocalStore.open(str(tmp_path / "store"), create=True), "old")
     run.path.mkdir(parents=True)
     resolved = json.loads(RunConfig(name="old").to_json())
     # As configurations were kept: all settings, most with their defaults.

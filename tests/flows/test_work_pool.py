@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
 from flows.pipeline.placement import Execution, WorkPoolSettings
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
-from stages.contract.store import Store
 from tests.flows.cluster import deploy_probes, deploy_stage, make_pool, start_probes, worker
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
 from tests.flows.probes import hanging_pids, wait_until, write_probes
@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install(tmp_path / "code", monkeypatch)
     monkeypatch.setenv("GEB_GPUS", "0")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
-    Store.open(str(tmp_path / "store"), create=True)
+    LocalStore.open(str(tmp_path / "store"), create=True)
     return tmp_path
 
 
@@ -168,7 +168,7 @@ def test_a_drained_worker_s_stage_goes_on_on_another_worker(
     whole, stages = runs_of(client, once)
     assert states(whole) == ["Completed"], said
     assert sorted(states(stages)) == ["Completed", "Crashed"]
-    [_] = Store.open(once.store).artifacts()
+    [_] = LocalStore.open(once.store).artifacts()
 
 
 def test_a_run_on_a_drained_worker_does_not_stay_running(

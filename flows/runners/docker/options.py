@@ -13,8 +13,8 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from flows.pipeline.placement import DockerSettings
+from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, HubInput, Request
-from stages.contract.store import Store
 
 _GIB = 1 << 30
 # Where a stage's image keeps the hub's files when a folder of the host is given for them.
@@ -35,7 +35,7 @@ DEATH_LABEL = "geb.on_orchestrator_death"
 
 def writable_folders(request: Request) -> list[Path]:
     """What a stage writes to of the store; it sees the rest read-only."""
-    store = Store.open(request.store)
+    store = LocalStore.open(request.store)
     folders = [
         store.root / "artifacts" / request.stage,
         store.root / "leases" / request.stage,
@@ -49,7 +49,7 @@ def writable_folders(request: Request) -> list[Path]:
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Everything of the host that a stage sees, at the path that it has on the host."""
-    root = str(Store.open(request.store).root)
+    root = str(LocalStore.open(request.store).root)
     mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
     for group in request.inputs.values():
         for each in group:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flows.runners.docker.options import writable_folders
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 
 
 def chown_outputs(request: Request, user: str) -> None:
@@ -40,7 +40,7 @@ def chown_outputs(request: Request, user: str) -> None:
 
 
 def _needed(request: Request) -> Iterator[Path]:
-    store = Store.open(request.store)
+    store = LocalStore.open(request.store)
     yield from writable_folders(request)
     # What earlier attempts left, perhaps those of another runner.
     yield from store.work_path(request.stage, request.key).rglob("*")

@@ -44,8 +44,8 @@ from flows.runners.local.gpu_locks import hold_gpus
 from stages.contract.alive import AliveLock, is_held
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 
 # Between two looks at whether a GPU is free.
 _POLL_SECONDS = 1.0
@@ -91,7 +91,7 @@ class DockerRunner:
             log_file.tell_if_cut(log, on_event)
         # Empty by now, but a mount while the container ran: the stage itself could not remove it.
         with contextlib.suppress(OSError):
-            Store.open(request.store).work_path(request.stage, request.key).rmdir()
+            LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
         if overdue.is_set():
             words.raise_overdue(request, str(log))
         if ending.out_of_memory and ending.code and not self._stopping.is_set():
@@ -174,7 +174,7 @@ class DockerRunner:
         supervisor += ["--secrets"] if settings.secrets.get(request.stage) else []
         command = [*supervisor, "--", "python", "-m", f"stages.{request.stage}"]
         name = _name_for(request)
-        lock_path = Store.open(request.store).root / "containers" / name
+        lock_path = LocalStore.open(request.store).root / "containers" / name
         alive = AliveLock(lock_path)
         alive.take()
         try:

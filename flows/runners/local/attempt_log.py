@@ -12,13 +12,13 @@ from typing import IO
 
 from flows.runners.base import FailureTail, OnEvent
 from stages.contract.events import Log, parse_event
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 
 
 def new_log(request: Request) -> Path:
     """Path for the log of a new attempt; its folder is made."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
+    folder = LocalStore.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     stem = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}-{threading.get_ident() % 10**6}"
     return folder / f"{stem}.log"
@@ -26,7 +26,7 @@ def new_log(request: Request) -> Path:
 
 def write_request(request: Request) -> str:
     """Writes the request where the stage's folder of logs keeps it and returns its path."""
-    folder = Store.open(request.store).log_path(request.stage, request.key)
+    folder = LocalStore.open(request.store).log_path(request.stage, request.key)
     descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=folder)
     os.close(descriptor)
     request.write(Path(name))

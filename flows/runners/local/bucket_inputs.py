@@ -1,4 +1,4 @@
-"""Inputs from outside the store for stages that run on other hosts, where the store is a bucket."""
+"""External inputs for stages on other hosts, through the store's bucket."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from flows.pipeline.inputs import digest_of
 from stages.contract.digests import files_of
 from stages.contract.errors import UserError
 from stages.contract.remote.store import RemoteStore
-from stages.contract.remote.transfer import OnBytes
 from stages.contract.request import FileInput, Input, Request
-from stages.contract.stores import open_store
+from stages.contract.store import OnBytes
+from stages.contract.stores import remote_store
 
 
-def offer_inputs(request: Request) -> None:
-    """Uploads the request's files of this host, for whichever host runs its stage."""
-    store = open_store(request.store)
-    if isinstance(store, RemoteStore):
+def upload_inputs(request: Request) -> None:
+    """Uploads the request's files of this host, for the host that runs its stage."""
+    store = remote_store(request.store)
+    if store is not None:
         for group in request.inputs.values():
             for each in group:
                 if isinstance(each, FileInput):
-                    store.outside.offer(each)
+                    store.external_inputs.upload(each)
 
 
-def with_files_here(store: RemoteStore, request: Request, on_bytes: OnBytes) -> Request:
+def with_local_inputs(store: RemoteStore, request: Request, on_bytes: OnBytes) -> Request:
     """The request with the places of its files on this host.
 
     Raises:
@@ -35,7 +35,7 @@ def with_files_here(store: RemoteStore, request: Request, on_bytes: OnBytes) -> 
     def place(source: Input) -> Input:
         if not isinstance(source, FileInput) or _is_here(source):
             return source
-        found = store.outside.fetch(source, on_bytes)
+        found = store.external_inputs.download(source, on_bytes)
         if found is None:
             raise UserError(
                 f"{source.location} is not on {socket.gethostname()}, or is another file there",

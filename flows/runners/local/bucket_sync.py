@@ -1,4 +1,4 @@
-"""Gives a runner of this host what it needs of a store in a bucket, and keeps there what it makes.
+"""Bucket synchronisation for runners of this host: inputs come down before a stage, results go up.
 
 The stage's program sees the store's local folder and nothing else.
 """
@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 from flows.runners.base import OnEvent, Runner
-from flows.runners.local.bucket_inputs import with_files_here
+from flows.runners.local.bucket_inputs import with_local_inputs
 from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Log, Progress
 from stages.contract.remote.lease import RemoteLease
 from stages.contract.remote.store import RemoteStore
-from stages.contract.remote.transfer import OnBytes
 from stages.contract.request import ArtifactInput, Request
-from stages.contract.store import Artifact
-from stages.contract.stores import open_store
+from stages.contract.store import Artifact, OnBytes
+from stages.contract.stores import remote_store
 
 _MIB = 1 << 20
 # How long a run that stops waits for the state of its stages to reach the bucket.
@@ -44,8 +43,8 @@ class BucketSyncRunner:
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        store = open_store(request.store)
-        if not isinstance(store, RemoteStore):
+        store = remote_store(request.store)
+        if store is None:
             self._runner.run(request, on_event)
             return
         with self._counted():
@@ -112,8 +111,8 @@ class BucketSyncRunner:
         registry = (
             store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
         )
-        local = with_files_here(store, request, self._shown(on_event, "MiB of inputs"))
-        local = local.model_copy(update={"store": str(store.root)})
+        local = with_local_inputs(store, request, self._shown(on_event, "MiB of inputs"))
+        local = local.model_copy(update={"store": str(store.local.root)})
         with (
             registry,
             work.pushed_every(self._sync_seconds, lease.check),
@@ -124,7 +123,7 @@ class BucketSyncRunner:
         if artifact is None:
             raise DamagedArtifactError(
                 f"{request.step or request.stage} ended well, but left no artifact "
-                f"{request.stage}/{request.key[:12]} in {store.root}"
+                f"{request.stage}/{request.key[:12]} in {store.local.root}"
             )
         return artifact
 
@@ -142,7 +141,7 @@ class BucketSyncRunner:
                 f"{wanted.digest[:12]} any more; run again to make it anew"
             )
         try:
-            artifact.fetch(wanted.path, on_bytes=self._shown(on_event, "MiB of inputs"))
+            artifact.file(wanted.path, on_bytes=self._shown(on_event, "MiB of inputs"))
         except DamagedArtifactError as error:
             aside = store.set_aside(wanted.stage, wanted.key)
             raise DamagedArtifactError(
@@ -166,7 +165,7 @@ def _shared_logs(store: RemoteStore, request: Request) -> Iterator[None]:
     finally:
         # Why an attempt failed matters more than that its log stays on this host.
         with contextlib.suppress(StoreError, OSError):
-            store.share(store.log_path(request.stage, request.key))
+            store.share(store.local.log_path(request.stage, request.key))
 
 
 def _artifact_inputs(request: Request) -> list[ArtifactInput]:

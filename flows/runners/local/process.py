@@ -14,8 +14,8 @@ from flows.runners.base import FailureTail, OnEvent, say_once
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 _SUPERVISOR_SECONDS = 10.0
@@ -155,7 +155,7 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     if request.resources.cpus is not None:
         threads = str(max(1, int(request.resources.cpus)))
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    if Store.open(request.store).mirror_of is not None:
+    if LocalStore.open(request.store).mirror_of is not None:
         # The bucket is not the stage's business.
         for name in _CREDENTIALS:
             environment.pop(name, None)

@@ -23,7 +23,7 @@ from prefect.states import Cancelling
 
 from flows.pipeline.placement import Execution
 from flows.runners.base import OnEvent
-from flows.runners.local.bucket_inputs import offer_inputs
+from flows.runners.local.bucket_inputs import upload_inputs
 from flows.runners.work_pool.failure import StageFailure
 from flows.runners.work_pool.health import why_nobody_serves
 from flows.runners.work_pool.polling import FlowRunPoller
@@ -64,7 +64,7 @@ class WorkPoolRunner:
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        offer_inputs(request)
+        upload_inputs(request)
         with get_client(sync_client=True) as client:
             deployment = self._deployment(client, request)
             child = self._find_or_start(client, deployment, request, on_event)

@@ -1,4 +1,4 @@
-"""What makes an artifact of a bucket be there: one small object, written last."""
+"""Commits: an artifact in a bucket exists once this small object, written last, does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUARANTINE = "quarantine"
 
 
 class Commit(BaseModel):
-    """What the bucket knows of an artifact."""
+    """Record of an artifact in the bucket."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

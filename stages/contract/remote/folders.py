@@ -1,6 +1,6 @@
-"""Folders of small records that a store's local folder and its bucket have in common.
+"""Synchronisation of small records between a store's local folder and its bucket.
 
-Run views, the model registry and logs. An index beside the store remembers which content of the
+Run records, the model registry and logs. An index beside the store remembers which content of the
 bucket each local file is a copy of, so that only what changed travels; without it more does.
 """
 

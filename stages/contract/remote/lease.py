@@ -1,4 +1,4 @@
-"""The right to compute one key among all hosts that share a bucket.
+"""Lease on one key among all hosts that share a bucket.
 
 An object that its holder renews by conditional writes, so that of two who want it one gets it. It
 is never deleted, only emptied: every change is then a write on condition of the content before,

@@ -1,4 +1,4 @@
-"""The first contact with a store in a bucket, and its local folder."""
+"""Connecting to a store in a bucket, and to its local folder."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ Layout of the bucket below the store's prefix::
     store.json                             marks the prefix as a store
     commits/<stage>/<key>.json             an artifact: its manifest, and where its files are
     artifacts/<stage>/<key>/<upload>/      the files, as one host uploaded them
-    work/<stage>/<key>/                    what survives an attempt, see `work.py`
-    leases/                                who computes a key right now, see `lease.py`
-    inputs/<digest>/                       files from outside, see `outside.py`
+    work/<stage>/<key>/                    resumable state of attempts, see `work.py`
+    leases/                                the host that computes a key right now, see `lease.py`
+    inputs/<digest>/                       external inputs, see `external_inputs.py`
     logs/ runs/ models/                    as in a local store, see `folders.py`
     quarantine/<name>.json                 commits of damaged artifacts, set aside
 
-An artifact is there when its commit is: one write, on condition that there is none. The local
-folder is a store of its own, in which stages work; it may go at any time when none does.
+An artifact exists once its commit does: one write, on condition that there is none. The local
+folder is a store of its own, in which stages work; it may be removed whenever no stage runs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,18 @@ from pathlib import Path
 
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError
-from stages.contract.manifest import MANIFEST, Manifest
+from stages.contract.local_store import LocalStore
+from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.contract.remote.bucket import Bucket
-from stages.contract.remote.cleaning import held, remove
 from stages.contract.remote.commits import Commit, Commits
+from stages.contract.remote.external_inputs import ExternalInputs
 from stages.contract.remote.folders import SyncedFolders
 from stages.contract.remote.lease import RemoteLease
 from stages.contract.remote.opening import check_marker, folder_id, local_folder
-from stages.contract.remote.outside import OutsideFiles
-from stages.contract.remote.transfer import (
-    OnBytes,
-    download_files,
-    hash_object,
-    is_here,
-    upload_files,
-)
+from stages.contract.remote.transfer import download_files, hash_object, is_here, upload_files
+from stages.contract.remote.usage import held, remove
 from stages.contract.remote.work import RemoteWork
-from stages.contract.store import Artifact, Held, Store, read_manifest
+from stages.contract.store import Artifact, Held, OnBytes, Store
 
 _PARTS = ".parts"
 _PUSHES = ".pushes"
@@ -62,20 +57,12 @@ class RemoteArtifact(Artifact):
     store: RemoteStore
     folder: str
 
-    def file(self, path: str = "") -> Path:
-        """See :class:`Artifact`."""
-        return self.fetch(path)
-
     def address(self, path: str = "") -> str:
         """See :class:`Artifact`."""
         return "/".join(part for part in (self.store.location, self.folder, path) if part)
 
-    def fetch(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
-        """Downloads what is not here yet of a file or folder, checks it, and returns its place.
-
-        Raises:
-            DamagedArtifactError: An object is missing or differs from the manifest.
-        """
+    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
+        """See :class:`Artifact`; downloads and checks only the files that are not here yet."""
         with explain_disk_errors(self.store.root), self.store.guard(self.manifest):
             files = [
                 (f"{self.folder}/{name}", record, self.path / name)
@@ -87,17 +74,24 @@ class RemoteArtifact(Artifact):
 
 
 class RemoteStore(Store):
-    """A store in a bucket.
+    """A store in a bucket, and the store in the local folder that it is filled from.
 
     Args:
         bucket: The bucket, as :meth:`connect` checked it.
         root: Its local folder.
+
+    Attributes:
+        bucket: The bucket.
+        local: The store that stages on this host see.
+        external_inputs: Inputs from outside the store that the bucket keeps for other hosts.
     """
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
-        super().__init__(root, mirror_of=bucket.url)
+        self.root = root
+        self.location = bucket.url
         self.bucket = bucket
-        self.outside = OutsideFiles(bucket, root / "inputs", root / _PARTS)
+        self.local = LocalStore(root, mirror_of=bucket.url)
+        self.external_inputs = ExternalInputs(bucket, root / "inputs", root / _PARTS)
         self._commits = Commits(bucket)
         self._folders = SyncedFolders(bucket, root)
 
@@ -106,7 +100,7 @@ class RemoteStore(Store):
         """Opens the store at ``url``.
 
         Args:
-            url: ``s3://bucket/prefix``.
+            url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
             home: Where this host keeps the local folders of such stores.
             create: Make an empty store where there is nothing yet.
 
@@ -118,25 +112,20 @@ class RemoteStore(Store):
         check_marker(bucket.impatient(), create=create)
         return cls(bucket, local_folder(bucket, home))
 
-    @property
-    def location(self) -> str:
-        """See :class:`Store`."""
-        return self.bucket.url
-
     def work(self, stage: str, key: str) -> RemoteWork:
-        """What survives an attempt at a key, here and in the bucket."""
+        """Resumable state of attempts at a key, here and in the bucket."""
         return RemoteWork(
             self.bucket,
             f"work/{stage}/{key}",
-            self.work_path(stage, key),
-            self.artifact_path(stage, key),
+            self.local.work_path(stage, key),
+            self.local.artifact_path(stage, key),
             scratch=self.root / _PARTS,
             writer=folder_id(self.root),
         )
 
     def drop_local(self, stage: str, key: str) -> None:
         """Removes what the local folder has of an artifact."""
-        shutil.rmtree(self.artifact_path(stage, key), ignore_errors=True)
+        shutil.rmtree(self.local.artifact_path(stage, key), ignore_errors=True)
 
     def unpushed(self, stage: str, key: str, *, verify: bool = True) -> Artifact | None:
         """An artifact that is whole in the local folder and not in the bucket.
@@ -150,9 +139,9 @@ class RemoteStore(Store):
             verify: Hash its files; without, a stage has only just done so.
         """
         try:
-            artifact = Store.load(self, stage, key)
+            artifact = self.local.load(stage, key)
             if artifact is not None and verify:
-                Store.verify(self, artifact)
+                self.local.verify(artifact)
         except DamagedArtifactError:
             self.drop_local(stage, key)
             return None
@@ -192,7 +181,7 @@ class RemoteStore(Store):
             # Another copy of the same content, as after a move to another bucket.
             self._commits.update(commit.model_copy(update={"etags": etags}))
         self._adopt(commit.manifest)
-        place = self.artifact_path(stage, key)
+        place = self.local.artifact_path(stage, key)
         return RemoteArtifact(place, commit.manifest, self, commit.folder)
 
     def manifest(self, stage: str, key: str) -> Manifest | None:
@@ -200,21 +189,8 @@ class RemoteStore(Store):
         commit = self._commits.get(stage, key)
         return None if commit is None else commit.manifest
 
-    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> RemoteArtifact | None:
-        """Like :meth:`load`, but sets a damaged artifact aside, says so, and returns None."""
-        try:
-            return self.load(stage, key)
-        except DamagedArtifactError as error:
-            aside = self._commits.set_aside(stage, key)
-            warn(f"{error}. Set aside in {aside}; the stage runs again.")
-            return None
-
     def verify(self, artifact: Artifact) -> None:
-        """Hashes every object of an artifact, without keeping what it reads.
-
-        Raises:
-            DamagedArtifactError: An object is missing or differs.
-        """
+        """See :class:`Store`; what it reads is not kept."""
         commit = self._commits.get(artifact.manifest.stage, artifact.manifest.key)
         if commit is not None:
             for name in commit.manifest.files:
@@ -270,13 +246,22 @@ class RemoteStore(Store):
             pending.write_text(f"{content}-{uuid.uuid4().hex[:8]}")
         return f"artifacts/{manifest.stage}/{manifest.key}/{pending.read_text()}"
 
+    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
+        """See :class:`Store`; a whole copy on this host stays, and is uploaded again."""
+        try:
+            return self.load(stage, key)
+        except DamagedArtifactError as error:
+            aside = self._commits.set_aside(stage, key)
+            warn(f"{error}. Set aside in {aside}; the stage runs again.")
+            return None
+
     def set_aside(self, stage: str, key: str) -> str:
-        """Moves an artifact into quarantine and returns its new place; what is here of it goes."""
+        """See :class:`Store`; what is here of it goes."""
         self.drop_local(stage, key)
         return self._commits.set_aside(stage, key)
 
     def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
-        """Yields (stage, key) of all artifacts, in order of their names."""
+        """See :class:`Store`."""
         return (each for each in self._commits.names() if stage in (None, each[0]))
 
     def held(self) -> Iterator[Held]:
@@ -289,7 +274,7 @@ class RemoteStore(Store):
         if gone.kind == "artifact":
             self.drop_local(gone.stage, gone.key)
         if gone.kind == "work":
-            shutil.rmtree(self.work_path(gone.stage, gone.key), ignore_errors=True)
+            shutil.rmtree(self.local.work_path(gone.stage, gone.key), ignore_errors=True)
 
     def refresh(self, folder: str) -> None:
         """See :class:`Store`."""
@@ -329,7 +314,7 @@ class RemoteStore(Store):
 
     def _adopt(self, manifest: Manifest) -> None:
         """Makes the local folder of a key that of the bucket's artifact; files come on demand."""
-        folder = self.artifact_path(manifest.stage, manifest.key)
+        folder = self.local.artifact_path(manifest.stage, manifest.key)
         # Asked before the guard as well: who downloads from it may hold that for long.
         if _has_manifest(folder, manifest):
             return

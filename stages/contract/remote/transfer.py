@@ -11,9 +11,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.manifest import FileRecord
+from stages.contract.manifest import FileRecord, check_file
 from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket
-from stages.contract.store import check_file
+from stages.contract.store import OnBytes
 
 # One request reads this much; a download that was interrupted loses as much of each file at most
 # times the requests that are under way.
@@ -23,9 +23,6 @@ _READ_BYTES = 1 << 20
 
 # How often whoever waits for a transfer is told of it.
 _REPORT_SECONDS = 1.0
-
-OnBytes = Callable[[int, int], None]
-"""Called now and then, in the calling thread, with bytes done and bytes in all; may raise."""
 
 
 class Meter:

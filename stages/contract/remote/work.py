@@ -1,4 +1,4 @@
-"""What survives an attempt at a key, on whatever host the next one runs.
+"""Resumable work folders in the bucket: any host can continue a failed attempt.
 
 Layout below ``work/<stage>/<key>/`` of the store::
 
@@ -27,7 +27,8 @@ from stages.contract.digests import sha256_file
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.manifest import FileRecord
 from stages.contract.remote.bucket import Bucket
-from stages.contract.remote.transfer import OnBytes, download_files, upload_files
+from stages.contract.remote.transfer import download_files, upload_files
+from stages.contract.store import OnBytes
 
 _SNAPSHOT = "snapshot.json"
 _TRIES = 5

@@ -9,21 +9,22 @@ import pytest
 
 from stages.contract import registry as registry_module
 from stages.contract.errors import DamagedArtifactError, StoreError, UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.program import Stage
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.promote.params import PromoteParams
 from tests.stage_calls import call
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture
-def registry(store: Store) -> ModelRegistry:
+def registry(store: LocalStore) -> ModelRegistry:
     return ModelRegistry(store)
 
 
@@ -155,7 +156,7 @@ def test_a_damaged_record_is_said_to_be_damaged(registry, store):
 
 
 def _register_many(root: str, worker: int, start: multiprocessing.Event) -> None:
-    registry = ModelRegistry(Store.open(root))
+    registry = ModelRegistry(LocalStore.open(root))
     start.wait()
     for number in range(15):
         name = f"{worker}-{number}" if number % 3 else f"shared-{number}"
@@ -187,7 +188,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
 
 
 @pytest.fixture
-def trained(store: Store) -> Artifact:
+def trained(store: LocalStore) -> Artifact:
     """An artifact with a checkpoint folder, by way of a stage made for the test."""
 
     def run(ctx):

@@ -20,10 +20,11 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Emitter
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
 from stages.contract.request import Request, make_request
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, write_table
 from tests.stage_calls import EventLog
 
@@ -51,15 +52,17 @@ WRITER = Stage(WriterParams, write_files)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
-def request(store: Store, text: str = "content") -> Request:
+def request(store: LocalStore, text: str = "content") -> Request:
     return make_request(WriterParams(text=text), inputs={}, seed=0, store=str(store.root))
 
 
-def compute(store: Store, stage: Stage = WRITER, text: str = "content", events=None) -> Artifact:
+def compute(
+    store: LocalStore, stage: Stage = WRITER, text: str = "content", events=None
+) -> Artifact:
     return execute(stage, request(store, text), events or Emitter(io.StringIO()))
 
 
@@ -150,7 +153,7 @@ def test_a_copied_artifact_whose_times_changed_is_still_a_hit(store, tmp_path):
     artifact = compute(store)
     copy = tmp_path / "copy"
     shutil.copytree(store.root, copy, copy_function=shutil.copyfile)
-    found = Store.open(str(copy)).load("writer", artifact.manifest.key)
+    found = LocalStore.open(str(copy)).load("writer", artifact.manifest.key)
     assert found is not None
     assert found.manifest == artifact.manifest
 
@@ -232,7 +235,7 @@ def test_a_store_that_is_gone_is_a_failure_and_no_miss(store, tmp_path):
     with pytest.raises(StoreError, match="is gone"):
         store.load("writer", artifact.manifest.key)
     with pytest.raises(StoreError, match="Is the file system mounted"):
-        Store.open(str(store.root))
+        LocalStore.open(str(store.root))
     with pytest.raises(StoreError):
         compute(store)
     assert not store.root.exists()
@@ -241,7 +244,7 @@ def test_a_store_that_is_gone_is_a_failure_and_no_miss(store, tmp_path):
 def test_what_is_no_store_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    newer = Store.open(str(tmp_path / "newer"), create=True)
+    newer = LocalStore.open(str(tmp_path / "newer"), create=True)
     (newer.root / "store.json").write_text(json.dumps({"format": 99}))
     cases = [
         ("s3://bucket/store", "is a URL"),
@@ -250,7 +253,7 @@ def test_what_is_no_store_is_refused(tmp_path):
     ]
     for location, message in cases:
         with pytest.raises(UserError, match=message) as caught:
-            Store.open(location, create=True)
+            LocalStore.open(location, create=True)
         assert caught.value.remedy
 
 

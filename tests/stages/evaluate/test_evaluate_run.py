@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from stages.contract.errors import UserError
-from stages.contract.store import Artifact, Store
+from stages.contract.local_store import LocalStore
+from stages.contract.store import Artifact
 from stages.contract.tables import DISTRIBUTIONS, SCORES, read_rows, write_table
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.reference import batches_by_length
@@ -22,8 +23,8 @@ Tables = tuple[Path, Path]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 def answers(question: str, *scored: tuple[str, float | None], **changes: object):
@@ -46,7 +47,7 @@ BASE = [
 
 
 def evaluate(
-    store: Store, policy: list[Tables], base: list[Tables], *, events=None, **params: object
+    store: LocalStore, policy: list[Tables], base: list[Tables], *, events=None, **params: object
 ) -> Artifact:
     settings = EvaluateParams.model_validate({"log_pi_ref": "off"} | params)
     inputs = {
@@ -210,7 +211,7 @@ def reference(tmp_path: Path) -> Path:
 
 
 def with_reference(
-    store: Store, tables: tuple[Tables, Tables], reference: Path, **params: object
+    store: LocalStore, tables: tuple[Tables, Tables], reference: Path, **params: object
 ) -> Artifact:
     inputs = {
         "responses": [tables[0][0]],

@@ -20,8 +20,8 @@ from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import Failure, Log, parse_event
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
@@ -208,7 +208,7 @@ class TestBatchInvariance:
         code, events = session.execute(request, tmp_path / "request.json")
         assert code == 0, events
         assert "batch_invariant is off" in json.dumps(events)
-        artifact = Store.open(request.store).load("generate", request.key)
+        artifact = LocalStore.open(request.store).load("generate", request.key)
         assert artifact.manifest.notes["batch_invariant"] is False
 
 

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.store import Artifact, Store
+from stages.contract.local_store import LocalStore
+from stages.contract.store import Artifact
 from stages.contract.tables import PAIRS, SCORES, read_rows, write_table
 from stages.pair.params import PairParams
 from stages.pair.run import STAGE
@@ -17,8 +18,8 @@ from tests.stage_calls import EventLog, call, response, write_scored
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 def scored(question: str, *scores: float | None, **changes: object):
@@ -28,7 +29,7 @@ def scored(question: str, *scores: float | None, **changes: object):
     ]
 
 
-def pair(store: Store, tables: list[tuple[Path, Path]], **params: object) -> Artifact:
+def pair(store: LocalStore, tables: list[tuple[Path, Path]], **params: object) -> Artifact:
     inputs = {"responses": [each[0] for each in tables], "scores": [each[1] for each in tables]}
     return call(STAGE, PairParams.model_validate(params), inputs, store)
 

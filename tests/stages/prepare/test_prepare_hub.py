@@ -13,8 +13,8 @@ import pytest
 
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Failure, parse_event
+from stages.contract.local_store import LocalStore
 from stages.contract.request import HubInput, make_request
-from stages.contract.store import Store
 from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
 from tests.local_hub import COMMIT, serve_dataset
@@ -35,7 +35,7 @@ def hub() -> Iterator[str]:
 
 def prepare(tmp_path: Path, endpoint: str, repo: str, **params: object):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
-    store = Store.open(str(tmp_path / "store"), create=True)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
     settings = {"messages_column": "context_messages", "test_prompts": 3} | params
     request = make_request(

@@ -9,8 +9,9 @@ import pytest
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
@@ -18,8 +19,8 @@ from tests.stage_calls import EventLog, call
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 def jsonl(path: Path, rows: list[object]) -> Path:
@@ -36,7 +37,7 @@ def questions(count: int) -> list[dict[str, object]]:
 
 
 def prepare(
-    store: Store, *sources: Path | FileInput, test: Path | None = None, **params: object
+    store: LocalStore, *sources: Path | FileInput, test: Path | None = None, **params: object
 ) -> Artifact:
     settings = PrepareParams.model_validate({"test_prompts": 3} | params)
     inputs = {"train": sources} | ({"test": [test]} if test else {})
@@ -155,7 +156,7 @@ def test_the_seed_decides_the_division(store, tmp_path):
             STAGE,
             params,
             {"train": [source]},
-            Store.open(str(tmp_path / name), create=True),
+            LocalStore.open(str(tmp_path / name), create=True),
             seed=s,
         )
         for name, s in (("a", 1), ("b", 1), ("c", 2))

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage
 from stages.contract.registry import ModelRegistry
 from stages.contract.signature import OutputSpec
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
 from tests.stage_calls import EventLog, call
@@ -20,8 +21,8 @@ METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 class _Trained(StageParams):
@@ -31,7 +32,7 @@ class _Trained(StageParams):
     weights: str
 
 
-def train(store: Store, weights: str) -> Artifact:
+def train(store: LocalStore, weights: str) -> Artifact:
     """An artifact such as training leaves."""
 
     def run(ctx):
@@ -47,7 +48,7 @@ def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> 
     return path
 
 
-def promote(store: Store, trained: Artifact, metrics: Path, *, events=None, **params: object):
+def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None, **params: object):
     return call(
         STAGE,
         PromoteParams.model_validate({"model_name": "tiny"} | params),
@@ -132,7 +133,7 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
 
 def test_the_decision_does_not_depend_on_the_registry_as_it_was_found(store, tmp_path):
     trained, metrics = train(store, "two"), evaluated(tmp_path)
-    other = Store.open(str(tmp_path / "other"), create=True)
+    other = LocalStore.open(str(tmp_path / "other"), create=True)
     promote(store, train(store, "one"), metrics)
     second = promote(store, trained, metrics)
     alone = promote(other, train(other, "two"), metrics)

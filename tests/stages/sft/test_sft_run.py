@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.events import Log, Metric, Progress, parse_event
-from stages.contract.store import Store
+from stages.contract.local_store import LocalStore
 from stages.modeling.chat import render_prompt
 from stages.modeling.load import load_causal_lm, load_tokenizer
 from stages.sft.params import ArchitectureParams, SftParams
@@ -269,7 +269,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(sft, data, tmp_path
     changed = params(epochs=60, checkpoint_every_steps=10)
     request = request_for(changed, {"data": data}, tmp_path / "store")
     assert signal_in_training(request, tmp_path / "request.json", number) == code
-    assert not Store.open(request.store).artifact_path("sft", request.key).exists()
+    assert not LocalStore.open(request.store).artifact_path("sft", request.key).exists()
     artifact, events = call_request(STAGE, request)
     steps = [event.done for event in events if isinstance(event, Progress)]
     assert steps[0] > 10, "the retry began from the start"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stages.contract.events import Event, Progress
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from stages.contract.store import Store
 from tests.stages.train.train_helpers import (
     at_step,
     make_pairs,
@@ -43,7 +43,7 @@ def end_when(request: Request, folder: Path, number: int, due: Callable[[Any], b
 
 
 def work_of(request: Request) -> Path:
-    return Store.open(request.store).work_path(request.stage, request.key)
+    return LocalStore.open(request.store).work_path(request.stage, request.key)
 
 
 @pytest.mark.parametrize("step", [1, 23])
@@ -52,7 +52,7 @@ def test_after_sigkill_a_retry_ends_with_the_same_bytes(
 ):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     assert end_when(request, tmp_path, signal.SIGKILL, at_step(step)) == -signal.SIGKILL
-    assert Store.open(request.store).load(request.stage, request.key) is None
+    assert LocalStore.open(request.store).load(request.stage, request.key) is None
 
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
 

@@ -18,9 +18,10 @@ import psutil
 
 from stages.contract.digests import prompt_id, sha256_file, sha256_tree
 from stages.contract.events import Emitter, Event, Metric, parse_event
+from stages.contract.local_store import LocalStore
 from stages.contract.program import execute
 from stages.contract.request import FileInput, Request, Resources, make_request
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Artifact
 from stages.contract.tables import PAIRS, write_table
 from stages.train.params import TrainParams
 from stages.train.run import STAGE
@@ -116,7 +117,7 @@ def request_for(
 ) -> Request:
     """A request with :data:`PARAMS` and ``changes`` in a store of its own."""
     changes["reference"] = reference_kind
-    Store.open(str(store), create=True)
+    LocalStore.open(str(store), create=True)
     return make_request(
         TrainParams.model_validate(PARAMS | changes),
         inputs={

@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from flows.runners.local.bucket_inputs import offer_inputs
+from flows.runners.local.bucket_inputs import upload_inputs
 from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.remote import lease as lease_module
 from stages.contract.remote.bucket import Bucket, ConflictError
 from stages.contract.stores import open_store
 from tests.azure_storage import CONTAINER, azure_environment
-from tests.flows.mirrored.hosts import Host, write
+from tests.flows.bucket_sync.hosts import Host, write
 from tests.object_storage import host, objects
 from tests.stage_calls import file_input
 
@@ -77,7 +77,7 @@ def test_hosts_share_artifacts_state_inputs_and_models(near, far, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("prompt")
     source = file_input(path)
-    offer_inputs(near.request("read", source))
+    upload_inputs(near.request("read", source))
     path.unlink()
     far.body = lambda context: (context.out / "read").write_text(context.path("parts").read_text())
     assert far.make("read", source).file("read").read_text() == "prompt"

@@ -124,7 +124,7 @@ def test_what_did_not_change_does_not_travel_again(here: RemoteStore, there: Rem
 
 
 def test_logs_and_reports_are_shared(here: RemoteStore):
-    folder = here.log_path("make", "key")
+    folder = here.local.log_path("make", "key")
     folder.mkdir(parents=True)
     (folder / "1.log").write_text("said")
     assert here.share(folder) == f"{here.location}/logs/make/key"

@@ -1,4 +1,4 @@
-"""What takes room in a store in a bucket."""
+"""Space used in a bucket, for garbage collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stages.contract.store import Held
 
 
 def held(bucket: Bucket, commits: Commits) -> Iterator[Held]:
-    """Yields all that garbage collection may have an opinion on; see :meth:`Store.held`."""
+    """Yields everything that takes room; see :meth:`Store.held`."""
     # First the files: those that are committed while the rest is read are not taken for leftovers.
     sizes = _folder_sizes("artifacts", bucket.list("artifacts"), depth=3)
     there, aside = commits.all_there(), commits.all_aside()

@@ -8,7 +8,7 @@ import pytest
 
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.remote.store import RemoteStore
-from tests.flows.mirrored.hosts import Host, object_of
+from tests.flows.bucket_sync.hosts import Host, object_of
 from tests.object_storage import client
 
 
@@ -61,6 +61,13 @@ def test_a_good_copy_here_mends_what_is_damaged_in_the_bucket(near: Host):
     assert len(near.requests) == 1, "the stage ran again"
     near.store.verify(again)
     assert again.manifest == made.manifest
+
+
+def test_what_is_set_aside_on_purpose_is_computed_again_where_it_is_whole(near: Host):
+    made = near.make()
+    near.store.set_aside("make", made.manifest.key)
+    near.make()
+    assert len(near.requests) == 2
 
 
 def test_damage_that_keeps_its_etag_is_noticed_when_an_input_arrives(near: Host, far: Host):

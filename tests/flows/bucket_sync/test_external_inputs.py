@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flows.pipeline.inputs import resolve
-from flows.runners.local.bucket_inputs import offer_inputs
+from flows.runners.local.bucket_inputs import upload_inputs
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
-from tests.flows.mirrored.hosts import Host
+from tests.flows.bucket_sync.hosts import Host
 from tests.stage_calls import file_input
 
 
@@ -32,8 +32,8 @@ def test_files_from_outside_are_offered_to_other_hosts(
     path.write_text("prompt")
     source = file_input(path)
     os.environ["GEB_CACHE"] = str(near.store.root.parent)
-    offer_inputs(near.request("read", source))
-    offer_inputs(near.request("read", source))
+    upload_inputs(near.request("read", source))
+    upload_inputs(near.request("read", source))
     path.unlink()
     if change == "another file":
         path.write_text("PROMPT")
@@ -49,7 +49,7 @@ def test_a_folder_from_outside_is_offered_whole(near: Host, far: Host, tmp_path:
         (folder / name).write_text("{}")
     source = resolve(str(folder), "model")
     os.environ["GEB_CACHE"] = str(near.store.root.parent)
-    offer_inputs(near.request("read", source))
+    upload_inputs(near.request("read", source))
     folder.rename(tmp_path / "elsewhere")
     far.body = read_input
     read = far.make("read", source).file("read").read_text()
@@ -72,4 +72,4 @@ def test_a_file_that_changed_is_not_offered(near: Host, tmp_path: Path):
     path.write_text("another")
     os.environ["GEB_CACHE"] = str(near.store.root.parent)
     with pytest.raises(UserError, match="has changed since"):
-        offer_inputs(near.request("read", source))
+        upload_inputs(near.request("read", source))

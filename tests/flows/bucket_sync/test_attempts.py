@@ -13,7 +13,7 @@ from stages.contract.context import StageContext
 from stages.contract.errors import StoppedError
 from stages.contract.events import Event
 from stages.contract.remote.store import RemoteStore
-from tests.flows.mirrored.hosts import Host, write
+from tests.flows.bucket_sync.hosts import Host, write
 from tests.object_storage import client, objects
 
 

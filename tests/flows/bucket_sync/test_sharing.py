@@ -11,7 +11,7 @@ import pytest
 from stages.contract.context import StageContext
 from stages.contract.errors import StoreError
 from stages.contract.events import Progress
-from tests.flows.mirrored.hosts import Host, local_files, write
+from tests.flows.bucket_sync.hosts import Host, local_files, write
 from tests.object_storage import SECRET, Gate, host, objects
 
 

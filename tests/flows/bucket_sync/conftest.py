@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stages.contract.remote.store import RemoteStore
-from tests.flows.mirrored.hosts import Host, write
+from tests.flows.bucket_sync.hosts import Host, write
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files from outside a store that hosts without them need: kept in the bucket by their digest.
+"""External inputs: files from outside the store, kept in the bucket for hosts without them.
 
 Layout below ``inputs/<digest>/`` of the store::
 
@@ -17,8 +17,9 @@ from stages.contract.digests import files_of, sha256_file, sha256_tree
 from stages.contract.errors import UserError
 from stages.contract.manifest import FileRecord
 from stages.contract.remote.bucket import Bucket
-from stages.contract.remote.transfer import OnBytes, download_files, is_here, upload_files
+from stages.contract.remote.transfer import download_files, is_here, upload_files
 from stages.contract.request import FileInput
+from stages.contract.store import OnBytes
 
 _LIST = "files.json"
 
@@ -32,8 +33,8 @@ class _Files(BaseModel):
     """By paths below the folder; a file of its own has the path ``""``."""
 
 
-class OutsideFiles:
-    """Inputs from outside the store, in its bucket.
+class ExternalInputs:
+    """Copies of external inputs in the store's bucket.
 
     Args:
         bucket: The store's bucket.
@@ -46,7 +47,7 @@ class OutsideFiles:
         self._root = root
         self._parts = parts
 
-    def offer(self, source: FileInput, on_bytes: OnBytes | None = None) -> None:
+    def upload(self, source: FileInput, on_bytes: OnBytes | None = None) -> None:
         """Uploads a file or folder of this host that the bucket does not have.
 
         Raises:
@@ -70,11 +71,11 @@ class OutsideFiles:
         listed = _Files(name=place.name, files=files)
         self._bucket.put(f"{folder}/{_LIST}", listed.model_dump_json().encode())
 
-    def fetch(self, source: FileInput, on_bytes: OnBytes | None = None) -> Path | None:
-        """Brings a file or folder here and returns its place; None where nobody offered it.
+    def download(self, source: FileInput, on_bytes: OnBytes | None = None) -> Path | None:
+        """Brings a file or folder here and returns its place; None where nobody uploaded it.
 
         Raises:
-            DamagedArtifactError: What came is not what was offered.
+            DamagedArtifactError: What came is not what was uploaded.
         """
         folder = _folder(source)
         found = self._bucket.get(f"{folder}/{_LIST}")

@@ -1,0 +1,260 @@
+"""A store in a folder of a local or shared file system.
+
+Layout under the root::
+
+    store.json                    marks the folder as a store
+    artifacts/<stage>/<key>/      an artifact: its files and manifest.json
+    artifacts/<stage>/.scratch-*  an artifact being written; renamed into place when whole
+    work/<stage>/<key>/           resumable state of attempts: checkpoints, written chunks
+    leases/<stage>/<key>          the process that computes a key right now
+    logs/<stage>/<key>/           full log of each attempt
+    quarantine/                   damaged artifacts, set aside
+    runs/<name>/                  run records: configuration, steps, report
+    models/                       the model registry
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.contract.disk import explain_disk_errors
+from stages.contract.errors import DamagedArtifactError, StoreError, UserError
+from stages.contract.file_lease import FileLease
+from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
+from stages.contract.store import FORMAT, MARKER, Artifact, Held, Kind, Store
+
+
+class LocalStore(Store):
+    """A store on a local or shared file system.
+
+    Args:
+        root: The store's folder, as :meth:`open` checked it.
+        mirror_of: URL of the store in a bucket whose local folder this is, if it is one.
+    """
+
+    def __init__(self, root: Path, mirror_of: str | None = None) -> None:
+        self.root = root
+        self.location = str(root)
+        self.mirror_of = mirror_of
+
+    @classmethod
+    def open(cls, location: str, *, create: bool = False) -> LocalStore:
+        """Opens the store at ``location``.
+
+        Args:
+            location: Folder of the store.
+            create: Make an empty store where there is nothing yet.
+
+        Raises:
+            UserError: The location is a URL, or a folder that is no store.
+            StoreError: There is no store, or it cannot be read. Nothing is ever recomputed because
+                of it.
+        """
+        if "://" in location:
+            raise UserError(
+                f"store {location!r} is a URL, and stages work in folders",
+                "open it with stages.contract.stores.open_store",
+            )
+        root = Path(location).expanduser().absolute()
+        marker = root / MARKER
+        if create and not marker.exists():
+            if root.exists() and any(root.iterdir()):
+                raise UserError(
+                    f"{root} is not empty and holds no {MARKER}: it is not a store",
+                    "set `store` to a store or to an empty or new folder",
+                )
+            with explain_disk_errors(root):
+                root.mkdir(parents=True, exist_ok=True)
+                marker.write_text(json.dumps({"format": FORMAT}))
+        try:
+            found = json.loads(marker.read_text())
+        except OSError as error:
+            raise StoreError(
+                f"no store at {root}: {error.strerror}. Is the file system mounted?"
+            ) from error
+        if found.get("format") != FORMAT:
+            raise UserError(
+                f"{root} is a store of format {found.get('format')}; this version reads {FORMAT}",
+                "use the version of geb that wrote it, or another store",
+            )
+        return cls(root, found.get("mirror_of"))
+
+    def artifact_path(self, stage: str, key: str) -> Path:
+        """Where the artifact of a key is or will be."""
+        return self.root / "artifacts" / stage / key
+
+    def work_path(self, stage: str, key: str) -> Path:
+        """Folder that survives failed attempts at a key and goes when the artifact is there."""
+        return self.root / "work" / stage / key
+
+    def log_path(self, stage: str, key: str) -> Path:
+        """Folder of the logs of a key's attempts."""
+        return self.root / "logs" / stage / key
+
+    def lease(self, stage: str, key: str) -> FileLease:
+        """See :class:`Store`."""
+        return FileLease(self.root / "leases" / stage / key)
+
+    def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
+        """Finds and checks an artifact; see :class:`Store`.
+
+        Sizes are compared always; a file whose modification time is not the one in the manifest is
+        hashed as well.
+        """
+        if not (self.root / MARKER).exists():
+            raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
+        folder = self.artifact_path(stage, key)
+        if not folder.exists():
+            return None
+        manifest = read_manifest(folder)
+        for name, record in manifest.files_at(path).items():
+            check_file(folder / name, record, always_hash=False)
+        return Artifact(folder, manifest)
+
+    def manifest(self, stage: str, key: str) -> Manifest | None:
+        """See :class:`Store`."""
+        folder = self.artifact_path(stage, key)
+        return read_manifest(folder) if folder.exists() else None
+
+    def refresh(self, folder: str) -> None:
+        """See :class:`Store`."""
+
+    def share(self, path: Path) -> str:
+        """See :class:`Store`."""
+        return str(path)
+
+    @contextmanager
+    def exclusive(self, folder: str) -> Iterator[None]:
+        """See :class:`Store`."""
+        yield
+
+    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
+        """See :class:`Store`."""
+        try:
+            return self.load(stage, key)
+        except DamagedArtifactError as error:
+            aside = self.set_aside(stage, key)
+            warn(f"{error}. Set aside in {aside}; the stage runs again.")
+            return None
+
+    def verify(self, artifact: Artifact) -> None:
+        """Hashes every file of an artifact.
+
+        Raises:
+            DamagedArtifactError: A file is missing or differs, or is there and not in the manifest:
+                a checkpoint's loader would read it (`adapter_config.json`).
+        """
+        for name, record in artifact.manifest.files.items():
+            check_file(artifact.path / name, record, always_hash=True)
+        there = (each for each in artifact.path.rglob("*") if not each.is_dir())
+        names = {each.relative_to(artifact.path).as_posix() for each in there}
+        if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
+            raise DamagedArtifactError(
+                f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
+                f"{', '.join(unlisted[:5])}"
+            )
+
+    def set_aside(self, stage: str, key: str) -> str:
+        """See :class:`Store`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        aside = self.root / "quarantine" / f"{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
+        aside.parent.mkdir(exist_ok=True)
+        self.artifact_path(stage, key).rename(aside)
+        return str(aside)
+
+    def new_scratch(self, stage: str, key: str) -> Path:
+        """Creates the folder in which an artifact is written before it is published."""
+        scratch = self.root / "artifacts" / stage / f".scratch-{key[:16]}-{uuid.uuid4().hex[:8]}"
+        scratch.mkdir(parents=True)
+        return scratch
+
+    def publish(self, scratch: Path, manifest: Manifest) -> Artifact:
+        """Makes ``scratch`` the artifact of its key: manifest last, then one rename.
+
+        Where the key has an artifact by now, that one stays and the scratch is dropped.
+        """
+        (scratch / MANIFEST).write_text(manifest.model_dump_json(indent=2))
+        for path in [*scratch.rglob("*"), scratch]:
+            _fsync(path)
+        target = self.artifact_path(manifest.stage, manifest.key)
+        try:
+            scratch.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(scratch)
+            return Artifact(target, read_manifest(target))
+        _fsync(target.parent)
+        shutil.rmtree(self.work_path(manifest.stage, manifest.key), ignore_errors=True)
+        return Artifact(target, manifest)
+
+    def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
+        """See :class:`Store`."""
+        for folder in sorted((self.root / "artifacts").glob(f"{stage or '*'}/*")):
+            if not folder.name.startswith(".scratch-"):
+                yield folder.parent.name, folder.name
+
+    def held(self) -> Iterator[Held]:
+        """See :class:`Store`."""
+        for stage, key in self.artifacts():
+            yield self._held("artifact", stage, key, self.artifact_path(stage, key))
+        for path in (self.root / "work").glob("*/*"):
+            yield self._held("work", path.parent.name, path.name, path)
+        for path in (self.root / "artifacts").glob("*/.scratch-*"):
+            stage = path.parent.name
+            start = path.name.removeprefix(".scratch-").partition("-")[0]
+            leases = (self.root / "leases" / stage).glob(f"{start}*")
+            key = next((each.name for each in leases if "." not in each.name), start)
+            yield self._held("scratch", stage, key, path)
+        for path in (self.root / "quarantine").glob("*"):
+            yield self._held("aside", "", "", path)
+
+    def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
+        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), _bytes_of(path))
+
+    def remove(self, held: Held) -> None:
+        """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
+        path = self.root / held.place
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        # Another collection may be at it; what both leave is found by the next one.
+        with contextlib.suppress(FileNotFoundError):
+            if held.kind == "artifact":
+                path = path.rename(
+                    path.with_name(f".scratch-{held.key[:16]}-{uuid.uuid4().hex[:8]}")
+                )
+            shutil.rmtree(path)
+
+    def sweep_scratch(self, stage: str, key: str) -> None:
+        """Removes what dead attempts at a key left. Call it while holding the key's lease."""
+        for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key[:16]}-*"):
+            shutil.rmtree(stale)
+
+
+def _bytes_of(path: Path) -> int:
+    """Size of a file, or of all files of a folder; what goes meanwhile does not count."""
+    total = 0
+    for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = each.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
