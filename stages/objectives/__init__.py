@@ -3,7 +3,7 @@
 Pure functions of log-probabilities, per sequence; the caller reduces. Needs torch, nothing else.
 """
 
-from stages.objectives.bonuses import BonusSaturation, bonus_saturation, exploratory_bonus
+from stages.objectives.bonuses import Bonus, BonusInputs, exploratory_bonus
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES, implicit_reward, reward_saturation
 from stages.objectives.kappa import KappaController, KappaSchedule
@@ -20,13 +20,13 @@ __all__ = [
     "DESIGNS",
     "DIVERGENCES",
     "METRIC_SUMS",
-    "BonusSaturation",
+    "Bonus",
+    "BonusInputs",
     "KappaController",
     "KappaSchedule",
     "ObjectiveOutput",
     "ObjectiveSettings",
     "ResponseLogps",
-    "bonus_saturation",
     "exploratory_bonus",
     "geb_objective",
     "implicit_reward",

@@ -4,6 +4,7 @@ Shapes: `B` responses. ℓ = log π(y|x) − log π_ref(y|x) is the logratio.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,45 +22,58 @@ REWARD_EXPONENT_HEADROOM = math.log(6000.0)
 value TRL clamps to): the margin of two rewards times β must be finite as well."""
 
 
+def _nowhere(log_u: Tensor) -> Tensor:
+    return torch.zeros_like(log_u, dtype=torch.bool)
+
+
 @dataclass(frozen=True)
 class Divergence:
-    """One f-divergence D_f = E_{π_ref} f(π/π_ref).
+    """One f-divergence D_f = E_{π_ref} f(π/π_ref), by functions of log u, elementwise.
 
     Attributes:
         name: the name under which it is configured.
-        alpha: α of the α-divergence f(u) = (u^α − αu − (1−α)) / (α(α−1)) (Definition 3.2, with the
-            sign its tables follow), or None for Jensen–Shannon, which is not an α-divergence.
+        derivative: f′(u), the implicit reward of u = π/π_ref.
+        conjugate_gain: u f′(u) − f(u), the bonus of u (Eq. 11).
+        derivative_saturates: where `derivative` is held constant, as booleans.
+        gain_saturates: where `conjugate_gain` is.
+        alpha: α of an α-divergence, which GEB's 1 + α − π and arctanh(1−π) + α contain; None
+            outside that family.
     """
 
     name: str
-    alpha: float | None
+    derivative: Callable[[Tensor], Tensor]
+    conjugate_gain: Callable[[Tensor], Tensor]
+    derivative_saturates: Callable[[Tensor], Tensor] = _nowhere
+    gain_saturates: Callable[[Tensor], Tensor] = _nowhere
+    alpha: float | None = None
 
-    def derivative(self, log_u: Tensor) -> Tensor:
-        """Derivative f′(u): (u^{α−1} − 1)/(α−1), log u at α = 1; log(2u/(1+u)) for JS."""
-        if self.alpha is None:
-            return -log_mean_exp_with_one(-log_u)
-        return box_cox(log_u, self.alpha - 1.0, max_exponent=_reward_exponent(log_u))
 
-    def derivative_saturates(self, log_u: Tensor) -> Tensor:
-        """Whether `derivative` is clamped, as booleans of the shape of `log_u`."""
-        if self.alpha is None:
-            return torch.zeros_like(log_u, dtype=torch.bool)
-        return box_cox_saturates(log_u, self.alpha - 1.0, max_exponent=_reward_exponent(log_u))
+def alpha_divergence(name: str, alpha: float) -> Divergence:
+    """The α-divergence f(u) = (u^α − αu − (1−α)) / (α(α−1)).
 
-    def conjugate_gain(self, log_u: Tensor) -> Tensor:
-        """Bonus of u, u f′(u) − f(u) (Eq. 11).
+    Definition 3.2 with the sign that its tables follow: f′(u) = (u^{α−1} − 1)/(α−1), log u at
+    α = 1; the bonus is (u^α − 1)/α, log u at α = 0.
+    """
 
-        (u^α − 1)/α, log u at α = 0; log((1+u)/2) for Jensen–Shannon.
-        """
-        if self.alpha is None:
-            return log_mean_exp_with_one(log_u)
-        return box_cox(log_u, self.alpha)
+    def derivative(log_u: Tensor) -> Tensor:
+        return box_cox(log_u, alpha - 1.0, max_exponent=_reward_exponent(log_u))
 
-    def gain_saturates(self, log_u: Tensor) -> Tensor:
-        """Whether `conjugate_gain` is clamped, as booleans of the shape of `log_u`."""
-        if self.alpha is None:
-            return torch.zeros_like(log_u, dtype=torch.bool)
-        return box_cox_saturates(log_u, self.alpha)
+    def derivative_saturates(log_u: Tensor) -> Tensor:
+        return box_cox_saturates(log_u, alpha - 1.0, max_exponent=_reward_exponent(log_u))
+
+    return Divergence(
+        name,
+        derivative,
+        lambda log_u: box_cox(log_u, alpha),
+        derivative_saturates,
+        lambda log_u: box_cox_saturates(log_u, alpha),
+        alpha,
+    )
+
+
+def _js_derivative(log_u: Tensor) -> Tensor:
+    """log(2u/(1+u))."""
+    return -log_mean_exp_with_one(-log_u)
 
 
 def _reward_exponent(log_u: Tensor) -> float:
@@ -69,10 +83,11 @@ def _reward_exponent(log_u: Tensor) -> float:
 DIVERGENCES: dict[str, Divergence] = {
     row.name: row
     for row in (
-        Divergence("reverse_kl", 1.0),
-        Divergence("hellinger", 0.5),
-        Divergence("forward_kl", 0.0),
-        Divergence("js", None),
+        alpha_divergence("reverse_kl", 1.0),
+        alpha_divergence("hellinger", 0.5),
+        alpha_divergence("forward_kl", 0.0),
+        # Its bonus is log((1+u)/2).
+        Divergence("js", _js_derivative, log_mean_exp_with_one),
     )
 }
 """The divergences that have a name. Any other α in [0, 1] is given as a number."""
@@ -97,7 +112,7 @@ def resolve_divergence(divergence: str | float) -> Divergence:
     for row in DIVERGENCES.values():
         if row.alpha == alpha:
             return row
-    return Divergence(f"alpha={alpha:g}", alpha)
+    return alpha_divergence(f"alpha={alpha:g}", alpha)
 
 
 def implicit_reward(logratio: Tensor, *, divergence: str | float) -> Tensor:

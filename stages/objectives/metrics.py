@@ -14,12 +14,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stages.objectives.bonuses import bonus_saturation
 from stages.objectives.divergences import reward_saturation
 from stages.objectives.objective import (
     ObjectiveSettings,
     ResponseLogps,
-    bonus_arguments,
     geb_objective,
     largest_bonus,
 )
@@ -86,7 +84,14 @@ def loss_and_metrics(
         bonus_pull = _absolute_gradient(weighted_bonus, leaves)
         rest_pull = _absolute_gradient(rest, leaves)
 
-    clamped, underflowed = _saturation_shares(chosen, rejected, settings)
+    saturation = [each.saturation() for each in output.bonuses]
+    clamped, underflowed = (
+        torch.stack(of_sides).double().mean(dim=0)
+        for of_sides in (
+            [each.clamped for each in saturation],
+            [each.underflowed for each in saturation],
+        )
+    )
     beyond = output.bonus.abs() > largest_bonus(kappa, output.bonus.dtype)
     rewards_clamped = [
         reward_saturation(side.logratio, divergence=settings.divergence).double()
@@ -171,17 +176,3 @@ def _absolute_gradient(term: Tensor, leaves: list[Tensor]) -> Tensor:
         if gradient is not None:
             total = total + gradient.double().abs().sum()
     return total
-
-
-def _saturation_shares(
-    chosen: ResponseLogps, rejected: ResponseLogps, settings: ObjectiveSettings
-) -> tuple[Tensor, Tensor]:
-    """(clamped, underflowed) shares of each pair's target responses, [B] each."""
-    sides = {"chosen": chosen, "rejected": rejected}
-    targets = [
-        bonus_saturation(**bonus_arguments(sides[name], settings))
-        for name in settings.bonus_targets
-    ]
-    clamped = torch.stack([target.clamped.double() for target in targets]).mean(dim=0)
-    underflowed = torch.stack([target.underflowed.double() for target in targets]).mean(dim=0)
-    return clamped, underflowed

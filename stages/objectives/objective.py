@@ -7,18 +7,13 @@ Shapes: `B` pairs, `T` tokens.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import cached_property
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from stages.objectives.bonuses import (
-    Numerics,
-    Probability,
-    check_bonus,
-    exploratory_bonus,
-)
-from stages.objectives.designs import DESIGNS
+from stages.objectives.bonuses import Bonus, BonusInputs, BonusValues, Numerics, Probability
 from stages.objectives.divergences import implicit_reward
 from stages.objectives.losses import check_loss_parameters, preference_loss
 from stages.objectives.numerics import check_choice, working_precision
@@ -54,21 +49,34 @@ class ObjectiveSettings:
     bonus_on: BonusOn = "rejected"
 
     def __post_init__(self) -> None:
-        check_bonus(self.design, self.divergence, self.numerics, self.probability)
         check_loss_parameters(self.beta, self.label_smoothing)
+        assert self.bonus is not None, "made once, and with it checked"
         if not self.nll_weight >= 0.0:
             raise ValueError(f"nll_weight must not be negative, got {self.nll_weight}")
         check_choice("bonus_on", self.bonus_on, get_args(BonusOn))
 
+    @cached_property
+    def bonus(self) -> Bonus:
+        """The exploratory bonus; without a design, π and its unit do not matter."""
+        probability = "sequence" if self.design == "none" else self.probability
+        check_choice("probability", self.probability, get_args(Probability))
+        return Bonus.of(
+            self.design,
+            self.divergence,
+            probability=probability,
+            numerics=self.numerics,
+            beta=self.beta,
+        )
+
     @property
     def needs_token_logps(self) -> bool:
         """Whether the target responses must bring per-token log-probabilities."""
-        return self.probability == "token" and self.design != "none"
+        return self.bonus.probability == "token"
 
     @property
     def needs_ref_token_logps(self) -> bool:
         """Whether they must bring the reference's per-token log-probabilities as well."""
-        return self.needs_token_logps and DESIGNS[self.design].needs_ref_logp
+        return self.needs_token_logps and self.bonus.design.needs_ref_logp
 
     @property
     def bonus_targets(self) -> tuple[Literal["chosen", "rejected"], ...]:
@@ -110,7 +118,7 @@ class ObjectiveOutput:
 
     Attributes:
         preference_loss: the f-DPO loss.
-        bonus: L_bonus of the target responses, before κ.
+        bonuses: L_bonus of the responses of each side that gets it, before κ.
         nll: length-normalised negative log-likelihood of the chosen response; 0 without a weight.
         nll_weight: its weight.
         chosen_logratio: log π − log π_ref of the chosen responses.
@@ -120,13 +128,19 @@ class ObjectiveOutput:
     """
 
     preference_loss: Tensor
-    bonus: Tensor
+    bonuses: tuple[BonusValues, ...]
     nll: Tensor
     nll_weight: float
     chosen_logratio: Tensor
     rejected_logratio: Tensor
     chosen_reward: Tensor
     rejected_reward: Tensor
+
+    @cached_property
+    def bonus(self) -> Tensor:
+        """L_bonus of each pair, [B]: the mean over its target responses."""
+        values = [each.value for each in self.bonuses]
+        return torch.stack(values).mean(dim=0) if len(values) > 1 else values[0]
 
     @property
     def margin(self) -> Tensor:
@@ -179,14 +193,16 @@ def geb_objective(
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
     sides = {"chosen": chosen, "rejected": rejected}
-    bonuses = [response_bonus(sides[name], settings) for name in settings.bonus_targets]
+    bonuses = [
+        settings.bonus(_bonus_inputs(sides[name], settings)) for name in settings.bonus_targets
+    ]
     reward = {
         name: settings.beta * implicit_reward(side.logratio, divergence=settings.divergence)
         for name, side in sides.items()
     }
     return ObjectiveOutput(
         preference_loss=loss,
-        bonus=torch.stack(bonuses).mean(dim=0) if len(bonuses) > 1 else bonuses[0],
+        bonuses=tuple(bonuses),
         nll=_mean_nll(chosen) if settings.nll_weight > 0.0 else torch.zeros_like(loss),
         nll_weight=settings.nll_weight,
         chosen_logratio=chosen.logratio,
@@ -196,32 +212,10 @@ def geb_objective(
     )
 
 
-def response_bonus(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:
-    """`exploratory_bonus` of one side of the pairs, [B], as the settings define it."""
-    return exploratory_bonus(**bonus_arguments(side, settings))
-
-
-def bonus_arguments(side: ResponseLogps, settings: ObjectiveSettings) -> dict[str, Any]:
-    """The arguments of `exploratory_bonus` and `bonus_saturation` for one side of the pairs.
-
-    Raises:
-        ValueError: the settings need per-token log-probabilities that the side does not bring.
-    """
-    arguments: dict[str, Any] = {
-        "design": settings.design,
-        "divergence": settings.divergence,
-        "probability": settings.probability,
-        "numerics": settings.numerics,
-        "beta": settings.beta,
-    }
+def _bonus_inputs(side: ResponseLogps, settings: ObjectiveSettings) -> BonusInputs:
+    """The log-probabilities of one side that its bonus is a function of."""
     if not settings.needs_token_logps:
-        probability = "sequence" if settings.design == "none" else settings.probability
-        return arguments | {
-            "logp": side.logp,
-            "ref_logp": side.ref_logp,
-            "num_tokens": side.num_tokens,
-            "probability": probability,
-        }
+        return BonusInputs(side.logp, side.ref_logp, side.num_tokens)
     if side.token_logp is None or side.token_mask is None:
         raise ValueError(
             "probability='token' needs token_logp and token_mask [B, T] on the responses that get "
@@ -231,11 +225,7 @@ def bonus_arguments(side: ResponseLogps, settings: ObjectiveSettings) -> dict[st
         raise ValueError(
             f"design {settings.design!r} with probability='token' needs ref_token_logp [B, T]"
         )
-    return arguments | {
-        "logp": side.token_logp,
-        "ref_logp": side.ref_token_logp,
-        "mask": side.token_mask,
-    }
+    return BonusInputs(side.token_logp, side.ref_token_logp, mask=side.token_mask)
 
 
 def _mean_nll(side: ResponseLogps) -> Tensor:

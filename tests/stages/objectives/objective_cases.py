@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from stages.objectives import DESIGNS, DIVERGENCES, exploratory_bonus
+from stages.objectives import DESIGNS, DIVERGENCES, Bonus, BonusInputs, exploratory_bonus
+from stages.objectives.bonuses import BonusSaturation
 from stages.objectives.designs import check_design
 from stages.objectives.divergences import resolve_divergence
 
@@ -53,3 +54,19 @@ def bonus_and_gradient(
     bonus = bonus_of(leaf, design, divergence, **more)
     (gradient,) = torch.autograd.grad(bonus.sum(), leaf)
     return bonus.detach(), gradient
+
+
+def saturation_of(
+    logp: Tensor,
+    design: str,
+    divergence: str | float,
+    *,
+    ref_logp: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+    mask: Tensor | None = None,
+    **more: object,
+) -> BonusSaturation:
+    """Which responses have a clamped bonus, or one without gradient."""
+    leaf = logp.detach().clone().requires_grad_()
+    bonus = Bonus.of(design, divergence, **more)
+    return bonus(BonusInputs(leaf, ref_logp, num_tokens, mask)).saturation()

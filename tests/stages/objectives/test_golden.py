@@ -6,10 +6,9 @@ import math
 import golden
 import pytest
 import torch
-from objective_cases import ALL_DIVERGENCES, DEFINED
+from objective_cases import ALL_DIVERGENCES, DEFINED, saturation_of
 
 from stages.objectives import (
-    bonus_saturation,
     exploratory_bonus,
     implicit_reward,
     preference_loss,
@@ -63,7 +62,7 @@ def test_summed_log_probs(case, dtype):
     }
     bonus = exploratory_bonus(logp, **arguments)
     (gradient,) = torch.autograd.grad(bonus.sum(), logp)
-    clamped = bonus_saturation(logp, **arguments).clamped
+    clamped = saturation_of(logp, **arguments).clamped
     assert_matches(bonus, rows["bonus"], dtype, clamped, "bonus")
     assert_matches(gradient, rows["gradient"], dtype, clamped, "gradient")
     assert (gradient[clamped] == 0).all()

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL_DIVERGENCES
 
-from stages.objectives import implicit_reward, preference_loss, reward_saturation
+from stages.objectives import (
+    DIVERGENCES,
+    exploratory_bonus,
+    implicit_reward,
+    preference_loss,
+    reward_saturation,
+)
+from stages.objectives.divergences import Divergence
+from stages.objectives.numerics import expm1
 
 DIVERGENCE = pytest.mark.parametrize("divergence", ALL_DIVERGENCES)
 LOGRATIOS = st.floats(-5000.0, 5000.0, width=32)
@@ -130,3 +138,18 @@ def test_refusals(change, message):
     }
     with pytest.raises(ValueError, match=message):
         preference_loss(**(arguments | change))
+
+
+def test_a_divergence_outside_the_family_is_one_row(monkeypatch):
+    # Pearson's χ²: f(u) = (u − 1)², f′(u) = 2 (u − 1), u f′(u) − f(u) = u² − 1.
+    row = Divergence("chi2", lambda log_u: 2 * expm1(log_u), lambda log_u: expm1(2 * log_u))
+    monkeypatch.setitem(DIVERGENCES, row.name, row)
+    logratio = torch.tensor([0.0, 2.0]).log1p()
+    assert implicit_reward(logratio, divergence="chi2").tolist() == pytest.approx([0.0, 4.0])
+    loss = preference_loss(logratio[1:], logratio[:1], beta=0.25, divergence="chi2")
+    assert loss.exp().item() == pytest.approx(1 + torch.tensor(-1.0).exp().item())
+    half = torch.tensor([0.5]).log()
+    bonus = exploratory_bonus(half, design="inverse_pi", divergence="chi2")
+    assert bonus.item() == pytest.approx(3.0)
+    with pytest.raises(ValueError, match="is not defined under chi2: its u contains α"):
+        exploratory_bonus(half, design="arctanh", divergence="chi2")

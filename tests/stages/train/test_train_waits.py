@@ -39,7 +39,7 @@ def pairs(tmp_path_factory):
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 8, ties=(3,))
 
 
-@pytest.mark.parametrize("probability", ["sequence", "token"])
+@pytest.mark.parametrize("probability", ["sequence", "token_mean", "token"])
 def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs, probability):
     # In packed rows; for padded ones transformers itself asks whether rows are packed.
     waits, micro_batches = Waits(), 0
