@@ -6,7 +6,7 @@ of a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from stages.modeling.load import Precision, load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs
 from stages.modeling.rope import require_static_rope
+from stages.modeling.token_batches import token_batches
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
 
@@ -79,7 +80,7 @@ class Reference:
             longest=max(lengths, default=0),
             remedy="set `evaluate.log_pi_ref: off`",
         )
-        for rows in batches_by_length(lengths, self._batch_tokens):
+        for rows in token_batches(lengths, self._batch_tokens):
             sums[rows] = self._pass(
                 [prompts[row] for row in rows], [responses[row] for row in rows]
             )
@@ -103,23 +104,3 @@ class Reference:
         return np.bincount(owners, weights=token_logprobs, minlength=len(prompts)).astype(
             np.float64, copy=False
         )
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Groups sequences of like lengths so that a padded group has at most ``batch_tokens`` tokens.
-
-    Yields:
-        Indices, longest sequences first (what does not fit in memory fails at once); a sequence
-        longer than the budget comes alone.
-    """
-    group: list[int] = []
-    width = 0
-    for index in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
-        if group and (len(group) + 1) * width > batch_tokens:
-            yield group
-            group = []
-        if not group:
-            width = lengths[index]
-        group.append(index)
-    if group:
-        yield group

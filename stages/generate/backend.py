@@ -60,7 +60,7 @@ class Backend(Protocol):
             prompts: Taken as the engine has room for them.
 
         Yields:
-            (number of the prompt, sample index, response), in whatever order they are done. A
+            (number of the prompt, sample index, response), in the order in which they are done. A
             response depends on its prompt and seed, not on what else is asked for.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a shard has done so far: one file per run of prompts, there whole or not at all."""
+"""Chunks of a shard's responses: one file for each run of prompts, there whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a stream of prompts to chunks of responses, written in whatever order they are done."""
+"""Writer of chunks: feeds prompts to a backend and writes each chunk once it is complete."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class OpenaiSettings(ServerSettings):
     """`completions` sends the prompt's token ids, rendered here; `chat` sends the messages and
     leaves the chat template to the server."""
     without_token_ids: Literal["refuse", "tokenize"] = "refuse"
-    """What to do with a response that comes as text alone: refuse it, or read its ids off the text
+    """Treatment of a response that comes as text alone: refuse it, or read its ids off the text
     with the policy's tokenizer, its log-probabilities unknown (NaN)."""
 
 

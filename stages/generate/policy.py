@@ -1,4 +1,4 @@
-"""What a backend needs to know of the policy's checkpoint, weights apart."""
+"""Tokenizer, stop ids and context of the policy's checkpoint; its weights are the backends'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and a policy to ``responses.parquet``."""
+"""The generate stage: prompts and a policy to ``responses.parquet``."""
 
 from __future__ import annotations
 

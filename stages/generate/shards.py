@@ -1,4 +1,4 @@
-"""Which prompts a shard works on: contiguous parts of about the same expected work.
+"""Bounds of shards: contiguous parts of the prompts with about the same expected work.
 
 Shapes: ``N`` prompts.
 """

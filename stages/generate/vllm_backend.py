@@ -94,7 +94,7 @@ class VllmBackend:
                 )
 
     def close(self) -> None:
-        """Ends the engine and whatever processes it has for its GPUs."""
+        """Ends the engine and its processes."""
         self._engine.engine_core.shutdown()
 
     def _sampling_params(self, seed: int) -> Any:

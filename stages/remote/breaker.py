@@ -1,4 +1,4 @@
-"""A circuit breaker: what keeps many requests from running against a server that is down."""
+"""Circuit breaker: holds requests back while a server is down."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Scores of responses by an oracle: a Python function, a reward model."""
+"""Scores of responses by an oracle: function, reward model, verifier, server or judge."""

@@ -16,5 +16,5 @@ def not_agreed(url: str, body: bytes, what: str | ValidationError) -> UserError:
         what = f"{place or 'body'}: {first['msg']}"
     return UserError(
         f"the answer of {url} is not what was agreed: {what}; it begins {start_of(body)}",
-        "mend the server; docs/oracles.md has the schema",
+        "correct the server; docs/oracles.md has the schema",
     )

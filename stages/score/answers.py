@@ -1,4 +1,4 @@
-"""What a stage has learnt so far: some rows of scores at a time, kept for a retry."""
+"""Scores known so far, kept in files for a retry; their statistics; whole prompts as batches."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _Usage(BaseModel):
 
 
 class _Completion(BaseModel):
-    """What is read of a chat completion."""
+    """The part of a chat completion that is read."""
 
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage

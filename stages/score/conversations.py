@@ -1,4 +1,4 @@
-"""What a reward model reads: the prompt's messages and the response as assistant turn."""
+"""Conversations for reward models: the prompt's messages and the response as assistant turn."""
 
 from __future__ import annotations
 

@@ -108,5 +108,5 @@ def _read_template(path: Path) -> Template:
         return environment.from_string(path.read_text())
     except TemplateError as error:
         raise UserError(
-            f"the judge's template {path} cannot be read: {error}", "mend the template"
+            f"the judge's template {path} cannot be read: {error}", "correct the template"
         ) from error

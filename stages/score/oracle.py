@@ -43,7 +43,7 @@ class Oracle(Protocol):
                 where the stage was given opponents.
 
         Yields:
-            (place in ``rows``, verdict), in whatever order; what was yielded before an error is
+            (place in ``rows``, verdict), in any order; what was yielded before an error is
             kept.
 
         Raises:

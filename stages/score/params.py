@@ -25,7 +25,7 @@ class PythonSettings(Settings):
 
 
 class ClassifierSettings(Settings):
-    """What reward models that are loaded here have in common."""
+    """Settings that all reward models loaded by the stage share."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations."""
@@ -45,7 +45,7 @@ class RewardModelSettings(ClassifierSettings):
     """A sequence classifier with one output."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What runs it; `vllm` where vLLM knows the classifier's architecture."""
+    """Engine that runs it; `vllm` where vLLM knows the classifier's architecture."""
     gpu_memory_utilization: float = speed_only(
         0.9, gt=0, le=1, description="Engine `vllm`: share of the GPU's memory that it takes."
     )
@@ -154,7 +154,7 @@ class ScoreParams(StageParams):
     oracle: Literal[
         "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
     ] = "reward_model"
-    """What scores: a function of a Python file (`python`, input ``code``), a sequence classifier
+    """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), or a chat model
@@ -188,7 +188,7 @@ class ScoreParams(StageParams):
 
     @property
     def compares(self) -> bool:
-        """Whether scores say how responses stand to each other, and nothing beyond that."""
+        """Whether scores only rank responses against each other."""
         return self.oracle == "judge" and self.judge.mode == "pairwise"
 
     @model_validator(mode="after")

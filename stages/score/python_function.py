@@ -89,7 +89,7 @@ def _place(row: Mapping[str, Any]) -> str:
 
 
 def _to_float(value: Any) -> float:
-    """The number that ``value`` is, of whatever library; NaN if it is none."""
+    """A number of any library as a float; NaN if ``value`` is none."""
     if isinstance(value, str):
         return math.nan
     try:

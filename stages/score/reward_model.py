@@ -16,7 +16,7 @@ from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import context_tokens, load_sequence_classifier, load_tokenizer
-from stages.score.batches import token_batches
+from stages.modeling.token_batches import token_batches
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
@@ -72,7 +72,7 @@ class RewardModel:
                 raise UserError(
                     f"a conversation does not open with the BOS token "
                     f"({self.tokenizer.bos_token!r}) that the reward model expects",
-                    "mend the tokenizer's chat template",
+                    "correct the tokenizer's chat template",
                 )
             count = sum(each == bos for each in token_ids)
             if count > 1:

@@ -65,7 +65,7 @@ class HttpOracle:
 
     @property
     def identity(self) -> str:
-        """What the server calls itself."""
+        """Name and version of the server."""
         return f"http:{self.server_identity}"
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:

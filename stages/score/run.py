@@ -1,4 +1,4 @@
-"""Responses and an oracle to ``scores.parquet``."""
+"""The score stage: responses and an oracle to ``scores.parquet``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(ctx: Context) -> None:
 def _ask(
     ctx: Context, oracle: Oracle, rows: list[Row], answers: Answers, done: int, total: int
 ) -> int:
-    """Has some rows scored, those left out whose scores are known; returns how many were asked.
+    """Scores the rows whose scores are not known yet; returns their number.
 
     Progress counts responses from ``done`` towards ``total``.
     """
@@ -114,7 +114,7 @@ def _check_nulls(ctx: Context, statistics: Statistics) -> None:
     if statistics.num_null > ctx.params.max_null_share * total:
         raise UserError(
             f"{what}; max_null_share allows {ctx.params.max_null_share:g}",
-            "mend what keeps the oracle from scoring them, or raise max_null_share to leave their "
+            "remove what keeps the oracle from scoring, or raise max_null_share to leave their "
             "prompts out of the pairs",
         )
     ctx.events.warning(f"{what}; their prompts are left out of the pairs")

@@ -27,7 +27,7 @@ ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosit
 
 @dataclass(frozen=True)
 class UrmOutput:
-    """What the model says of a batch.
+    """The model's output for a batch.
 
     Attributes:
         means: Mean of each attribute, [B, 5].

@@ -6,7 +6,7 @@ Computed in parts that survive a failed attempt; each process computes its share
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 from stages.contract.errors import UserError
 from stages.contract.tables import TableWriter, read_batches
 from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.token_batches import token_batches
 from stages.train.batches import RefLogprobs
 from stages.train.data import Pair
 from stages.train.job import Process
@@ -86,7 +87,10 @@ def compute_reference(
     for start in missing:
         part = pairs[start : start + PART_PAIRS]
         found: RefLogprobs = {}
-        for batch in _by_length(part, micro_batch_tokens * FORWARD_FACTOR):
+        # Both responses of a pair, each after the prompt.
+        lengths = [2 * pair.num_tokens for pair in part]
+        for places in token_batches(lengths, micro_batch_tokens * FORWARD_FACTOR):
+            batch = [part[place] for place in places]
             with torch.no_grad(), numerics.forward_context():
                 found |= _logprobs(model, batch, row_layout, numerics.device)
             done += len(batch)
@@ -157,18 +161,6 @@ def _logprobs(
     return {
         pair.index: (by_row[place], by_row[len(batch) + place]) for place, pair in enumerate(batch)
     }
-
-
-def _by_length(pairs: Sequence[Pair], budget: int) -> Iterator[list[Pair]]:
-    """Pairs of like length together, with at most ``budget`` tokens, padding counted."""
-    batch: list[Pair] = []
-    for pair in sorted(pairs, key=lambda pair: (-pair.num_tokens, pair.index)):
-        if batch and 2 * (len(batch) + 1) * batch[0].num_tokens > budget:
-            yield batch
-            batch = []
-        batch.append(pair)
-    if batch:
-        yield batch
 
 
 def _write(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:

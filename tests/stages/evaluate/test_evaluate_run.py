@@ -14,7 +14,6 @@ from stages.contract.local_store import LocalStore
 from stages.contract.store import Artifact
 from stages.contract.tables import DISTRIBUTIONS, SCORES, read_rows, write_table
 from stages.evaluate.params import EvaluateParams
-from stages.evaluate.reference import batches_by_length
 from stages.evaluate.run import STAGE
 from tests.stage_calls import EventLog, call, response, write_scored
 from tests.tiny_models import make_tiny_llama, make_tiny_tokenizer
@@ -262,16 +261,6 @@ def test_a_reference_with_a_smaller_vocabulary_is_refused(store, tmp_path, table
     )
     with pytest.raises(UserError, match="hold token 10000, the reference has"):
         with_reference(store, (strange, tables[1]), reference)
-
-
-def test_batches_by_length_fit_the_budget_and_lose_nothing():
-    draw = random.Random(0)
-    lengths = [draw.randint(1, 40) for _ in range(200)]
-    batches = list(batches_by_length(lengths, 64))
-    assert sorted(index for batch in batches for index in batch) == list(range(200))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= 64
-    assert list(batches_by_length([100, 3], 10)) == [[0], [1]]
 
 
 def test_the_tokenizer_of_these_tests_covers_their_tokens():

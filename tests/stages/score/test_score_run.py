@@ -20,7 +20,6 @@ from stages.contract.events import Log, Progress
 from stages.contract.params import Settings
 from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.score.batches import token_batches
 from stages.score.oracle import Verdict
 from stages.score.params import ORACLES, OracleEntry, ScoreParams
 from stages.score.run import STAGE
@@ -327,15 +326,6 @@ class TestRewardModel:
         model = make_tiny_reward_model(tmp_path / "bare", chat_template=None)
         with pytest.raises(UserError, match="no chat template"):
             score(model=model)
-
-
-def test_batches_hold_every_sequence_once_within_the_budget():
-    lengths = [5, 1, 30, 7, 7, 2, 100, 8]
-    batches = list(token_batches(lengths, 32))
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        longest = max(lengths[index] for index in batch)
-        assert longest * len(batch) <= 32 or len(batch) == 1
 
 
 def test_parameters_and_registry_name_the_same_oracles():
