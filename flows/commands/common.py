@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from flows.execution.run_record import RunRecord
-from flows.pipeline.config import RunConfig
+from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.steps import Step
@@ -75,16 +75,12 @@ def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
         return lambda step: False
     if stage not in order:
         raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
-    in_iteration = order.index(stage) >= order.index("screen")
+    first = (0 if stage in BEFORE_ITERATIONS else iteration, order.index(stage))
 
     def forced(step: Step) -> bool:
-        if not in_iteration:
-            return step.iteration > 0 or order.index(step.stage) >= order.index(stage)
-        if step.iteration != iteration:
-            return step.iteration > iteration
-        # Screening and evaluation sample as well: `screen/iteration-1/generate/0` is a part of one.
+        # `iteration-1/evaluate/generate/0` is a part of the evaluation.
         part = next(each for each in step.name.split("/") if each in order)
-        return order.index(part) >= order.index(stage)
+        return (step.iteration, order.index(part)) >= first
 
     return forced
 

@@ -26,6 +26,9 @@ SET_BY_THE_RUN = {
     "promote": ("model_name",),
 }
 
+BEFORE_ITERATIONS = ("prepare", "sft")
+"""Stages that run once; all others belong to an iteration."""
+
 
 class Inputs(Settings):
     """What comes from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""

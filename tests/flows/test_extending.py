@@ -1,0 +1,197 @@
+"""A toy stage and a toy runner, added as CONTRIBUTING says, and the places that it names."""
+
+from __future__ import annotations
+
+import io
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from pydantic import TypeAdapter
+
+import stages.prepare.run
+from flows.commands.common import forced_from
+from flows.execution.plan import plan
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.algorithm import Do, all_steps, walk
+from flows.pipeline.config import RunConfig, StageSettings
+from flows.pipeline.form import FormOf
+from flows.pipeline.loading import load_settings
+from flows.pipeline.placement import Execution, resources_of
+from flows.pipeline.steps import Output, Step, Steps
+from flows.runners.base import OnEvent
+from flows.runners.choose import RUNNERS
+from flows.runners.docker.images import images_for
+from stages.contract.context import StageContext
+from stages.contract.events import Emitter
+from stages.contract.params import StageParams
+from stages.contract.program import Stage, execute
+from stages.contract.request import Request
+from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.store import Artifact
+from stages.contract.tables import PROMPTS, num_rows, read_rows, write_table
+from tests.flows.loop import ROOT, write_config
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+class ToyParams(StageParams):
+    """The first prompts of a table."""
+
+    stage: ClassVar[str] = "toy"
+    version: ClassVar[str] = "1"
+    inputs = {"prompts": InputSpec("prompts")}
+    outputs = {"first.parquet": OutputSpec("prompts")}
+
+    count: int = 5
+    """Prompts that stay."""
+
+
+def run_toy(ctx: StageContext[ToyParams]) -> None:
+    rows = islice(read_rows(ctx.path("prompts"), PROMPTS), ctx.params.count)
+    write_table(ctx.out / "first.parquet", PROMPTS, rows)
+
+
+class ToySettings(StageSettings):
+    """A section for each stage."""
+
+    toy: ToyParams = ToyParams()
+    """The first prompts."""
+
+
+_ResourcesByStage: Any = resources_of(ToySettings)
+
+
+class ToyResources(_ResourcesByStage):
+    """What each stage may use."""
+
+
+class ToyConfig(RunConfig):
+    """A run with one more stage."""
+
+    toy: ToyParams = ToyParams()
+    """The first prompts."""
+    resources: ToyResources = ToyResources()
+    """What each stage may use."""
+
+
+def toy(self: Steps, iteration: int, prompts: Output) -> Step:
+    params = self._config.toy
+    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]}, iteration=iteration)
+
+
+def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
+    prompts = do(steps.prepare())
+    kept = do(steps.toy(1, prompts.at("iteration-1.parquet"))).at("first.parquet")
+    do(steps.toy(2, kept))
+
+
+class ToyRunner:
+    """Stages in this process."""
+
+    name = "toy"
+    stages: ClassVar = {"prepare": stages.prepare.run.STAGE, "toy": Stage(ToyParams, run_toy)}
+
+    def __init__(self, execution: Execution) -> None:
+        self.requests: list[Request] = []
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        self.requests.append(request)
+        execute(self.stages[request.stage], request, Emitter(io.StringIO()))
+
+    def stop_all(self) -> None:
+        """Nothing to stop."""
+
+    def has_running(self, request: Request) -> bool:
+        return False
+
+
+@pytest.fixture
+def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
+    monkeypatch.setitem(RUNNERS, "toy", ToyRunner)  # type: ignore[misc]
+    monkeypatch.setattr(Steps, "toy", toy, raising=False)
+    monkeypatch.setattr("flows.pipeline.algorithm.iterative_geb", algorithm)
+    monkeypatch.setattr("flows.commands.common.RunConfig", ToyConfig)
+    config = load_settings(
+        write_config(tmp_path, toy={"count": 3}), ["resources.toy.cpus=2"], ToyConfig
+    )
+    # Its name in `Execution.runner` is what a test cannot add; tests/stages/test_names.py holds it.
+    return config.model_copy(
+        update={"execution": config.execution.model_copy(update={"runner": "toy"})}
+    )
+
+
+def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> None:
+    assert [(line.stage, line.action) for line in plan(toy_run)] == [
+        ("prepare", "run"),
+        ("toy", "run"),
+        ("toy", "run"),
+    ]
+    session = StepExecutor(toy_run)
+    made: dict[str, Artifact] = {}
+
+    def do(step: Step) -> Output:
+        made[step.name] = session.execute(step, made).artifact
+        return step.output
+
+    walk(toy_run, do)
+    assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
+    assert {line.action for line in plan(toy_run)} == {"reuse"}
+    # Image, resources, form and --from follow from the declarations.
+    request = session.runner.requests[-1]
+    assert [image.title for image in images_for(request)] == ["core"]
+    assert request.resources.cpus == 2
+    form = TypeAdapter(Annotated[dict[str, Any], FormOf(ToyConfig)]).json_schema()
+    assert form["properties"]["resources"]["properties"]["toy"]["description"]
+    forced = forced_from("toy", 2)
+    assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
+
+
+SECTIONS = dict(re.findall(r"^## (Add an? .+)\n((?:(?!## ).*\n)*)", CONTRIBUTING, re.MULTILINE))
+# Folders and files by their paths from the root of the repository.
+PLACE = re.compile(r"`((?:stages|flows|tests|docs)/[^` ]+|pyproject\.toml)`")
+
+
+def places(section: str, name: str) -> set[str]:
+    """Places that a section of CONTRIBUTING names in its numbered list, `<name>` filled in."""
+    items = re.findall(r"^\d\. .*\n(?:   .*\n)*", SECTIONS[section], re.MULTILINE)
+    return {place.replace("<name>", name) for item in items for place in PLACE.findall(item)}
+
+
+@pytest.mark.parametrize(
+    ("section", "example"),
+    [
+        ("Add a divergence or a bonus", ""),
+        ("Add an oracle", ""),
+        ("Add a stage", "screen"),
+        ("Add a runner", "docker"),
+    ],
+)
+def test_contributing_names_places_that_exist_and_at_most_ten(section: str, example: str) -> None:
+    assert set(SECTIONS) == {
+        "Add a divergence or a bonus",
+        "Add an oracle",
+        "Add a stage",
+        "Add a runner",
+    }
+    named = places(section, example)
+    assert 0 < len(named) <= 10
+    assert not [place for place in named if not (ROOT / place).exists()]
+
+
+@pytest.mark.parametrize(
+    ("section", "example", "words"),
+    [
+        ("Add a stage", "screen", r"\bscreen\b|\bScreenParams\b"),
+        ("Add a runner", "docker", r'runners\.docker\.(runner|reaper)|DockerSettings|"docker"'),
+    ],
+)
+def test_nothing_else_knows_of_a_stage_or_a_runner(section: str, example: str, words: str) -> None:
+    named = places(section, example)
+    sources = [path for folder in ("flows", "stages") for path in (ROOT / folder).rglob("*.py")]
+    knowing = {
+        path.relative_to(ROOT).as_posix() for path in sources if re.search(words, path.read_text())
+    }
+    assert not [path for path in knowing if not path.startswith(tuple(named))]

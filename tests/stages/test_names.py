@@ -1,0 +1,71 @@
+"""Names that configurations may use, against the tables of what there is."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from flows.images.table import IMAGES
+from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
+from flows.pipeline.placement import Execution, WorkPoolSettings, stage_sections
+from flows.runners.choose import RUNNERS
+from stages.bandit.params import BanditParams
+from stages.contract.signature import ImageName, Kind
+from stages.contract.tables import SCHEMAS
+from stages.evaluate.params import EvaluateParams
+from stages.generate.params import BACKENDS, GenerateParams
+from stages.modeling.load import DTYPES
+from stages.objectives import DESIGNS, DIVERGENCES
+from stages.score.params import RewardModelSettings
+from stages.train.params import TrainParams
+from stages.train.rows import ROWS
+
+
+def names(annotation: Any) -> set[str]:
+    """Strings of the Literals in a type."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return {each for each in arguments if isinstance(each, str)}
+    return set().union(*map(names, arguments))
+
+
+def field(model: type[BaseModel], name: str) -> set[str]:
+    return names(model.model_fields[name].annotation)
+
+
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [
+        (field(Execution, "runner"), RUNNERS),
+        (names(ImageName), {image.name for image in IMAGES if "flows" not in image.code}),
+        (names(Kind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
+        (field(GenerateParams, "dtype"), DTYPES),
+        (field(EvaluateParams, "dtype"), DTYPES),
+        (field(RewardModelSettings, "dtype"), DTYPES),
+        (field(TrainParams, "row_layout"), ROWS),
+        (field(BanditParams, "methods"), DESIGNS),
+    ],
+)
+def test_every_name_is_in_its_table_and_the_other_way_round(
+    named: set[str], known: Iterable[str]
+) -> None:
+    assert named == set(known)
+
+
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [
+        (set(BEFORE_ITERATIONS), stage_sections(RunConfig)),
+        (field(WorkPoolSettings, "launcher"), RUNNERS),
+        (field(Evaluation, "backend"), BACKENDS),
+        (field(TrainParams, "save_dtype") - {"auto"}, DTYPES),
+        (field(BanditParams, "divergences"), DIVERGENCES),
+    ],
+)
+def test_every_name_is_in_its_table(named: set[str], known: Iterable[str]) -> None:
+    assert named
+    assert named <= set(known)
