@@ -49,7 +49,7 @@ def bandit(
     settings = load_settings(config, overrides or (), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     folder = open_store(settings.store, create=True).run_path(settings.name)
-    ensure_prefect_server(folder / "prefect-server.log")
+    ensure_prefect_server(folder / "prefect-server.log", watched.print)
     with ConsoleObserver(watched, 1) as observer, observing(observer):
         artifact = bandit_flow(settings)
     if out is not None:

@@ -67,7 +67,7 @@ def evaluate(
     from flows.standing.server import ensure_prefect_server
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
-    ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"))
+    ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"), watched.print)
     with ConsoleObserver(watched, num_steps(settings)) as observer, observing(observer):
         found = evaluate_resolved(settings, Models(policy, base, prompts))
     if as_json:
@@ -114,7 +114,7 @@ def sweep(
     from flows.sweep import sweep_resolved
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
-    if ui := ensure_prefect_server(_server_log(settings.store, title)):
+    if ui := ensure_prefect_server(_server_log(settings.store, title), watched.print):
         watched.print(f"Prefect UI while it runs: {ui}")
     with observing(LineObserver(watched)):
         found = sweep_resolved(title, settings, grid or [], _seeds(seeds), parallel_runs)

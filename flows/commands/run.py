@@ -131,7 +131,7 @@ def _execute(
     from flows.standing.server import ensure_prefect_server
 
     folder = open_store(config.store).run_path(config.name)
-    if ui := ensure_prefect_server(folder / "prefect-server.log"):
+    if ui := ensure_prefect_server(folder / "prefect-server.log", watched.print):
         watched.print(f"Prefect UI while it runs: {ui}")
         if standing := Home(default_home()).standing():
             watched.print(

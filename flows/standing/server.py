@@ -9,13 +9,15 @@ outlives Ctrl-C, serves the UI as well, and ends with the run however the run en
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,11 +36,15 @@ _GRACE_SECONDS = 10.0
 _lifelines: list[IO[bytes]] = []
 
 
-def ensure_prefect_server(log: Path) -> str | None:
+def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
     """Makes sure that this process has a Prefect server until it ends.
+
+    A server that is started here and ends by itself is started again, at the same address and with
+    the same database: Prefect's client waits for it.
 
     Args:
         log: File for the output of a server that is started here; its folder is created.
+        say: Tells a person that the server has ended; called from another thread.
 
     Returns:
         Address of the UI of the server started here; None where one is configured already.
@@ -50,10 +56,30 @@ def ensure_prefect_server(log: Path) -> str | None:
         return None
     address = f"http://127.0.0.1:{_free_port()}"
     server = start_server(address, log, {})
-    assert server.stdin is not None
-    _lifelines.append(server.stdin)
     use_server(f"{address}/api")
+    threading.Thread(
+        target=_keep_running, args=(server, address, log, say), name="server", daemon=True
+    ).start()
     return address
+
+
+def _keep_running(
+    server: subprocess.Popen[bytes], address: str, log: Path, say: Callable[[str], None]
+) -> None:
+    """Starts the server again whenever it has ended; ends the command where that fails."""
+    while True:
+        assert server.stdin is not None
+        _lifelines.append(server.stdin)
+        server.wait()
+        kept = log.with_name(f"{log.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log")
+        log.replace(kept)
+        say(f"Prefect's server has ended by itself (its output: {kept}); starting it again")
+        try:
+            server = start_server(address, log, {})
+        except GebError as error:
+            say(str(error))
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
 
 
 def start_server(
