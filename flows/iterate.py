@@ -105,7 +105,8 @@ def _run(config: RunConfig) -> RunResult:
     executor.record.save_config(config)
 
     def show_iteration(step: Step) -> None:
-        if step.stage == "promote":
+        # An iteration ends with the registration of its checkpoint.
+        if step.params.writes_registry:
             publish_table(summarise(executor.record), step.iteration)
 
     with step_tasks(executor, show_iteration) as tasks:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.contract.context import StageContext
 from stages.contract.digests import prompt_id, sha256_file, sha256_tree
 from stages.contract.events import Emitter, Event, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
 from stages.contract.request import FileInput, Input, Request, make_request
+from stages.contract.signature import OutputSpec
 from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
 from stages.score.params import ORACLES, ScoreParams
@@ -99,6 +101,25 @@ def call(
     }
     request = make_request(params, inputs=given, seed=seed, store=str(store.root), **labels)
     return execute(stage, request, events or Emitter(io.StringIO()))
+
+
+class TrainedParams(StageParams):
+    """A stage that leaves what training leaves."""
+
+    stage = "train"
+    version = "1"
+    outputs = {"checkpoint": OutputSpec("model")}
+    weights: str
+
+
+def checkpoint_artifact(store: LocalStore, weights: str) -> Artifact:
+    """An artifact with a checkpoint folder whose weights are a text."""
+
+    def run(ctx: StageContext[TrainedParams]) -> None:
+        (ctx.out / "checkpoint").mkdir()
+        (ctx.out / "checkpoint/model.safetensors").write_text(ctx.params.weights)
+
+    return call(Stage(TrainedParams, run), TrainedParams(weights=weights), {}, store)
 
 
 class EventLog(Emitter):

@@ -40,7 +40,7 @@ def made(store: LocalStore, text: str) -> Artifact:
 
 def needs(store: LocalStore, artifact: Artifact) -> None:
     """Writes down that a run uses an artifact."""
-    RunRecord(store, "nightly").record(
+    RunRecord(store, "nightly").save_step(
         StepRecord(
             step=artifact.manifest.key[:8],
             stage="note",

@@ -10,12 +10,10 @@ import pytest
 from stages.contract import registry as registry_module
 from stages.contract.errors import DamagedArtifactError, StoreError, UserError
 from stages.contract.local_store import LocalStore
-from stages.contract.program import Stage
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput
 from stages.contract.store import Artifact
-from stages.promote.params import PromoteParams
-from tests.stage_calls import call
+from tests.stage_calls import checkpoint_artifact
 
 
 @pytest.fixture
@@ -189,13 +187,7 @@ def test_processes_that_register_at_once_lose_nothing(store, registry):
 
 @pytest.fixture
 def trained(store: LocalStore) -> Artifact:
-    """An artifact with a checkpoint folder, by way of a stage made for the test."""
-
-    def run(ctx):
-        (ctx.out / "checkpoint").mkdir()
-        (ctx.out / "checkpoint/model.safetensors").write_text("weights")
-
-    return call(Stage(PromoteParams, run), PromoteParams(), {}, store)
+    return checkpoint_artifact(store, "weights")
 
 
 def test_a_model_resolves_to_its_checkpoint(store, registry, trained):

@@ -8,14 +8,11 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
-from stages.contract.params import StageParams
-from stages.contract.program import Stage
 from stages.contract.registry import ModelRegistry
-from stages.contract.signature import OutputSpec
 from stages.contract.store import Artifact
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
-from tests.stage_calls import EventLog, call
+from tests.stage_calls import EventLog, call, checkpoint_artifact
 
 METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
@@ -23,23 +20,6 @@ METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
-class _Trained(StageParams):
-    stage = "train"
-    version = "1"
-    outputs = {"checkpoint": OutputSpec("model")}
-    weights: str
-
-
-def train(store: LocalStore, weights: str) -> Artifact:
-    """An artifact such as training leaves."""
-
-    def run(ctx):
-        (ctx.out / "checkpoint").mkdir()
-        (ctx.out / "checkpoint/model.safetensors").write_text(weights)
-
-    return call(Stage(_Trained, run), _Trained(weights=weights), {}, store)
 
 
 def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> Path:
@@ -61,7 +41,7 @@ def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None,
 
 
 def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
-    trained = train(store, "one")
+    trained = checkpoint_artifact(store, "one")
     artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5)
     registry = ModelRegistry(store)
     version, found = registry.resolve("tiny@production")
@@ -88,10 +68,12 @@ def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
 
 
 def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_path):
-    promote(store, train(store, "one"), evaluated(tmp_path))
+    promote(store, checkpoint_artifact(store, "one"), evaluated(tmp_path))
     events = EventLog()
     worse = evaluated(tmp_path, "worse.json", win_rate=0.2)
-    artifact = promote(store, train(store, "two"), worse, events=events, min_win_rate=0.5)
+    artifact = promote(
+        store, checkpoint_artifact(store, "two"), worse, events=events, min_win_rate=0.5
+    )
     registry = ModelRegistry(store)
     assert registry.find("tiny@production").version == 1
     assert registry.find("tiny@latest").version == 2
@@ -106,7 +88,7 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
 
 def test_a_fall_behind_the_previous_evaluation_keeps_the_alias(store, tmp_path):
     inputs = {
-        "checkpoint": [train(store, "one").ref("checkpoint")],
+        "checkpoint": [checkpoint_artifact(store, "one").ref("checkpoint")],
         "metrics": [evaluated(tmp_path)],
         "previous_metrics": [evaluated(tmp_path, "before.json", mean_reward=2.0)],
     }
@@ -119,7 +101,7 @@ def test_a_fall_behind_the_previous_evaluation_keeps_the_alias(store, tmp_path):
 
 
 def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
-    trained, metrics = train(store, "one"), evaluated(tmp_path)
+    trained, metrics = checkpoint_artifact(store, "one"), evaluated(tmp_path)
     first = promote(store, trained, metrics)
     before = ModelRegistry(store).alias("tiny", "production")
     # The registry was written, the artifact was not published.
@@ -132,18 +114,18 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
 
 
 def test_the_decision_does_not_depend_on_the_registry_as_it_was_found(store, tmp_path):
-    trained, metrics = train(store, "two"), evaluated(tmp_path)
+    trained, metrics = checkpoint_artifact(store, "two"), evaluated(tmp_path)
     other = LocalStore.open(str(tmp_path / "other"), create=True)
-    promote(store, train(store, "one"), metrics)
+    promote(store, checkpoint_artifact(store, "one"), metrics)
     second = promote(store, trained, metrics)
-    alone = promote(other, train(other, "two"), metrics)
+    alone = promote(other, checkpoint_artifact(other, "two"), metrics)
     outcomes = [json.loads((each.path / "registry.json").read_text()) for each in (second, alone)]
     assert [each["version"] for each in outcomes] == [2, 1]
     assert second.manifest.digest() == alone.manifest.digest()
 
 
 def test_bad_inputs_are_refused(store, tmp_path):
-    trained = train(store, "one")
+    trained = checkpoint_artifact(store, "one")
     broken, listed = tmp_path / "broken.json", tmp_path / "list.json"
     broken.write_text("{")
     listed.write_text("[]")
