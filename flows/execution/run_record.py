@@ -6,10 +6,8 @@ A view is a convenience, never the truth about what is done: that is the store's
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import UserError
 from stages.contract.store import Store
 
@@ -79,7 +78,7 @@ class RunRecord:
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
             path.replace(kept)
             self.store.share(kept)
-        _replace(path, text)
+        write_atomically(path, text)
         self.store.share(path)
 
     def config(self) -> RunConfig:
@@ -90,8 +89,7 @@ class RunRecord:
     def save_step(self, record: StepRecord) -> None:
         """Writes down a step's state."""
         path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, record.model_dump_json(indent=2))
+        write_atomically(path, record.model_dump_json(indent=2))
         self.store.share(path)
 
     def step(self, name: str) -> StepRecord | None:
@@ -125,9 +123,3 @@ def recorded(store: Store) -> list[str]:
 
 def _mtime(path: Path) -> float:
     return path.stat().st_mtime
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_suffix(f".{os.getpid()}-{uuid.uuid4().hex[:6]}")
-    scratch.write_text(text)
-    scratch.replace(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from flows.execution.run_record import RunRecord
 from flows.report.plots import histogram, line_plot
 from flows.report.summary import COLUMNS, Summary, formatted
+from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 
 _SHOWN_SAMPLES = 8
@@ -104,8 +106,8 @@ def _training(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
     for iteration in range(1, summary.config.iterations + 1):
         artifact = summary.artifacts.get(f"iteration-{iteration}/train")
         if artifact is not None:
-            for line in artifact.file("metrics.jsonl").read_text().splitlines():
-                steps.append((len(steps) + 1, json.loads(line)))
+            for _, metrics in read_data_file(artifact.file("metrics.jsonl")):
+                steps.append((len(steps) + 1, metrics))
     return steps
 
 
@@ -132,8 +134,8 @@ def _distributions(artifact: Artifact) -> list[str]:
 def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
     if artifact is None:
         return []
-    lines = artifact.file("samples.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines[:_SHOWN_SAMPLES]]
+    rows = read_data_file(artifact.file("samples.jsonl"))
+    return [row for _, row in itertools.islice(rows, _SHOWN_SAMPLES)]
 
 
 def _gates(summary: Summary) -> list[tuple[int, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -14,7 +13,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError
+from stages.contract.file_locks import AliveLock, is_held
 
 DEFAULT_HOME = Path("~/.geb")
 HOME_VARIABLE = "GEB_HOME"
@@ -64,20 +65,15 @@ class Home:
     @contextmanager
     def claimed(self) -> Iterator[bool]:
         """Holds the lock; yields False where another process has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        lock = AliveLock(self._lock)
+        try:
+            yield lock.take()
+        finally:
+            lock.free()
 
     def announce(self, standing: Standing) -> None:
         """Says what is running; to be called by the holder of the lock."""
-        scratch = self._state.with_suffix(f".{os.getpid()}")
-        scratch.write_text(standing.model_dump_json(indent=2))
-        scratch.replace(self._state)
+        write_atomically(self._state, standing.model_dump_json(indent=2))
 
     def retract(self) -> None:
         """Says that nothing is running any more."""
@@ -112,10 +108,7 @@ class Home:
         return ended
 
     def _is_claimed(self) -> bool:
-        if not self._lock.exists():
-            return False
-        with self.claimed() as free:
-            return not free
+        return is_held(self._lock)
 
     def _end(self, pids: Sequence[int], timeout_seconds: float) -> bool:
         waiting = [pid for pid in pids if _is_ours(pid)]

@@ -9,19 +9,18 @@ does not expire while it lives, however long its threads are held up.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from stages.contract.alive import AliveLock, is_held
+from stages.contract.atomic import write_atomically
+from stages.contract.file_locks import AliveLock, exclusive_lock, is_held
 from stages.contract.lease import EXPIRY_SECONDS, Lease
 
 HEARTBEAT_SECONDS = 10.0
@@ -103,9 +102,7 @@ class FileLease(Lease):
             "since": now,
             "expires": now + EXPIRY_SECONDS,
         }
-        scratch = self._path.with_suffix(f".{self._owner}")
-        scratch.write_text(json.dumps(record))
-        scratch.replace(self._path)
+        write_atomically(self._path, json.dumps(record))
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -122,9 +119,5 @@ class FileLease(Lease):
             return is_held(self._alive_path)
         return time.time() < record["expires"]
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_suffix(".guard").open("a") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            yield
+    def _guard(self) -> AbstractContextManager[None]:
+        return exclusive_lock(self._path.with_suffix(".guard"))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
 import stat
 import time
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stages.contract.atomic import fsync, write_atomically
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError, UserError
 from stages.contract.file_lease import FileLease
@@ -68,14 +68,14 @@ class LocalStore(Store):
         root = Path(location).expanduser().absolute()
         marker = root / MARKER
         if create and not marker.exists():
-            if root.exists() and any(root.iterdir()):
+            # One that another process makes just now is a store.
+            if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
                 raise UserError(
                     f"{root} is not empty and holds no {MARKER}: it is not a store",
                     "set `store` to a store or to an empty or new folder",
                 )
             with explain_disk_errors(root):
-                root.mkdir(parents=True, exist_ok=True)
-                marker.write_text(json.dumps({"format": FORMAT}))
+                write_atomically(marker, json.dumps({"format": FORMAT}))
         try:
             found = json.loads(marker.read_text())
         except OSError as error:
@@ -185,7 +185,7 @@ class LocalStore(Store):
         """
         (scratch / MANIFEST).write_text(manifest.model_dump_json(indent=2))
         for path in [*scratch.rglob("*"), scratch]:
-            _fsync(path)
+            fsync(path)
         target = self.artifact_path(manifest.stage, manifest.key)
         try:
             scratch.rename(target)
@@ -194,7 +194,7 @@ class LocalStore(Store):
                 raise
             shutil.rmtree(scratch)
             return Artifact(target, read_manifest(target))
-        _fsync(target.parent)
+        fsync(target.parent)
         shutil.rmtree(self.work_path(manifest.stage, manifest.key), ignore_errors=True)
         return Artifact(target, manifest)
 
@@ -250,11 +250,3 @@ def _bytes_of(path: Path) -> int:
             status = each.lstat()
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,10 +13,7 @@ no file; it means the version registered last, whatever a crash may have interru
 from __future__ import annotations
 
 import datetime
-import fcntl
-import os
 import re
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +21,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stages.contract.atomic import write_atomically
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import StoreError, UserError
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.request import ArtifactInput
 from stages.contract.store import Artifact, Store
 
@@ -292,11 +291,12 @@ class ModelRegistry:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        with explain_disk_errors(self._store.root), self._store.exclusive(_FOLDER):
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
+        with (
+            explain_disk_errors(self._store.root),
+            self._store.exclusive(_FOLDER),
+            exclusive_lock(folder / "lock"),
+        ):
+            yield
 
 
 def _read(path: Path, kind: type[R]) -> R | None:
@@ -312,21 +312,7 @@ def _read(path: Path, kind: type[R]) -> R | None:
 
 
 def _write(path: Path, record: _Record) -> None:
-    path.parent.mkdir(exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with scratch.open("w") as file:
-            file.write(record.model_dump_json(indent=2))
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_atomically(path, record.model_dump_json(indent=2), durable=True)
 
 
 def _now() -> str:

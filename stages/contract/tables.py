@@ -6,7 +6,6 @@ a walk over both and memory does not grow with the number of prompts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
 
 ROWS_PER_GROUP = 4096
@@ -174,11 +174,8 @@ def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any
 
     For what a stage keeps in its work folder; artifacts as a whole are the store's to publish.
     """
-    scratch = path.with_suffix(".partial")
-    write_table(scratch, schema, rows)
-    with scratch.open("rb") as file:
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    with atomic_path(path, durable=True) as scratch:
+        write_table(scratch, schema, rows)
 
 
 def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from stages.contract.data_files import DATA_SUFFIXES, read_data_file
 from stages.contract.errors import UserError
 from stages.sft.params import SftParams
 
@@ -28,49 +25,16 @@ def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Con
         UserError: A file cannot be read, or a row is no such conversation; the message names it.
     """
     for path in paths:
-        for place, row in _read_rows(path):
+        if path.suffix not in DATA_SUFFIXES or not path.is_file():
+            raise UserError(
+                f"{path} is not a data file",
+                f"pass a file that ends in {' or '.join(DATA_SUFFIXES)}",
+            )
+        for place, row in read_data_file(path):
             yield _conversation(row, params, place)
 
 
-def _read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields each row of a file with its place, for messages."""
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    reader = readers.get(path.suffix)
-    if reader is None or not path.is_file():
-        raise UserError(
-            f"{path} is not a data file", f"pass a file that ends in {' or '.join(readers)}"
-        )
-    yield from reader(path)
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                yield place, json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{place} is not JSON: {error}", _FORMS) from error
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is not a Parquet file: {error}", "check the file") from error
-    number = 0
-    with file:
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", row
-
-
-def _conversation(row: Any, params: SftParams, place: str) -> Conversation:
-    if not isinstance(row, Mapping):
-        raise UserError(f"{place} is not an object", _FORMS)
+def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Conversation:
     turns = row.get(params.messages_column)
     if turns is None:
         turns = [

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stages.contract.atomic import write_atomically
 from stages.train.timing import PARTS
 
 TIMINGS = (
@@ -34,9 +35,7 @@ class MetricsLog:
     def __init__(self, path: Path, *, resumed_step: int) -> None:
         self._path = path
         self.records = [record for record in _whole_records(path) if record["step"] <= resumed_step]
-        temporary = path.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
-        temporary.rename(path)
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:

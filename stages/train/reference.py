@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
 from stages.contract.tables import TableWriter, read_batches
 from stages.modeling.logprobs import ResponseLogprobs
@@ -96,9 +97,8 @@ def compute_reference(
             done += len(batch)
             process.check_stop()
             process.events.progress(done, own, "pairs", "reference log-probabilities")
-        temporary = _part(folder, start).with_suffix(".partial")
-        _write(temporary, part, found)
-        temporary.rename(_part(folder, start))
+        with atomic_path(_part(folder, start)) as scratch:
+            _write(scratch, part, found)
 
 
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:

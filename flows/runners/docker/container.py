@@ -19,8 +19,8 @@ import urllib3
 from docker.errors import APIError
 
 from flows.runners.docker.client import connect
-from stages.contract.alive import AliveLock
 from stages.contract.errors import StageFailedError, UserError
+from stages.contract.file_locks import AliveLock
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 SUPERVISOR_SECONDS = 10.0

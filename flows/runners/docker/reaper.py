@@ -25,7 +25,7 @@ from flows.runners.docker.options import (
     STAGE_LABEL,
     STORE_LABEL,
 )
-from stages.contract.alive import AliveLock
+from stages.contract.file_locks import AliveLock
 
 
 def reap(*, keep_running: bool, grace_seconds: float = 10.0) -> list[str]:

@@ -41,9 +41,9 @@ from flows.runners.docker.ownership import chown_outputs
 from flows.runners.docker.reaper import reap
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
-from stages.contract.alive import AliveLock, is_held
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
+from stages.contract.file_locks import AliveLock, is_held
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 

@@ -9,7 +9,6 @@ however the orchestrator ended.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.errors import StoppedError, UserError
+from stages.contract.file_locks import try_lock
 
 # Index or UUID of each GPU that stages may use, separated by commas, where it is not for
 # nvidia-smi to say.
@@ -97,7 +97,7 @@ def hold_gpus(
             while len(held) < number:
                 for device in devices:
                     if device not in held and len(held) < number:
-                        descriptor = _try_lock(f"gpu-{device}")
+                        descriptor = try_lock(_folder() / f"gpu-{device}.lock")
                         if descriptor is not None:
                             stack.callback(os.close, descriptor)
                             held[device] = descriptor
@@ -109,7 +109,7 @@ def hold_gpus(
 
 @contextmanager
 def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Iterator[None]:
-    while (turn := _try_lock("collecting")) is None:
+    while (turn := try_lock(_folder() / "collecting.lock")) is None:
         waiting("waiting for this host's GPUs: others wait before")
         _rest(ended)
     try:
@@ -121,24 +121,6 @@ def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Itera
 def _rest(ended: threading.Event) -> None:
     if ended.wait(_POLL_SECONDS):
         raise StoppedError("stopped while waiting for a GPU")
-
-
-def _try_lock(name: str) -> int | None:
-    """Takes a lock and returns the open file that holds it; None where another has it."""
-    descriptor = _open(_folder() / f"{name}.lock")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _open(path: Path) -> int:
-    # Reading is enough to lock, and lets several users share the files.
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o644))
-    return os.open(path, os.O_RDONLY)
 
 
 def _folder() -> Path:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from stages.contract.atomic import atomic_path, write_atomically
 from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, ConflictError, Entry, Version
 
 _INDEX = ".synced.json"
@@ -115,13 +115,10 @@ class SyncedFolders:
         }
 
     def _write(self, name: str, data: bytes, entry: Entry) -> None:
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        scratch.write_bytes(data)
-        # Lists of runs are in the order in which they were started, on any host.
-        os.utime(scratch, (entry.modified, entry.modified))
-        scratch.replace(path)
+        with atomic_path(self._root / name) as scratch:
+            scratch.write_bytes(data)
+            # Lists of runs are in the order in which they were started, on any host.
+            os.utime(scratch, (entry.modified, entry.modified))
 
     def _read_index(self) -> dict[str, tuple[str, int, int]]:
         try:
@@ -131,7 +128,4 @@ class SyncedFolders:
         return {name: (etag, size, changed) for name, (etag, size, changed) in found.items()}
 
     def _write_index(self) -> None:
-        path = self._root / _INDEX
-        scratch = path.with_suffix(f".{uuid.uuid4().hex[:8]}")
-        scratch.write_text(json.dumps(self._index))
-        scratch.replace(path)
+        write_atomically(self._root / _INDEX, json.dumps(self._index))

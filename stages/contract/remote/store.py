@@ -17,17 +17,18 @@ folder is a store of its own, in which stages work; it may be removed whenever n
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.contract.atomic import write_atomically
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import MANIFEST, Manifest, read_manifest
 from stages.contract.remote.bucket import Bucket
@@ -241,9 +242,8 @@ class RemoteStore(Store):
         manifest = artifact.manifest
         content = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
         if not pending.exists() or not pending.read_text().startswith(content):
-            pending.parent.mkdir(exist_ok=True)
             # Never that of a committed one: its objects may be what is damaged.
-            pending.write_text(f"{content}-{uuid.uuid4().hex[:8]}")
+            write_atomically(pending, f"{content}-{uuid.uuid4().hex[:8]}")
         return f"artifacts/{manifest.stage}/{manifest.key}/{pending.read_text()}"
 
     def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
@@ -328,14 +328,9 @@ class RemoteStore(Store):
             folder.parent.mkdir(parents=True, exist_ok=True)
             scratch.rename(folder)
 
-    @contextmanager
-    def guard(self, manifest: Manifest) -> Iterator[None]:
+    def guard(self, manifest: Manifest) -> AbstractContextManager[None]:
         """One process of this host at a time changes the local files of an artifact."""
-        path = self.root / "leases" / manifest.stage / f"{manifest.key}.files.guard"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            yield
+        return exclusive_lock(self.root / "leases" / manifest.stage / f"{manifest.key}.files.guard")
 
 
 def _has_manifest(folder: Path, manifest: Manifest) -> bool:

@@ -215,7 +215,7 @@ ANSWER = {"role": "assistant", "content": "Here are one cats."}
         ([{"messages": [USER, {"role": "assistant"}]}], "line 1 has neither messages"),
         ([{"prompt": "Count one cats."}], "line 1 has neither messages"),
         ([{"prompt": "Count", "response": 3}], "line 1 has neither messages"),
-        ([["Count one cats."]], "line 1 is not an object"),
+        ([["Count one cats."]], r"line 1: a \w+, not an object"),
         ([{"messages": [{"role": "tool", "content": "x"}, USER, ANSWER]}], "roles tool, user"),
     ],
 )
@@ -228,7 +228,7 @@ def test_bad_rows_are_refused_with_their_place(sft, tmp_path, rows, message):
 def test_files_that_are_no_data_are_refused(sft, tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"messages": [\n')
-    with pytest.raises(UserError, match="line 1 is not JSON"):
+    with pytest.raises(UserError, match="line 1: not a line of JSON"):
         sft(data=broken)
     parquet = tmp_path / "broken.parquet"
     parquet.write_text("no table")

@@ -1,0 +1,91 @@
+"""Rows of a person's JSON-lines and Parquet files, streamed, each with its place for messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.contract.errors import UserError
+
+DATA_SUFFIXES = (".jsonl", ".parquet")
+BATCH_ROWS = 1024
+_CHUNK_BYTES = 1 << 20
+
+Row = tuple[str, dict[str, Any]]
+"""Place of a row (``prompts.jsonl, line 3``), and its columns."""
+
+
+def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
+    """Yields the rows of a file in order.
+
+    Args:
+        path: File whose name ends in one of :data:`DATA_SUFFIXES`.
+        columns: Columns of interest, where the format allows to read some only; all if the file
+            has none of them.
+
+    Raises:
+        UserError: The file is not what its name says, or a line is no JSON object.
+    """
+    return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path, columns)
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a Parquet file, or lines of another.
+
+    Raises:
+        UserError: A Parquet file is none.
+    """
+    if path.suffix == ".parquet":
+        with _open_parquet(path) as file:
+            return int(file.metadata.num_rows)
+    with path.open("rb") as lines:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(_CHUNK_BYTES), b""))
+
+
+def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[Row]:
+    """Yields the rows of Arrow batches with their places."""
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{name}, row {number}", row
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(
+                    f"{place}: not a line of JSON ({error})",
+                    "write one JSON object on each line, as UTF-8",
+                ) from error
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"{place}: a {type(row).__name__}, not an object with columns",
+                    'write lines such as {"prompt": "…"} or {"messages": […]}',
+                )
+            yield place, row
+
+
+def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    with _open_parquet(path) as file:
+        wanted = [name for name in file.schema_arrow.names if name in columns] or None
+        yield from number_rows(str(path), file.iter_batches(BATCH_ROWS, columns=wanted))
+
+
+def _open_parquet(path: Path) -> pq.ParquetFile:
+    try:
+        # Read ahead, the whole file would be in memory by the end.
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path} is not a Parquet file: {error}", "check the file") from error

@@ -1,0 +1,52 @@
+"""Files that appear whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from stages.contract.atomic import atomic_path, write_atomically
+from stages.contract.errors import UserError
+
+
+def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path):
+    path = tmp_path / "folder" / "file.json"
+    write_atomically(path, "old")
+    with atomic_path(path) as scratch:
+        scratch.write_text("half")
+        assert path.read_text() == "old"
+        scratch.write_text("whole")
+    assert path.read_text() == "whole"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "file.json"
+    write_atomically(path, b"old")
+    with pytest.raises(KeyError), atomic_path(path) as scratch:
+        scratch.write_text("half")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "no space left on the device that holds"), (errno.EROFS, "cannot be written")],
+)
+def test_a_disk_that_takes_nothing_is_named(tmp_path: Path, monkeypatch, number: int, said: str):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(UserError, match=said) as caught:
+        write_atomically(path, "new", durable=True)
+    assert str(path) in caught.value.message and caught.value.remedy
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "old"
