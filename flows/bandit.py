@@ -10,6 +10,7 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.outage import survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution, resources_of
@@ -66,6 +67,7 @@ def bandit(config: BanditConfig) -> Artifact:
     return artifact
 
 
+@survives_outage
 def _show(artifact: Artifact) -> None:
     create_markdown_artifact(artifact.file("table.md").read_text(), key="bandit-table")
     for figure in _SHOWN_FIGURES:

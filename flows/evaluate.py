@@ -14,6 +14,7 @@ from rich.table import Table
 
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
+from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.execution.prefect_tasks import StepTasks, step_tasks
 from flows.execution.step_executor import StepExecutor
@@ -169,7 +170,7 @@ def _evaluate(config: RunConfig, models: Models) -> Comparison:
         _compare(config, external, tasks)
         artifact = tasks.wait()["evaluate"]
     found = Comparison(models, artifact.address(), _metrics(artifact))
-    create_table_artifact(
+    survives_outage(create_table_artifact)(
         found.rows(),
         key=artifact_key(config.name),
         description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",

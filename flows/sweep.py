@@ -15,6 +15,7 @@ from prefect.states import State
 from rich.table import Table
 
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -163,7 +164,7 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     store.share(path)
-    create_table_artifact(
+    survives_outage(create_table_artifact)(
         found.rows(),
         key=artifact_key(name, "table"),
         description=f"Sweep {name}: mean ± standard deviation over seeds, last iteration.",

@@ -10,6 +10,7 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Failed, State
 
+from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import GebError, StageFailedError, UserError
@@ -24,6 +25,7 @@ def resume_command(config: RunConfig) -> str:
     return shlex.join(["geb", "resume", config.name, "--store", location_of(config.store)])
 
 
+@survives_outage
 def failed(error: GebError, name: str, command: str | None = None) -> State[Any]:
     """The state of a flow run that ``error`` ended; to be called inside one.
 

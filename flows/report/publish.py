@@ -1,4 +1,4 @@
-"""Shows a run in the Prefect UI: its tags, configuration, tables and report, as artifacts."""
+"""Artifacts of a run in the Prefect UI: configuration, tables, report and plots; and its tags."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
+from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
 from flows.report.summary import COLUMNS, Summary, formatted
@@ -24,6 +25,7 @@ from flows.report.summary import COLUMNS, Summary, formatted
 _MAX_IMAGE_BYTES = 200_000
 
 
+@survives_outage
 def label(config: RunConfig) -> None:
     """Adds tags to the flow run by which it is found; to be called inside one."""
     tags = [f"run:{config.name}", config.train.design, str(config.train.divergence)]
@@ -31,6 +33,7 @@ def label(config: RunConfig) -> None:
         client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
 
 
+@survives_outage
 def publish_configuration(config: RunConfig, preset: str) -> None:
     """Creates an artifact with every value of a run's configuration."""
     values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
@@ -42,6 +45,7 @@ def publish_configuration(config: RunConfig, preset: str) -> None:
     )
 
 
+@survives_outage
 def publish_table(summary: Summary, iteration: int) -> None:
     """Creates the table of the iterations so far; to be called inside a flow run."""
     create_table_artifact(
@@ -51,6 +55,7 @@ def publish_table(summary: Summary, iteration: int) -> None:
     )
 
 
+@survives_outage
 def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
     """Creates the report artifact and one for each plot (SVG); to be called inside a flow run."""
     rows = list(_rows(summary, summary.config.iterations))
