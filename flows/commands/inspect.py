@@ -37,8 +37,8 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run."""
     opened = open_store(store)
-    views = [RunRecord.existing(opened, each) for each in ([name] if name else runs(opened))]
-    records = {view.name: sorted(view.steps(), key=lambda each: each.started) for view in views}
+    found = [RunRecord.existing(opened, each) for each in ([name] if name else runs(opened))]
+    records = {run.name: sorted(run.steps(), key=lambda each: each.started) for run in found}
     if as_json:
         print_json(
             {

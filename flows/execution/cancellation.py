@@ -1,7 +1,7 @@
-"""Cancelling from the Prefect UI or API stops a run's stages, wherever the run itself is at work.
+"""Cancellation from the Prefect UI or API: stops a run's stages, wherever the run is executed.
 
 Prefect's worker ends the flow run's process when it is cancelled; a flow run that was started in a
-terminal has no worker, and nobody would tell it. So every run looks for itself, every two seconds.
+terminal has no worker that could. So every run polls its own state, every two seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stages.contract.errors import RunCancelledError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Between two looks at the server; a look costs it about 10 ms.
+# Between two requests to the server, of about 10 ms each.
 _POLL_SECONDS = 2.0
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 _LOGGER = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
 
     Args:
         stop: Ends the work; called from another thread.
-        what: What is at work, for the message.
+        what: Name of the work, for the message.
 
     Raises:
-        RunCancelledError: It was cancelled; whatever the stopped steps raised is its cause.
+        RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
     """
     poller = _CancellationPoller(stop)
     poller.start()
@@ -75,7 +75,7 @@ def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
 
 
 class _CancellationPoller:
-    """A thread that looks whether one of some flow runs is to be cancelled."""
+    """Thread that polls the state of the present flow run and of those that it is part of."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -89,7 +89,7 @@ class _CancellationPoller:
         self._thread.start()
 
     def end(self) -> None:
-        # Not joined: the look may wait for a server that is gone.
+        # Not joined: the request may wait for a server that is gone.
         self._ended.set()
 
     def _poll(self) -> None:

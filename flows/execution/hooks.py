@@ -1,4 +1,4 @@
-"""What Prefect calls when a flow run ended without having been able to clean up after itself."""
+"""Prefect hooks for flow runs that ended without having cleaned up after themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect.states import State
 
 
 def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Removes containers whose orchestrator was killed; those that are to outlive it stay.
+    """Removes containers whose orchestrator was killed; those configured to outlive it stay.
 
     For ``on_cancellation`` and ``on_crashed``: these run in the worker when the flow run's process
     is gone. Prefect wants exactly these names of the parameters.

@@ -96,7 +96,7 @@ def _explain_same(before: StepRecord) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Names what differs between two nested mappings of JSON values."""
+    """Yields a line for each difference between two nested mappings of JSON values."""
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         place = f"{at}.{name}" if at else name

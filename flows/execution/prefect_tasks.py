@@ -1,7 +1,7 @@
 """Steps as Prefect tasks, one for each stage call.
 
-The store is the only truth about what is done, so tasks neither cache nor persist results in
-Prefect; a hit is shown there as the state Cached.
+Only the store tells what is done, so tasks neither cache nor persist results in Prefect; a step
+whose artifact is in the store is shown there as Cached.
 """
 
 from __future__ import annotations

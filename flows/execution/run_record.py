@@ -1,6 +1,6 @@
-"""The run view: what a run was configured to do and which artifacts its steps stand for.
+"""Run records: the configuration of a run, and state and key of each of its steps.
 
-A view is a convenience, never the truth about what is done: that is the store's artifacts.
+A record informs people. Whether a step is done, only the store's artifacts tell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ State = Literal["running", "done", "reused", "failed"]
 
 
 class StepRecord(BaseModel):
-    """The last that is known of one step."""
+    """Last known state of one step."""
 
     step: str
     stage: str
@@ -63,14 +63,14 @@ class RunRecord:
             raise UserError(
                 f"{name!r} is not the name of a run", "`geb status` lists the runs of a store"
             )
-        view = cls(store, name)
-        if not (view.path / "config.json").exists():
+        record = cls(store, name)
+        if not (record.path / "config.json").exists():
             known = ", ".join(runs(store)) or "none"
             raise UserError(f"no run {name!r} in {store.location}", f"runs there: {known}")
-        return view
+        return record
 
     def save_config(self, config: RunConfig) -> None:
-        """Keeps the resolved configuration; the one before is kept beside it."""
+        """Writes the resolved configuration; the one before is kept beside it."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
         text = config.to_json()
@@ -87,18 +87,18 @@ class RunRecord:
         return check_config(json.loads(path.read_text()), str(path))
 
     def save_step(self, record: StepRecord) -> None:
-        """Writes down a step's state."""
+        """Writes the state of a step."""
         path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
         write_atomically(path, record.model_dump_json(indent=2))
         self.store.share(path)
 
     def step(self, name: str) -> StepRecord | None:
-        """What is known of one step, or None."""
+        """Last known state of one step, or None."""
         path = self.path / "steps" / (name.replace("/", "~") + ".json")
         try:
             return StepRecord.model_validate_json(path.read_text())
         except (FileNotFoundError, ValidationError):
-            # Of another version: the view only informs, so it counts as unknown.
+            # Of another version: the record only informs, so it counts as unknown.
             return None
 
     def steps(self) -> Iterator[StepRecord]:

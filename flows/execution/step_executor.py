@@ -28,7 +28,7 @@ from stages.contract.stores import open_store
 
 @dataclass(frozen=True)
 class StepResult:
-    """How a step ended."""
+    """Artifact of a step, and whether it was in the store already."""
 
     artifact: Artifact
     reused: bool
@@ -129,7 +129,7 @@ class StepExecutor:
                     self.runner.run(request, status.event)
                 artifact = self.store.load(request.stage, request.key)
         except BaseException as error:
-            # Where the store is what failed, that is what to tell.
+            # If the store failed, its error is the one to report.
             with contextlib.suppress(StoreError):
                 status.ended("failed", str(error))
             raise

@@ -1,4 +1,4 @@
-"""Lets something through at most once in a while."""
+"""Rate limiter for progress updates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class Throttle:
-    """Ready at first, and again ``seconds`` after each time that it said so."""
+    """Ready at first, and again ``seconds`` after each call that returned True."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = float("-inf")
 
     def ready(self) -> bool:
-        """Whether enough time has passed; starts the wait anew if so."""
+        """Whether ``seconds`` have passed since the last True; if so, the wait begins again."""
         now = time.monotonic()
         if now - self._last < self._seconds:
             return False

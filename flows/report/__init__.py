@@ -1,1 +1,1 @@
-"""What a run found: the table in the terminal and the HTML report."""
+"""Results of a run: the table in the terminal, the HTML report, the artifacts in Prefect."""

@@ -21,7 +21,7 @@ _SHOWN_LINES = 20
 
 
 def resume_command(config: RunConfig) -> str:
-    """The command that goes on with a run, from any folder."""
+    """The command that resumes a run, from any folder."""
     return shlex.join(["geb", "resume", config.name, "--store", location_of(config.store)])
 
 
@@ -66,6 +66,6 @@ def _remedy(error: GebError, is_deployed: bool, command: str | None) -> str:
 
 
 def _last_lines(error: StageFailedError) -> list[str]:
-    """What the stage said last, without the lines in which Python underlines the one above."""
+    """End of the stage's log, without the lines in which Python underlines the one above."""
     telling = [line for line in error.last_lines if line.strip(" ^~")]
     return telling[-_SHOWN_LINES:]

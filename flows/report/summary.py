@@ -12,7 +12,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
-from stages.contract.store import Artifact
+from stages.contract.store import Artifact, Store
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ COLUMNS = (
 
 @dataclass
 class Summary:
-    """What is known of a run.
+    """Results of a run, as far as its artifacts are there.
 
     Attributes:
         run: Its name.
@@ -51,7 +51,7 @@ class Summary:
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None;
             row 0 is the base policy.
-        checkpoint: Where the last trained checkpoint is.
+        checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
     """
 
@@ -92,35 +92,35 @@ class Summary:
         return sorted({name for row in self.rows for name in row["components"]})
 
     def places(self) -> list[str]:
-        """Where things are."""
+        """Lines with the places of checkpoint, artifacts and registered models."""
         lines = [f"checkpoint  {self.checkpoint}"] if self.checkpoint else []
         lines += [f"registry    {line}" for line in self.registered]
         return [*lines, f"artifacts   {self.store}/artifacts"]
 
 
-def summarise(view: RunRecord) -> Summary:
+def summarise(record: RunRecord) -> Summary:
     """Reads a run's results; a step without an artifact leaves its figures out."""
-    config = view.config()
-    found = Summary(run=view.name, config=config, store=view.store.location)
-    for record in view.steps():
-        if record.state in ("done", "reused"):
+    config = record.config()
+    found = Summary(run=record.name, config=config, store=record.store.location)
+    for step in record.steps():
+        if step.state in ("done", "reused"):
             try:
-                artifact = view.store.load(record.stage, record.key)
+                artifact = record.store.load(step.stage, step.key)
             except DamagedArtifactError:
                 continue
             if artifact is not None:
-                found.artifacts[record.step] = artifact
+                found.artifacts[step.step] = artifact
     for iteration in range(config.iterations + 1):
         found.rows.append(_row(found.artifacts, iteration))
     trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
     done = [each for each in trained if each is not None]
     found.checkpoint = done[-1].address("checkpoint") if done else None
-    found.registered = _registered(view, config.model or config.name)
+    found.registered = _registered(record.store, config.model or config.name)
     return found
 
 
-def _registered(view: RunRecord, model: str) -> list[str]:
-    registry = ModelRegistry(view.store)
+def _registered(store: Store, model: str) -> list[str]:
+    registry = ModelRegistry(store)
     if model not in registry.names():
         return []
     steps = {each.version: each.step for each in registry.versions(model)}
