@@ -150,6 +150,8 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
 
 
 SECTIONS = dict(re.findall(r"^## (Add an? .+)\n((?:(?!## ).*\n)*)", CONTRIBUTING, re.MULTILINE))
+# What there is, to look for the places of something new.
+EXAMPLES = {"Add a stage": "screen", "Add a runner": "docker"}
 # Folders and files by their paths from the root of the repository.
 PLACE = re.compile(r"`((?:stages|flows|tests|docs)/[^` ]+|pyproject\.toml)`")
 
@@ -160,36 +162,23 @@ def places(section: str, name: str) -> set[str]:
     return {place.replace("<name>", name) for item in items for place in PLACE.findall(item)}
 
 
-@pytest.mark.parametrize(
-    ("section", "example"),
-    [
-        ("Add a divergence or a bonus", ""),
-        ("Add an oracle", ""),
-        ("Add a stage", "screen"),
-        ("Add a runner", "docker"),
-    ],
-)
-def test_contributing_names_places_that_exist_and_at_most_ten(section: str, example: str) -> None:
-    assert set(SECTIONS) == {
-        "Add a divergence or a bonus",
-        "Add an oracle",
-        "Add a stage",
-        "Add a runner",
-    }
-    named = places(section, example)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_contributing_names_places_that_exist_and_at_most_ten(section: str) -> None:
+    assert len(SECTIONS) >= 4
+    named = places(section, EXAMPLES.get(section, ""))
     assert 0 < len(named) <= 10
     assert not [place for place in named if not (ROOT / place).exists()]
 
 
 @pytest.mark.parametrize(
-    ("section", "example", "words"),
+    ("section", "words"),
     [
-        ("Add a stage", "screen", r"\bscreen\b|\bScreenParams\b"),
-        ("Add a runner", "docker", r'runners\.docker\.(runner|reaper)|DockerSettings|"docker"'),
+        ("Add a stage", r"\bscreen\b|\bScreenParams\b"),
+        ("Add a runner", r'runners\.docker\.(runner|reaper)|DockerSettings|"docker"'),
     ],
 )
-def test_nothing_else_knows_of_a_stage_or_a_runner(section: str, example: str, words: str) -> None:
-    named = places(section, example)
+def test_nothing_else_knows_of_a_stage_or_a_runner(section: str, words: str) -> None:
+    named = places(section, EXAMPLES[section])
     sources = [path for folder in ("flows", "stages") for path in (ROOT / folder).rglob("*.py")]
     knowing = {
         path.relative_to(ROOT).as_posix() for path in sources if re.search(words, path.read_text())
