@@ -1,1 +1,1 @@
-"""Where a stage's program executes: one small protocol, one module per runner."""
+"""Runners: start a stage's program and wait for it, on this host, in containers or on workers."""

@@ -1,4 +1,4 @@
-"""The protocol of a runner, and what an exit code means to it."""
+"""Protocol of the runners, and the error that each exit code of a stage stands for."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Runner(Protocol):
         ...
 
     def has_running(self, request: Request) -> bool:
-        """Whether :meth:`run` would take over a stage that a dead orchestrator left at work."""
+        """Whether :meth:`run` would take over a stage that a dead orchestrator left running."""
         ...
 
 
-def say_once(on_event: OnEvent) -> Callable[[str], None]:
+def log_once(on_event: OnEvent) -> Callable[[str], None]:
     """Passes the first message on, as a line of the log, and drops those that follow."""
     said = False
 
@@ -64,14 +64,14 @@ def say_once(on_event: OnEvent) -> Callable[[str], None]:
 
 
 class FailureTail:
-    """Remembers what a stage said last, for the message of its failure."""
+    """Last lines and failure event of a stage, for the message of its error."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.failure: Failure | None = None
 
-    def hear(self, event: Event) -> None:
-        """Takes note of one event."""
+    def record_event(self, event: Event) -> None:
+        """Keeps the event if it is the stage's failure."""
         if isinstance(event, Failure):
             self.failure = event
 
@@ -93,7 +93,7 @@ class FailureTail:
         raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
 
     def raise_overdue(self, request: Request, log: str) -> NoReturn:
-        """Raises the error of a stage that was ended because its time was over."""
+        """Raises the error of a stage that exceeded its time limit."""
         raise StageFailedError(
             f"{request.step or request.stage}: took longer than timeout_seconds="
             f"{request.resources.timeout_seconds:g}; log: {log}",

@@ -1,4 +1,4 @@
-"""One container at work: start, listen, stop, remove."""
+"""Container of one stage: start, read its output, stop, remove."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ending:
 
 
 class StageContainer:
-    """A container and the lock that says that this process looks after it.
+    """A container and the lock that marks this process as its owner.
 
     Args:
         client: Connection to the engine.
@@ -58,7 +58,7 @@ class StageContainer:
     """
 
     def __init__(self, client: docker.DockerClient, container: str, alive: AliveLock) -> None:
-        self.container = container
+        self.id = container
         self._client = client
         self._alive = alive
         self._stdin: Any = None
@@ -70,23 +70,23 @@ class StageContainer:
             secrets: Environment variables that the supervisor expects on stdin, if any.
         """
         self._stdin = self._client.api.attach_socket(
-            self.container, params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0}
+            self.id, params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0}
         )
-        self._client.api.start(self.container)
+        self._client.api.start(self.id)
         if secrets:
             _socket_of(self._stdin).sendall(json.dumps(dict(secrets)).encode() + b"\n")
 
     def lines(self, stream: Literal["stdout", "stderr"]) -> Iterator[str]:
-        """Yields what the container printed and prints, line by line, until it ends.
+        """Yields the lines that the container printed and prints, until it ends.
 
-        Of the engine's log, not of a socket attached to the container: the engine's client loses
-        what comes before it has read the answer's head.
+        They come from the engine's log, not from a socket attached to the container: there the
+        engine's client loses what comes before it has read the answer's head.
         """
         unread = b""
         # A connection of its own: two threads read.
         with contextlib.closing(connect()) as client, contextlib.suppress(*_ENGINE_ERRORS):
             chosen = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
-            for data in client.api.logs(self.container, stream=True, follow=True, **chosen):
+            for data in client.api.logs(self.id, stream=True, follow=True, **chosen):
                 *lines, unread = (unread + data).split(b"\n")
                 for line in lines:
                     yield line.decode(errors="replace") + "\n"
@@ -100,23 +100,23 @@ class StageContainer:
             StageFailedError: The engine went away, or someone removed the container.
         """
         try:
-            self._client.api.wait(self.container)
-            state = self._client.api.inspect_container(self.container)["State"]
+            self._client.api.wait(self.id)
+            state = self._client.api.inspect_container(self.id)["State"]
         except _ENGINE_ERRORS as error:
             raise StageFailedError(
-                f"the Docker engine, or container {self.container[:12]}, went away while the stage "
+                f"the Docker engine, or container {self.id[:12]}, went away while the stage "
                 f"ran ({type(error).__name__}); it goes on from its last checkpoint when it is "
                 "tried again"
             ) from error
         return Ending(state["ExitCode"], state["OOMKilled"])
 
     def close(self) -> None:
-        """Removes the container, whatever it does, and gives the lock back."""
+        """Removes the container, running or not, and releases the lock."""
         if self._stdin is not None:
             self._stdin.close()
         # Without an engine there is nothing to remove; a reaper finds the container by its lock.
         with contextlib.suppress(*_ENGINE_ERRORS):
-            self._client.api.remove_container(self.container, force=True, v=True)
+            self._client.api.remove_container(self.id, force=True, v=True)
         self._alive.free(remove=True)
 
     def __enter__(self) -> StageContainer:
@@ -143,7 +143,7 @@ def stop(container: str, grace_seconds: float) -> None:
 
 @contextlib.contextmanager
 def time_limit(container: str, seconds: float | None, grace: float) -> Iterator[threading.Event]:
-    """Stops a container when its time is over; the event tells whether it was."""
+    """Stops a container after ``seconds``; the event is set if that happened."""
     overdue = threading.Event()
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""How a request becomes a container: mounts, limits and everything that is taken from it.
+"""Container options for a stage request: mounts, resource limits, dropped privileges.
 
 Pure but for looking at links; ``flows.runners.docker.runner`` does what this says.
 """
@@ -48,7 +48,7 @@ def writable_folders(request: Request) -> list[Path]:
 
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
-    """Everything of the host that a stage sees, at the path that it has on the host."""
+    """Mounts of a stage: files and folders of the host, at the path that they have there."""
     root = str(LocalStore.open(request.store).root)
     mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
     for group in request.inputs.values():
@@ -98,7 +98,7 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
 def labels_for(
     request: Request, settings: DockerSettings, alive: Path, devices: Sequence[str]
 ) -> dict[str, str]:
-    """What a container says of itself to whoever finds it."""
+    """Labels of a container, by which the runner and the reaper find it."""
     gpus = {GPUS_LABEL: ",".join(devices)} if devices else {}
     return gpus | {
         RUN_LABEL: request.run,

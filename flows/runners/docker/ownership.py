@@ -1,4 +1,4 @@
-"""Lets a stage's user write where the stage must, where the orchestrator is root and it is not."""
+"""Ownership of a stage's writable folders, where the orchestrator is root and the stage is not."""
 
 from __future__ import annotations
 

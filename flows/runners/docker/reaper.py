@@ -1,4 +1,4 @@
-"""Removes containers whose orchestrator is dead.
+"""Reaper: removes containers whose orchestrator is dead.
 
 A container names a file that its orchestrator keeps locked while it lives. Whether that is so can
 be told from any process of the machine that sees the store, and from no other: containers of a
@@ -29,7 +29,7 @@ from stages.contract.file_locks import AliveLock
 
 
 def reap(*, keep_running: bool, grace_seconds: float = 10.0) -> list[str]:
-    """Stops and removes what dead orchestrators left.
+    """Stops and removes containers that dead orchestrators left.
 
     Args:
         keep_running: Leave containers at work that were told to outlive their orchestrator.
@@ -62,7 +62,7 @@ def _remove(client: docker.DockerClient, found: dict[str, Any], grace_seconds: f
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
         stop(found["Id"], grace_seconds)
-        # What it said after its orchestrator's death, nobody has written down.
+        # Its output since its orchestrator's death is nowhere else.
         log = _log_of(found["Labels"], found["Id"])
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_bytes(client.api.logs(found["Id"]))
@@ -70,6 +70,6 @@ def _remove(client: docker.DockerClient, found: dict[str, Any], grace_seconds: f
 
 
 def _log_of(labels: Mapping[str, str], container: str) -> Path:
-    """Where the log of a container goes that nobody looked after."""
+    """Path for the log of a container without an orchestrator."""
     folder = Path(labels[STORE_LABEL]) / "logs" / labels[STAGE_LABEL] / labels[KEY_LABEL]
     return folder / f"left-{container[:12]}.log"

@@ -1,4 +1,4 @@
-"""Runs a stage in a container of a Docker engine, under its supervisor.
+"""Docker runner: each stage in a container of its own, under its supervisor.
 
 The supervisor is the container's first process. Under ``on_orchestrator_death: stop`` it ends the
 stage when stdin does, and stdin is held open by the orchestrator; under ``keep`` the stage goes on
@@ -21,7 +21,7 @@ import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.base import FailureTail, OnEvent, say_once
+from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.docker.client import connect
 from flows.runners.docker.container import Ending, StageContainer, stop, time_limit
 from flows.runners.docker.images import find_image
@@ -47,13 +47,13 @@ from stages.contract.file_locks import AliveLock, is_held
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
-# Between two looks at whether a GPU is free.
+# Between two checks whether a GPU is free.
 _POLL_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
 class DockerRunner:
-    """Each stage in a container of its own. Making one removes what dead orchestrators left.
+    """Runs each stage in a container. Constructing one removes containers of dead orchestrators.
 
     Args:
         settings: Images, mounts, limits.
@@ -77,26 +77,31 @@ class DockerRunner:
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
         log = new_log(request)
-        words = FailureTail()
-        with log.open("w", encoding="utf-8") as file, self._at_work(request, on_event) as attempt:
-            log_file = AttemptLog(file, words)
+        tail = FailureTail()
+        with (
+            log.open("w", encoding="utf-8") as file,
+            self._stage_container(request, on_event) as container,
+        ):
+            log_file = AttemptLog(file, tail)
             limit = request.resources.timeout_seconds
-            with time_limit(attempt.container, limit, self._grace_seconds) as overdue:
-                reader = threading.Thread(target=log_file.copy, args=(attempt.lines("stderr"),))
+            with time_limit(container.id, limit, self._grace_seconds) as overdue:
+                reader = threading.Thread(
+                    target=log_file.write_all, args=(container.lines("stderr"),)
+                )
                 reader.start()
-                for line in attempt.lines("stdout"):
-                    log_file.take(line, on_event)
+                for line in container.lines("stdout"):
+                    log_file.handle_line(line, on_event)
                 reader.join()
-                ending = attempt.wait()
-            log_file.tell_if_cut(log, on_event)
+                ending = container.wait()
+            log_file.warn_if_incomplete(log, on_event)
         # Empty by now, but a mount while the container ran: the stage itself could not remove it.
         with contextlib.suppress(OSError):
             LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
         if overdue.is_set():
-            words.raise_overdue(request, str(log))
+            tail.raise_overdue(request, str(log))
         if ending.out_of_memory and ending.code and not self._stopping.is_set():
-            _raise_out_of_memory(request, ending, log, words)
-        words.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
+            _raise_out_of_memory(request, ending, log, tail)
+        tail.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -112,41 +117,41 @@ class DockerRunner:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with contextlib.closing(connect()) as client:
-            return any(not is_held(lock) for _, lock in _left_running(client, request))
+            return any(not is_held(lock) for _, lock in _running_containers(client, request))
 
     @contextlib.contextmanager
-    def _at_work(self, request: Request, on_event: OnEvent) -> Iterator[StageContainer]:
-        """A container that computes the request: one that was left running, or a new one."""
+    def _stage_container(self, request: Request, on_event: OnEvent) -> Iterator[StageContainer]:
+        """A running container that computes the request: a dead orchestrator's, or a new one."""
         with contextlib.ExitStack() as stack:
             # A connection of its own: the engine's client serves one thread.
             client = stack.enter_context(contextlib.closing(connect()))
-            attempt = _adopt(client, request)
-            new = attempt is None
-            if attempt is None:
+            container = _take_over(client, request)
+            new = container is None
+            if container is None:
                 devices = stack.enter_context(self._gpus(client, request, on_event))
-                attempt = self._create(client, request, devices)
+                container = self._create(client, request, devices)
             else:
-                found = f"container {attempt.container[:12]}"
-                on_event(Log(message=f"taking over {found}, which computes this already"))
-            stack.enter_context(attempt)
+                taken = f"container {container.id[:12]}"
+                on_event(Log(message=f"taking over {taken}, which computes this already"))
+            stack.enter_context(container)
             with self._lock:
-                self._live.add(attempt.container)
+                self._live.add(container.id)
             try:
                 if new:
-                    self._start(attempt, request)
+                    self._start(container, request)
                 if self._stopping.is_set():
-                    stop(attempt.container, self._grace_seconds)
-                yield attempt
+                    stop(container.id, self._grace_seconds)
+                yield container
             finally:
                 with self._lock:
-                    self._live.discard(attempt.container)
+                    self._live.discard(container.id)
 
     @contextlib.contextmanager
     def _gpus(
         self, client: docker.DockerClient, request: Request, on_event: OnEvent
     ) -> Iterator[tuple[str, ...]]:
         """Holds the GPUs that a new container gets."""
-        say = say_once(on_event)
+        say = log_once(on_event)
         number = request.resources.gpus
         with hold_gpus(number, waiting=say, stopping=self._stopping) as held:
             # A container that outlived its orchestrator has its GPUs and no lock on them.
@@ -195,7 +200,7 @@ class DockerRunner:
             raise
         return StageContainer(client, made["Id"], alive)
 
-    def _start(self, attempt: StageContainer, request: Request) -> None:
+    def _start(self, container: StageContainer, request: Request) -> None:
         names = self._settings.secrets.get(request.stage, ())
         if missing := [name for name in names if name not in os.environ]:
             raise UserError(
@@ -204,13 +209,15 @@ class DockerRunner:
                 "set it there, or take the name out",
             )
         try:
-            attempt.start({name: os.environ[name] for name in names})
+            container.start({name: os.environ[name] for name in names})
         except APIError as error:
             raise _refused(request, error) from error
 
 
-def _left_running(client: docker.DockerClient, request: Request) -> Iterator[tuple[str, Path]]:
-    """Containers that compute a key and were told to outlive their orchestrator; their locks."""
+def _running_containers(
+    client: docker.DockerClient, request: Request
+) -> Iterator[tuple[str, Path]]:
+    """Running containers for a key that may outlive their orchestrator, with their locks."""
     wanted = [
         f"{KEY_LABEL}={request.key}",
         f"{STORE_LABEL}={request.store}",
@@ -228,11 +235,12 @@ def _gpus_in_use(client: docker.DockerClient) -> set[str]:
     return {device for each in found for device in each["Labels"][GPUS_LABEL].split(",")}
 
 
-def _adopt(client: docker.DockerClient, request: Request) -> StageContainer | None:
-    for container, path in _left_running(client, request):
+def _take_over(client: docker.DockerClient, request: Request) -> StageContainer | None:
+    """A running container that computes the request and whose orchestrator is dead."""
+    for found, path in _running_containers(client, request):
         lock = AliveLock(path)
         if lock.take():
-            return StageContainer(client, container, lock)
+            return StageContainer(client, found, lock)
     return None
 
 
@@ -258,12 +266,12 @@ def _refused(request: Request, error: APIError) -> Exception:
     return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
 
 
-def _raise_out_of_memory(request: Request, ending: Ending, log: Path, words: FailureTail) -> None:
+def _raise_out_of_memory(request: Request, ending: Ending, log: Path, tail: FailureTail) -> None:
     limit = request.resources.memory_gib
     of = f"its memory limit of {limit:g} GiB" if limit is not None else "the memory of this machine"
     raise StageFailedError(
         f"{request.step or request.stage}: the stage used up {of} and the kernel killed it (exit "
         f"code {ending.code}); raise resources.{request.stage}.memory_gib, or give the stage less "
         f"to do at a time; log: {log}",
-        tuple(words.lines),
+        tuple(tail.lines),
     )

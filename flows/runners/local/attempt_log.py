@@ -1,4 +1,4 @@
-"""What an attempt at a stage leaves in the store besides its artifact: its request and its log."""
+"""Log and request file of each attempt at a stage, kept in the store."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def write_request(request: Request) -> str:
 
 
 class AttemptLog:
-    """The log of one attempt. It goes on listening when its disk is full: the stage must not block.
+    """Log of one attempt. Lines are read even when the disk is full: the stage must not block.
 
     Args:
-        file: Where the lines go.
-        words: Remembers the last of them.
+        file: The log file, open for writing.
+        tail: Gets each line as well.
     """
 
-    def __init__(self, file: IO[str], words: FailureTail) -> None:
+    def __init__(self, file: IO[str], tail: FailureTail) -> None:
         self._file = file
-        self._words = words
+        self._tail = tail
         self.error: OSError | None = None
 
-    def keep(self, line: str) -> None:
+    def write(self, line: str) -> None:
         """Writes one line, its end included."""
-        self._words.lines.append(line.rstrip("\n"))
+        self._tail.lines.append(line.rstrip("\n"))
         if self.error is None:
             try:
                 self._file.write(line)
@@ -58,24 +58,24 @@ class AttemptLog:
             except OSError as error:
                 self.error = error
 
-    def take(self, line: str, on_event: OnEvent) -> None:
-        """Takes one line of a stage's stdout: an event is passed on, anything else is kept."""
+    def handle_line(self, line: str, on_event: OnEvent) -> None:
+        """Handles a line of a stage's stdout: passes an event on, writes anything else."""
         event = parse_event(line)
         if event is None:
-            self.keep(line)
+            self.write(line)
             return
         if isinstance(event, Log):
-            self.keep(f"[{event.level}] {event.message}\n")
-        self._words.hear(event)
+            self.write(f"[{event.level}] {event.message}\n")
+        self._tail.record_event(event)
         on_event(event)
 
-    def tell_if_cut(self, path: Path, on_event: OnEvent) -> None:
+    def warn_if_incomplete(self, path: Path, on_event: OnEvent) -> None:
         """Warns when the log could not be written to its end."""
         if self.error is not None:
             message = f"the log {path} is not whole: {self.error.strerror}"
             on_event(Log(level="warning", message=message))
 
-    def copy(self, stream: Iterable[str]) -> None:
-        """Keeps all lines of a stream until it ends."""
+    def write_all(self, stream: Iterable[str]) -> None:
+        """Writes all lines of a stream until it ends."""
         for line in stream:
-            self.keep(line)
+            self.write(line)

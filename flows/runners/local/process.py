@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flows.runners.base import FailureTail, OnEvent, say_once
+from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
 from stages.contract.errors import UserError
@@ -59,34 +59,34 @@ class ProcessRunner:
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
         log = new_log(request)
-        words = FailureTail()
+        tail = FailureTail()
         with (
             hold_gpus(
                 request.resources.gpus,
-                waiting=say_once(on_event),
+                waiting=log_once(on_event),
                 stopping=self._stopping,
             ) as gpus,
             log.open("w", encoding="utf-8") as file,
             self._start(request, gpus) as process,
             _ended_by_an_error(process),
         ):
-            log_file = AttemptLog(file, words)
+            log_file = AttemptLog(file, tail)
             overdue = threading.Event()
             timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
-            reader = threading.Thread(target=log_file.copy, args=(process.stderr,))
+            reader = threading.Thread(target=log_file.write_all, args=(process.stderr,))
             reader.start()
             assert process.stdout is not None
             for line in process.stdout:
-                log_file.take(line, on_event)
+                log_file.handle_line(line, on_event)
             code = process.wait()
             reader.join()
             timer.cancel()
-            log_file.tell_if_cut(log, on_event)
+            log_file.warn_if_incomplete(log, on_event)
             with self._lock:
                 del self._live[process.pid]
         if overdue.is_set():
-            words.raise_overdue(request, str(log))
-        words.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
+            tail.raise_overdue(request, str(log))
+        tail.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -94,7 +94,7 @@ class ProcessRunner:
             self._stopping.set()
             live = list(self._live.values())
         for process in live:
-            _let_go(process)
+            _close_stdin(process)
         for process in live:
             try:
                 process.wait(self._grace_seconds + _SUPERVISOR_SECONDS)
@@ -131,7 +131,7 @@ class ProcessRunner:
             )
             self._live[process.pid] = process
             if self._stopping.is_set():
-                _let_go(process)
+                _close_stdin(process)
         return process
 
     @staticmethod
@@ -140,7 +140,7 @@ class ProcessRunner:
     ) -> threading.Timer:
         def end() -> None:
             overdue.set()
-            _let_go(process)
+            _close_stdin(process)
 
         timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end)
         timer.daemon = True
@@ -173,11 +173,11 @@ def _ended_by_an_error(process: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _let_go(process)
+        _close_stdin(process)
         raise
 
 
-def _let_go(process: subprocess.Popen[str]) -> None:
+def _close_stdin(process: subprocess.Popen[str]) -> None:
     """Closes the supervisor's stdin, its sign to end the stage."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):

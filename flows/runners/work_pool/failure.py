@@ -1,6 +1,6 @@
-"""What a stage's flow run on a worker leaves for the orchestrator that waits for it.
+"""Failure of a stage on a worker, handed to the orchestrator that waits for it.
 
-Prefect keeps of a failure its message alone. The rest is in an artifact of the flow run: a table
+Prefect keeps only the message of a failure. The rest is in an artifact of the flow run: a table
 that a person can read as well.
 """
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from stages.contract.errors import StageFailedError, UserError
 
-# A table of this type and with this first column is an outcome.
+# A table with this first column is a failure.
 _FIELD = "failure"
 _VALUE = "is"
 # Keeps the artifact far below what makes the UI slow.

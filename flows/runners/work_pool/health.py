@@ -1,4 +1,4 @@
-"""Whether somebody takes what is sent to a work pool."""
+"""Health of a work pool: the reason why its flow runs are not taken, and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 def why_nobody_serves(
     client: SyncPrefectClient, deployment: DeploymentResponse
 ) -> tuple[str, str] | None:
-    """Says why flow runs of a deployment are not taken, and what to do; None if they are.
+    """Why flow runs of a deployment are not taken, and what to do; None if they are.
 
     Args:
         client: Of the Prefect server.

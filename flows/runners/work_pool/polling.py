@@ -1,6 +1,6 @@
-"""Flow runs on workers, seen by the orchestrator that waits for them.
+"""Polling of the flow runs on workers by the orchestrator that waits for them.
 
-One thread looks after all of them with two requests a round, however many they are.
+One thread polls all of them with two requests a round.
 """
 
 from __future__ import annotations
@@ -33,42 +33,44 @@ _PAGE = 200
 _SHOWN = re.compile(r"(\d+)/(\d+) (.*)")
 _LOGGER = logging.getLogger(__name__)
 
-News = FlowRun | Progress
+Update = FlowRun | Progress
 
 
 class FlowRunPoller:
-    """Watches flow runs and tells of each what is new.
+    """Polls flow runs and passes on state and progress of each.
 
     Args:
-        poll_seconds: Time between two looks.
+        poll_seconds: Time between two rounds.
     """
 
     def __init__(self, poll_seconds: float) -> None:
         self._poll_seconds = poll_seconds
         self._lock = threading.Lock()
-        self._watched: dict[UUID, queue.SimpleQueue[News]] = {}
+        self._watched: dict[UUID, queue.SimpleQueue[Update]] = {}
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watched(self, flow_run_id: UUID) -> Iterator[queue.SimpleQueue[News]]:
-        """A queue of what is new: the flow run as it is, once a round, and its progress."""
-        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+    def watched(self, flow_run_id: UUID) -> Iterator[queue.SimpleQueue[Update]]:
+        """A queue of updates: once a round the flow run with its state, and its progress."""
+        updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         with self._lock:
-            self._watched[flow_run_id] = news
+            self._watched[flow_run_id] = updates
             self._wanted.set()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="children", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._poll, name="flow-run-poller", daemon=True
+                )
                 self._thread.start()
         try:
-            yield news
+            yield updates
         finally:
             with self._lock:
                 del self._watched[flow_run_id]
                 if not self._watched:
                     self._wanted.clear()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         rest = threading.Event()
         with get_client(sync_client=True) as client:
             while True:
@@ -77,14 +79,14 @@ class FlowRunPoller:
                     ids = list(self._watched)
                 try:
                     for page in _pages(ids):
-                        self._tell(client, page)
+                        self._poll_page(client, page)
                 except Exception as error:
                     # The server may be away for a while; the flow runs go on without it.
                     _LOGGER.debug("cannot see flow runs on workers: %s", error)
                 rest.wait(self._poll_seconds)
 
-    def _tell(self, client: SyncPrefectClient, ids: Sequence[UUID]) -> None:
-        # Progress first: nobody listens any more once the flow run is known to have ended.
+    def _poll_page(self, client: SyncPrefectClient, ids: Sequence[UUID]) -> None:
+        # Progress first: the queue is not read any more once the flow run has ended.
         progress = client.read_artifacts(
             artifact_filter=ArtifactFilter(
                 flow_run_id=ArtifactFilterFlowRunId(any_=list(ids)),
@@ -103,10 +105,10 @@ class FlowRunPoller:
         for run in runs:
             self._put(run.id, run)
 
-    def _put(self, flow_run_id: UUID, news: News) -> None:
+    def _put(self, flow_run_id: UUID, update: Update) -> None:
         with self._lock:
-            if (waiting := self._watched.get(flow_run_id)) is not None:
-                waiting.put(news)
+            if (updates := self._watched.get(flow_run_id)) is not None:
+                updates.put(update)
 
 
 def _pages(items: Sequence[T]) -> Iterator[Sequence[T]]:

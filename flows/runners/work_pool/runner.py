@@ -1,4 +1,4 @@
-"""Sends each stage to a Prefect work pool, whose worker starts it on its host.
+"""Work-pool runner: sends each stage to a Prefect work pool, whose worker starts it on its host.
 
 A stage becomes a flow run of the deployment that its resources ask for. The flow run's idempotency
 key is made of run, step, key and attempt: an orchestrator that was killed and comes back finds the
@@ -31,11 +31,11 @@ from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Request
 
-# More attempts at one step than anybody makes; they are looked for in one request.
+# More attempts at one step than anybody makes; one request asks for all of them.
 _MAX_ATTEMPTS = 100
-# A worker hears of a cancellation within its poll, and reports when the stage is gone.
+# A worker sees a cancellation when it polls, and reports when the stage has ended.
 _CANCEL_SECONDS = 60.0
-# Between two warnings that nobody takes a stage.
+# Between two warnings that no worker takes a stage.
 _WARN_SECONDS = 60.0
 # A worker takes what it is sent within this time, or somebody should know.
 _PATIENCE_SECONDS = 20.0
@@ -56,7 +56,7 @@ class WorkPoolRunner:
     def __init__(self, execution: Execution) -> None:
         self._settings = execution.work_pool
         self._execution = execution.model_copy(update={"runner": self._settings.launcher})
-        self._children = FlowRunPoller(self._settings.poll_seconds)
+        self._poller = FlowRunPoller(self._settings.poll_seconds)
         self._live: set[UUID] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -153,45 +153,45 @@ class WorkPoolRunner:
         request: Request,
         on_event: OnEvent,
     ) -> FlowRun:
-        """Waits until the flow run has ended, and says so while nobody takes it."""
-        begun = time.monotonic()
-        look = begun + min(_PATIENCE_SECONDS, self._settings.worker_wait_seconds)
-        told: Progress | None = None
+        """Waits until the flow run has ended, and warns while no worker takes it."""
+        waiting_since = time.monotonic()
+        next_check = waiting_since + min(_PATIENCE_SECONDS, self._settings.worker_wait_seconds)
+        shown: Progress | None = None
         place = f"work pool {deployment.work_pool_name}, queue {deployment.work_queue_name}"
         on_event(Log(message=f"in {place}: flow run {child.id}"))
-        with self._children.watched(child.id) as news:
+        with self._poller.watched(child.id) as updates:
             while True:
                 try:
-                    new = news.get(timeout=_CHECK_SECONDS)
+                    update = updates.get(timeout=_CHECK_SECONDS)
                 except queue.Empty:
                     if self._gave_up.is_set():
                         return child
                     continue
-                if isinstance(new, Progress):
-                    if new != told:
-                        told = new
-                        on_event(new)
+                if isinstance(update, Progress):
+                    if update != shown:
+                        shown = update
+                        on_event(update)
                     continue
-                if _is_over(new):
-                    return new
+                if _is_over(update):
+                    return update
                 now = time.monotonic()
-                if new.state_type not in _WAITING or self._stopping:
-                    begun = now
+                if update.state_type not in _WAITING or self._stopping:
+                    waiting_since = now
                     continue
-                if now < look:
+                if now < next_check:
                     continue
-                look = now + min(_WARN_SECONDS, self._settings.worker_wait_seconds)
+                next_check = now + min(_WARN_SECONDS, self._settings.worker_wait_seconds)
                 why = why_nobody_serves(client, deployment)
                 if why is None:
-                    begun = now
+                    waiting_since = now
                     continue
                 on_event(Log(level="warning", message=f"still waiting: {why[0]}. {why[1]}"))
-                if now - begun >= self._settings.worker_wait_seconds:
+                if now - waiting_since >= self._settings.worker_wait_seconds:
                     _cancel(client, child.id)
                     raise UserError(f"{request.step or request.stage}: {why[0]}", why[1])
 
     def _raise_for(self, client: SyncPrefectClient, ended: FlowRun, request: Request) -> None:
-        """Raises what the end of a flow run stands for; returns where it completed."""
+        """Raises the error that the end of a flow run stands for; returns if it completed."""
         state = ended.state
         if state is not None and state.is_completed():
             return
