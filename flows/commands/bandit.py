@@ -1,4 +1,4 @@
-"""``geb bandit``."""
+"""Command ``geb bandit``: the bandit experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
+"""Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store holds that nothing refers to any more."""
+"""Garbage collection of a store: artifacts and leftovers that nothing refers to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stages.contract.store import Held, Store
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing that can go."""
+    """An artifact or a leftover that can be removed."""
 
     held: Held
     why: str
@@ -76,7 +76,7 @@ def _records(store: Store) -> set[tuple[str, int]]:
 
 
 def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]) -> str:
-    """Why something can go if its key is not being computed; empty if it cannot."""
+    """Reason why an entry can be removed if its key is not being computed; empty if it cannot."""
     name = held.stage, held.key
     match held.kind:
         case "artifact":

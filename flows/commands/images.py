@@ -1,4 +1,4 @@
-"""``geb images``: build the container images and list them."""
+"""Command ``geb images``: build the container images and list them."""
 
 from __future__ import annotations
 

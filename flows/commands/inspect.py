@@ -1,4 +1,4 @@
-"""``geb status``, ``geb diff``, ``geb lineage``, ``geb fields``: looking, not touching."""
+"""Commands that only read: ``geb status``, ``geb diff``, ``geb lineage``, ``geb fields``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def status(
 def diff(
     first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
-    """Compare two runs: what their configurations and their metrics do not share."""
+    """Compare two runs: the differences of their configurations and their metrics."""
     from flows.report import summary
 
     opened = open_store(store)
@@ -98,7 +98,7 @@ def lineage(
     store: StorePath = "store",
     as_json: AsJson = False,
 ) -> None:
-    """Show where an artifact came from, down to what entered from outside."""
+    """Show the ancestors of an artifact, down to the inputs from outside."""
     opened = open_store(store)
     matches = [(stage, key) for stage, key in opened.artifacts() if key.startswith(artifact)]
     if len(matches) != 1:

@@ -1,4 +1,4 @@
-"""``geb models``, ``geb promote``, ``geb rollback``: the registry of trained models."""
+"""Commands ``geb models``, ``geb promote``, ``geb rollback``: the registry of trained models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``geb run``, ``geb resume``, ``geb plan``, ``geb report``."""
+"""Commands ``geb run``, ``geb resume``, ``geb plan`` and ``geb report``."""
 
 from __future__ import annotations
 
@@ -162,13 +162,13 @@ def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
 
 
 def quiet_prefect() -> None:
-    """Prefect's settings for a terminal: our own lines tell what its would, and errors are ours."""
+    """Prefect's settings for a terminal: no log lines beside the observer's, no analytics."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 
 def interrupt(signum: int, frame: object) -> None:
-    """Makes SIGTERM end a command as Ctrl-C does."""
+    """Signal handler: SIGTERM ends a command as Ctrl-C does."""
     raise KeyboardInterrupt
 
 

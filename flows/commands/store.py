@@ -1,4 +1,4 @@
-"""``geb verify``, ``geb gc``, ``geb doctor``: the health of a store and of this machine."""
+"""Commands ``geb verify``, ``geb gc``, ``geb doctor``: health of a store and of this machine."""
 
 from __future__ import annotations
 

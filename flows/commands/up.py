@@ -1,4 +1,4 @@
-"""``geb up`` and ``geb down``: the pipeline from the Prefect UI, on this machine."""
+"""Commands ``geb up`` and ``geb down``: the pipeline from the Prefect UI, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``geb worker``: a machine of a cluster offers to run stages, or whole runs."""
+"""Command ``geb worker``: serves a work pool with stages or whole runs on this machine."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class FormOf:
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> Schema:
-        """Takes the place of the schema of a plain ``dict``."""
+        """Replaces the schema of a plain ``dict``."""
         whole = self.model.model_json_schema()
         section = _section(whole, whole.get("$defs", {}))
         for name, fields in self.hidden.items():

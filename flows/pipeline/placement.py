@@ -1,4 +1,4 @@
-"""How and where stages are started: it changes speed and place, never a result."""
+"""Settings of execution: how and where stages are started. They never change a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known of a run's checkpoints before any stage starts, from their files alone."""
+"""Checks of a run's checkpoints before any stage starts, from their files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one iteration asks of each stage: pure functions from a configuration to steps.
+"""Steps of a run: pure functions from a configuration to calls of stages.
 
 A step names its inputs by the steps that make them, so that the same algorithm can be executed
 (``flows.execution.prefect_tasks``) and planned (``flows.execution.plan``).

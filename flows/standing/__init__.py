@@ -1,1 +1,1 @@
-"""What `geb up` keeps running on a machine: a Prefect server, a worker, and the deployments."""
+"""Services of `geb up`: a Prefect server, a worker, deployments and automations."""

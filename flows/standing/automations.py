@@ -1,4 +1,4 @@
-"""Automations of the Prefect server: runs that died silently are found, and people are told."""
+"""Automations of the Prefect server: dead runs are marked as Crashed, notifications are sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WATCHED = (*_FLOWS, "stage")
 
 
 def _of_flows(names: Sequence[str]) -> ResourceSpecification:
-    """Events of runs of these flows."""
+    """Resource filter for the events of runs of these flows."""
     return ResourceSpecification.model_validate(
         {"prefect.resource.role": "flow", "prefect.resource.name": list(names)}
     )
@@ -41,7 +41,7 @@ def _of_flows(names: Sequence[str]) -> ResourceSpecification:
 def zombie_automation() -> AutomationCore:
     """Marks a flow run as Crashed that stops sending heartbeats without having ended.
 
-    A killed orchestrator cannot say that it is gone; without this it stays Running for ever.
+    A killed orchestrator cannot report its end: without this, its flow run stays Running for ever.
     """
     return AutomationCore(
         name="geb: a run without a heartbeat has crashed",
@@ -96,7 +96,7 @@ def notification(block: UUID) -> AutomationCore:
 
 
 def install_automations() -> list[str]:
-    """Creates the automations on the server in use, or brings them up to date.
+    """Creates the automations on the server in use, or updates them.
 
     Notifications are sent to the address in ``GEB_NOTIFY_URL``; without it none are set up.
 
@@ -118,7 +118,7 @@ def install_automations() -> list[str]:
 
 
 def _install(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Creates an automation, or brings the one of that name up to date."""
+    """Creates an automation, or updates the one of that name."""
     found = client.read_automations_by_name(automation.name)
     if found:
         client.update_automation(found[0].id, automation)

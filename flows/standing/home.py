@@ -1,4 +1,4 @@
-"""The folder in which `geb up` keeps its database and logs, and says that it is running."""
+"""Home folder of a `geb up`: its database, its logs, and the record of its processes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _POLL_SECONDS = 0.1
 
 
 def default_home() -> Path:
-    """The home folder of a `geb up` that names none."""
+    """Home folder of a `geb up` without ``--home``."""
     return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
 
 
 class Standing(BaseModel):
-    """What a `geb up` at work says of itself."""
+    """Record of a running `geb up`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +40,7 @@ class Standing(BaseModel):
     store: str
     """Store that the deployments start with."""
     supervisors: tuple[int, ...]
-    """Processes that it started; each ends what is below it when it is told to end."""
+    """Process ids of its supervisors; each ends all processes below it on SIGTERM."""
 
 
 class Home:
@@ -59,7 +59,7 @@ class Home:
         return self.path / "prefect"
 
     def log(self, name: str) -> Path:
-        """Where the output of a process goes."""
+        """Log file of a process."""
         return self.path / f"{name}.log"
 
     @contextmanager
@@ -72,19 +72,19 @@ class Home:
             lock.free()
 
     def announce(self, standing: Standing) -> None:
-        """Says what is running; to be called by the holder of the lock."""
+        """Writes the record; to be called by the holder of the lock."""
         write_atomically(self._state, standing.model_dump_json(indent=2))
 
     def retract(self) -> None:
-        """Says that nothing is running any more."""
+        """Removes the record."""
         self._state.unlink(missing_ok=True)
 
     def standing(self) -> Standing | None:
-        """What is running here; None where nothing is, or it is still starting."""
+        """Record of the running `geb up`; None if there is none, or while it starts."""
         return self._announced() if self._is_claimed() else None
 
     def end(self, timeout_seconds: float) -> bool:
-        """Ends the `geb up` at work here, and what a killed one has left behind.
+        """Ends the running `geb up` of this home, and the processes that a killed one left.
 
         Returns:
             Whether there was anything to end.
@@ -99,7 +99,7 @@ class Home:
         return self.end_leftovers(timeout_seconds) or ended
 
     def end_leftovers(self, timeout_seconds: float) -> bool:
-        """Ends what a `geb up` that was killed has left behind; see :meth:`end`."""
+        """Ends the processes that a killed `geb up` left; see :meth:`end`."""
         announced = self._announced()
         if announced is None:
             return False
@@ -138,7 +138,7 @@ class Home:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is there and one of ours: its number may have gone to another."""
+    """Whether a process runs and is one of ours: its id may have been used again."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The processes of `geb up`: started together, ended together."""
+"""Processes of `geb up`: a Prefect server and a worker, started and ended together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stages.contract.errors import GebError, UserError
 
 _WORKER_START_SECONDS = 120.0
 _POLL_SECONDS = 0.2
-# Between two looks of the worker for runs to start.
+# Between two polls of the worker for flow runs to start.
 _QUERY_SECONDS = "2"
 _DATABASE_SECONDS = "60"
 _LEASES_ON_DISK = "prefect.server.concurrency.lease_storage.filesystem"
@@ -80,7 +80,7 @@ class Machine:
 
     @property
     def supervisors(self) -> tuple[int, ...]:
-        """Process ids of what was started here."""
+        """Process ids of the supervisors that were started here."""
         return tuple(each.pid for each in self._processes().values())
 
     def start_worker(self) -> None:
@@ -108,7 +108,7 @@ class Machine:
                 time.sleep(_POLL_SECONDS)
 
     def wait(self) -> None:
-        """Returns never; a signal's exception is what ends it.
+        """Waits until a signal raises an exception; never returns.
 
         Raises:
             GebError: A process ended by itself.
@@ -121,7 +121,7 @@ class Machine:
         raise GebError(f"the {names[ended]} has ended; see {self.home.log(names[ended])}")
 
     def stop(self, say: Callable[[str], None]) -> None:
-        """Ends everything that was started here, the server last."""
+        """Ends the processes that were started here, the server last."""
         if self._worker is not None:
             say("ending the worker and its flow runs")
             self._worker.end()

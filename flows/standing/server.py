@@ -1,9 +1,8 @@
-"""The Prefect server that a run reports to: the configured one, or one for the time of the run.
+"""Prefect server of a run: the configured one, or one that is started for the time of the run.
 
-Prefect would start a server of its own where none is configured. That one belongs to the terminal's
-process group, so that Ctrl-C ends it before the run has reported that it stops, and the run then
-waits minutes for a server that is gone. Ours sits in a session of its own under the supervisor: it
-outlives Ctrl-C, serves the UI as well, and ends with the run however the run ends.
+Where none is configured, Prefect would start one in the terminal's process group. Ctrl-C would end
+it before the run has reported that it stops, and the run would wait minutes for it. Ours has a
+session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and ends with the run.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 
 
-# Kept open to the end of this process: the server ends when the pipe does, after Prefect has sent
-# what it still has to say at exit.
+# Kept open to the end of this process: the server ends when the pipe closes, after Prefect has
+# sent its last messages at exit.
 _lifelines: list[IO[bytes]] = []
 
 
@@ -103,7 +102,7 @@ def start_server(
         {
             "PREFECT_SERVER_UI_API_URL": f"{address}/api",
             "PREFECT_UI_URL": address,
-            # What it says goes into a file of its own, whatever the terminal is to show.
+            # Its output goes into a file of its own, whatever the terminal shows.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
             **environment,
         },
@@ -120,10 +119,10 @@ def start_server(
 def _start_supervised(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts this interpreter under the supervisor: it ends, with all below it, when stdin closes.
+    """Starts this interpreter under the supervisor, which ends all below it when stdin closes.
 
     Args:
-        arguments: What the interpreter is to run.
+        arguments: Arguments of the interpreter.
         log: File for the output; its folder is created.
         environment: Variables beside this process's.
     """

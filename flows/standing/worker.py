@@ -1,7 +1,7 @@
-"""A Prefect worker that can be ended without leaving a flow run that seems to run for ever.
+"""Prefect worker whose flow runs end as Crashed when it ends, not Running for ever.
 
-Prefect's own worker, told to end, kills the flow runs below it, and they stay Running. Here each
-of them is told first: it stops its stages and reports itself Crashed, and Retry goes on with it.
+Prefect's own worker, on SIGTERM, kills the flow runs below it, and they stay Running. Here each of
+them gets SIGTERM first: it stops its stages and reports itself Crashed, and Retry resumes it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Worker:
         return self.process.wait()
 
     def end(self) -> None:
-        """Ends the flow runs below it, each of which reports that it ended, and then the worker."""
+        """Ends the flow runs below it, each of which reports its end, and then the worker."""
         for worker in _children(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 # Halted, it takes no further flow run and does not kill those that it has.
@@ -81,7 +81,7 @@ class Worker:
 
 
 def report_left_runs(pool: str, worker: str) -> list[str]:
-    """Marks what an ended worker left Running as Crashed.
+    """Marks flow runs that an ended worker left Running as Crashed.
 
     Args:
         pool: The work pool.
@@ -108,7 +108,7 @@ def report_left_runs(pool: str, worker: str) -> list[str]:
 
 
 def _end_all(pids: Iterable[int]) -> None:
-    """Sends SIGTERM to processes and waits for them as long as they may take."""
+    """Sends SIGTERM to processes and waits for their end, at most the grace period."""
     watched = select.poll()
     left = set()
     for pid in pids:
