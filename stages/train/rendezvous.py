@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import StageFailedError, UserError
 
 LOOPBACK = "127.0.0.1"
@@ -145,10 +146,8 @@ def host_rendezvous(
     if num_nodes == 1:
         yield rendezvous
         return
-    temporary = path.with_suffix(".partial")
     found = {"host": host, "port": port, "attempt": attempt}
-    temporary.write_text(json.dumps(found | {"num_nodes": num_nodes, "per_node": per_node}))
-    temporary.rename(path)
+    write_atomically(path, json.dumps(found | {"num_nodes": num_nodes, "per_node": per_node}))
     try:
         yield rendezvous
     finally:
