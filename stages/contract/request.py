@@ -90,9 +90,9 @@ class Request(_Frozen):
     step: str = ""
     """Place in that run (``iteration-2/train``); a label, not part of the key."""
     resources: Resources = Resources()
-    image: ImageName = "core"
+    image: ImageName
     """Container image that the stage needs; not part of the key."""
-    writes_registry: bool = False
+    writes_registry: bool
     """Whether the stage writes into the model registry; not part of the key."""
 
     def write(self, path: Path) -> None:
