@@ -20,7 +20,7 @@ from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.chat import with_system_prompt
-from stages.remote.client import Remote, start_of
+from stages.remote.client import Remote, first_problem, start_of
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 
@@ -146,9 +146,7 @@ class OpenaiBackend:
         try:
             return body, _Answer.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise self._unusable(f"{place or 'body'}: {first['msg']}", body) from error
+            raise self._unusable(first_problem(error), body) from error
 
     def _to_sample(self, prompt: Prompt, answer: _Answer, body: bytes) -> Sample:
         choice = answer.choices[0]

@@ -1,1 +1,1 @@
-"""Requests to servers, shared by the stages that ask one: httpx and the standard library only."""
+"""Requests to servers, shared by the stages that ask one: httpx, pydantic and the contract only."""

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import httpx
+from pydantic import ValidationError
 
 from stages.contract.errors import GebError, UserError
 from stages.remote.breaker import CircuitBreaker
@@ -149,6 +150,12 @@ class Remote:
                 f"export {name} where the stage runs",
             )
         return {"Authorization": f"Bearer {os.environ[name]}"}
+
+
+def first_problem(error: ValidationError) -> str:
+    """Place and kind of the first thing that is wrong with an answer, for messages."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
 
 
 def start_of(body: bytes) -> str:
