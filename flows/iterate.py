@@ -22,7 +22,7 @@ from flows.pipeline.steps import Step
 from flows.report import html
 from flows.report.failure import failed, resume_command
 from flows.report.publish import label, publish, publish_configuration, publish_table
-from flows.report.summary import Summary, summarise
+from flows.report.summary import Summary, kappa_label, summarise
 from stages.contract.errors import GebError, RunCancelledError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
@@ -31,12 +31,10 @@ NOTHING: dict[str, Any] = {}
 
 
 def telling_name(config: RunConfig) -> str:
-    """``llama3-geb-arctanh-kl · arctanh · reverse_kl · κ=0.0001 · seed 0``."""
+    """``llama3-geb-arctanh-kl · arctanh · reverse_kl · ratio 0.001 · seed 0``."""
     train = config.train
-    kappa = f"κ={train.kappa:g}" if train.target_ratio is None else f"ratio={train.target_ratio:g}"
-    return " · ".join(
-        [config.name, train.design, str(train.divergence), kappa, f"seed {config.seed}"]
-    )
+    parts = [config.name, train.design, str(train.divergence), kappa_label(train)]
+    return " · ".join([*filter(None, parts), f"seed {config.seed}"])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from flows.pipeline.loading import check_config
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import UserError
 from stages.contract.store import Store
+from stages.train.params import DEFAULT_KAPPA
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 State = Literal["running", "done", "reused", "failed"]
@@ -84,7 +85,12 @@ class RunRecord:
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
         path = self.path / "config.json"
-        return check_config(json.loads(path.read_text()), str(path))
+        values = json.loads(path.read_text())
+        train = values.get("train", {})
+        if train.get("target_ratio") is not None and train.get("kappa") == DEFAULT_KAPPA:
+            # Of a version that wrote the default κ, whether or not it was calibrated.
+            del train["kappa"]
+        return check_config(values, str(path))
 
     def save_step(self, record: StepRecord) -> None:
         """Writes the state of a step."""

@@ -134,6 +134,12 @@ class RunConfig(StageSettings):
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
             )
+        if self.train.reference_logprobs == "sampler" and self.pair_data == "accumulate":
+            raise ValueError(
+                "train.reference_logprobs is 'sampler' and pair_data is 'accumulate': the pairs of "
+                "earlier iterations were sampled by earlier policies, which are not the reference; "
+                "set train.reference_logprobs to 'model', or pair_data to 'current'"
+            )
         if self.generate.backend == "openai":
             self._check_server()
         self._check_engine()

@@ -13,6 +13,7 @@ from flows.pipeline.config import RunConfig
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact, Store
+from stages.train.params import TrainParams
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class Summary:
             table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *cells)
         return table
 
+    def kappa(self) -> str:
+        """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
+        found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]
+        label = kappa_label(self.config.train)
+        if self.config.train.target_ratio is None or not (label and found):
+            return label
+        return f"{label} (κ {', '.join(f'{each:.3g}' for each in found)})"
+
     def components(self) -> list[str]:
         """Names of the oracle's components, in which it explains its scores."""
         return sorted({name for row in self.rows for name in row["components"]})
@@ -96,6 +105,16 @@ class Summary:
         lines = [f"checkpoint  {self.checkpoint}"] if self.checkpoint else []
         lines += [f"registry    {line}" for line in self.registered]
         return [*lines, f"artifacts   {self.store}/artifacts"]
+
+
+def kappa_label(train: TrainParams) -> str:
+    """κ as it was asked for: `κ 1`, `κ 1, 0.5` by iteration, or `ratio 0.001`; empty for f-DPO."""
+    if train.design == "none":
+        return ""
+    if train.target_ratio is not None:
+        return f"ratio {train.target_ratio:g}"
+    given = train.kappa_values or (train.kappa_or_default(),)
+    return "κ " + ", ".join(f"{each:g}" for each in given)
 
 
 def summarise(record: RunRecord) -> Summary:
@@ -141,6 +160,7 @@ def _row(artifacts: dict[str, Artifact], iteration: int) -> dict[str, Any]:
     for each in COLUMNS:
         values = _json(artifacts.get(f"iteration-{iteration}/{each.stage}"), each.file)
         row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
+    row["kappa"] = _json(artifacts.get(f"iteration-{iteration}/train"), "summary.json").get("kappa")
     evaluated = _json(artifacts.get(f"iteration-{iteration}/evaluate"), "metrics.json")
     row["components"] = evaluated.get("reward_components", {})
     return row

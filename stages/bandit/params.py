@@ -57,7 +57,7 @@ class BanditParams(StageParams):
     """Methods compared on a bandit whose best arm lies where the reference rarely goes."""
 
     stage: ClassVar[str] = "bandit"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     outputs = {
         "metrics.json": OutputSpec("file"),
         "table.md": OutputSpec("file"),

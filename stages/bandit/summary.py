@@ -5,6 +5,7 @@ Shapes: `C` cells, `S` seeds, `N` arms, `K` recorded iterations.
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -86,17 +87,26 @@ def _half_width(values: list[float]) -> float | None:
 
 
 def _student_t(degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t, by its expansion in 1/ν (Abramowitz & Stegun 26.7.5).
+    """Two-sided 95 % quantile of Student's t, by bisection of its distribution function."""
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        if _mass_within(middle, degrees) < CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(low)
 
-    Within 0.1 % from ν = 5 on; 1 % low at ν = 3, and a fifth low at ν = 1.
-    """
-    z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+
+def _mass_within(angle: float, degrees: int) -> float:
+    """P(|t| < √ν tan θ), exact for whole ν (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    cosine, odd = math.cos(angle), degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 def table(records: list[dict[str, Any]]) -> str:

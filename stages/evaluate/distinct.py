@@ -1,9 +1,9 @@
 """Distinct-n of a corpus, without holding its texts. Pure.
 
-distinct-n = (number of different n-grams) / (number of n-grams) over the words of all responses
-(Li et al. 2016, arXiv 1510.03055, eq. in §5.1 as commonly computed). Words are what white space
-separates; n-grams do not cross from one response to the next. The figure falls as a corpus grows:
-compare it between corpora of the same prompts and number of samples only.
+Two definitions, over the words of all responses: the number of different n-grams by the number of
+n-grams, as is common, and by the number of tokens, as in Li et al. 2016 (arXiv 1510.03055, §5.2).
+Words, or tokens, are what white space separates; n-grams do not cross from one response to the
+next. Both fall as a corpus grows: compare corpora of the same prompts and number of samples only.
 """
 
 from __future__ import annotations
@@ -53,12 +53,17 @@ class DistinctCounter:
             found.add(hashes[within])
             self._totals[n - 1] = total + int(np.count_nonzero(within))
 
-    def ratios(self) -> list[float | None]:
-        """distinct-1 … distinct-``max_n``; None where the corpus has no such n-gram."""
+    def per_ngram(self) -> list[float | None]:
+        """Different n-grams by n-grams, n = 1…``max_n``; None where the corpus has no n-gram."""
         return [
             len(found) / total if total else None
             for found, total in zip(self._sets, self._totals, strict=True)
         ]
+
+    def per_token(self) -> list[float | None]:
+        """Different n-grams by tokens, n = 1…``max_n``; None where the corpus has no token."""
+        tokens = self._totals[0]
+        return [len(found) / tokens if tokens else None for found in self._sets]
 
 
 class _HashSet:

@@ -14,7 +14,7 @@ class EvaluateParams(StageParams):
     """Which metrics of the samples are computed, and what is kept of them for the report."""
 
     stage: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),

@@ -121,7 +121,7 @@ class SampleSummary:
         rewards = np.frombuffer(self._rewards) if self._rewards else np.zeros(0)
         log_pi_ref = np.frombuffer(self._log_pi_ref) if self._log_pi_ref else np.zeros(0)
         means = [each.total / each.count for each in self.prompts.values() if each is not None]
-        distinct = self._distinct.ratios()
+        distinct = self._distinct
         return {
             "num_prompts": len(self.prompts),
             "num_samples": self._responses,
@@ -136,7 +136,8 @@ class SampleSummary:
                 for name, (total, count) in sorted(self._components.items())
                 if count
             },
-            **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct, 1)},
+            **{f"distinct_{n}": ratio for n, ratio in enumerate(distinct.per_ngram(), 1)},
+            **{f"distinct_{n}_per_token": ratio for n, ratio in enumerate(distinct.per_token(), 1)},
             "mean_log_pi_ref": _mean(log_pi_ref),
             "log_pi_ref_quantiles": _quantiles(log_pi_ref),
             "mean_log_pi": _known(self._log_pi / self._responses),

@@ -3,7 +3,12 @@
 Pure functions of log-probabilities, per sequence; the caller reduces. Needs torch, nothing else.
 """
 
-from stages.objectives.bonuses import Bonus, BonusInputs, exploratory_bonus
+from stages.objectives.bonuses import (
+    Bonus,
+    BonusInputs,
+    exploratory_bonus,
+    undefined_bonus,
+)
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES, implicit_reward, reward_saturation
 from stages.objectives.kappa import KappaController, KappaSchedule
@@ -34,4 +39,5 @@ __all__ = [
     "preference_loss",
     "reward_saturation",
     "step_metrics",
+    "undefined_bonus",
 ]

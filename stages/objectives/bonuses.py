@@ -18,7 +18,7 @@ from torch import Tensor
 from stages.objectives.designs import Design, Terms, check_design
 from stages.objectives.divergences import Divergence, resolve_divergence
 from stages.objectives.numerics import check_choice, working_precision
-from stages.objectives.published import PUBLISHED_BONUSES, check_published
+from stages.objectives.published import PUBLISHED_BONUSES, UNDEFINED, check_published
 
 Probability = Literal["sequence", "token_mean", "token"]
 Numerics = Literal["exact", "paper"]
@@ -249,3 +249,10 @@ class BonusSaturation:
 
     clamped: Tensor
     underflowed: Tensor
+
+
+def undefined_bonus(bonus: Bonus) -> str | None:
+    """For which π a bonus has no value, and why; None where it always has one."""
+    if bonus.numerics == "exact":
+        return None
+    return UNDEFINED.get((bonus.design.name, bonus.divergence.name))

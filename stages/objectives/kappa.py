@@ -21,7 +21,7 @@ class KappaSchedule:
     """κ over a run.
 
     Attributes:
-        kappa: κ ≥ 0 at the start of an iteration; with a target ratio, a factor on it.
+        kappa: κ ≥ 0 at the start of an iteration; multiplied by the factor of a calibration.
         kind: "constant"; "linear" or "cosine" decay over the steps of one iteration down to
             `final_fraction` of the start; "per_iteration", one constant of `values` per iteration.
         final_fraction: what is left of κ at the last step, in [0, 1].

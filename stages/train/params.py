@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,11 +43,14 @@ class ObjectiveParams(Settings):
     """Weight of the chosen response's negative log-likelihood per token."""
 
 
+DEFAULT_KAPPA = 1.0
+
+
 class KappaParams(Settings):
     """κ, the weight of the bonus."""
 
-    kappa: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """κ at the start of an iteration; with a target ratio, a factor on the calibrated κ."""
+    kappa: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """κ at the start of an iteration. Unset it is 1, or what `target_ratio` calibrates."""
     kappa_schedule: Literal["constant", "linear", "cosine", "per_iteration"] = "constant"
     """`linear` and `cosine` let κ fall over an iteration; `per_iteration` takes `kappa_values`."""
     kappa_final_fraction: float = Field(0.0, ge=0, le=1)
@@ -55,9 +58,31 @@ class KappaParams(Settings):
     kappa_values: tuple[float, ...] = ()
     """κ of iterations 1, 2, … under `per_iteration`; the last one stays."""
     target_ratio: float | None = Field(None, gt=0)
-    """Wanted |κ · bonus| / |L|: κ is set from the first batches. Unset leaves κ as it is."""
+    """Wanted |κ · bonus| / |L|: κ is set from the first batches, in place of `kappa`. Without a
+    bonus (`design: none`) nothing is calibrated."""
     calibration_batches: int = Field(8, ge=1)
     """Global batches that set κ where a target ratio is wanted."""
+
+    def kappa_or_default(self) -> float:
+        """κ at the start of an iteration, before a calibration multiplies it."""
+        return DEFAULT_KAPPA if self.kappa is None else self.kappa
+
+    def result_fields(self) -> dict[str, Any]:
+        """As ever; an unset κ enters the key as the number that it stands for."""
+        return super().result_fields() | {"kappa": self.kappa_or_default()}
+
+    @model_validator(mode="after")
+    def _kappa_is_given_or_calibrated(self) -> Self:
+        given = [
+            name for name in ("kappa", "kappa_values") if getattr(self, name) not in (None, ())
+        ]
+        if self.target_ratio is not None and given:
+            raise ValueError(
+                f"{given[0]} = {getattr(self, given[0])} and target_ratio = {self.target_ratio} "
+                "exclude each other: κ is given, or calibrated to the ratio; unset one of them "
+                "(`train.kappa: null` or `train.target_ratio: null`)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _values_belong_to_per_iteration(self) -> Self:
@@ -197,3 +222,13 @@ class TrainParams(StageParams, LengthParams, OptimizerParams, KappaParams, Objec
     """Seconds between such checkpoints."""
     report_to: tuple[str, ...] = speed_only(())
     """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …)."""
+
+    @model_validator(mode="after")
+    def _sampler_is_the_reference(self) -> Self:
+        if self.reference_logprobs == "sampler" and self.reference != "previous":
+            raise ValueError(
+                f"reference_logprobs = 'sampler' with reference = {self.reference!r}: the sampler "
+                "is the previous iteration's policy, so that the reference would be ignored; set "
+                "reference_logprobs to 'model', or reference to 'previous'"
+            )
+        return self

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stages.contract.errors import UserError
 from stages.objectives import KappaController, KappaSchedule, ObjectiveSettings
-from stages.train.params import KappaParams, ObjectiveParams
+from stages.train.params import ObjectiveParams, TrainParams
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
         raise UserError(f"the objective: {error}", "choose another combination") from error
 
 
-def kappa_controller(params: KappaParams) -> KappaController:
+def kappa_controller(params: TrainParams) -> KappaController:
     """What gives κ of each step.
 
     Raises:
@@ -51,14 +51,15 @@ def kappa_controller(params: KappaParams) -> KappaController:
     """
     try:
         schedule = KappaSchedule(
-            kappa=params.kappa,
+            kappa=params.kappa_or_default(),
             kind=params.kappa_schedule,
             final_fraction=params.kappa_final_fraction,
             values=params.kappa_values,
         )
         return KappaController(
             schedule,
-            target_ratio=params.target_ratio,
+            # f-DPO has no bonus that could be weighed.
+            target_ratio=None if params.design == "none" else params.target_ratio,
             calibration_batches=params.calibration_batches,
         )
     except ValueError as error:

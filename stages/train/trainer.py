@@ -30,6 +30,7 @@ from stages.objectives import (
     geb_objective,
     loss_and_metrics,
     step_metrics,
+    undefined_bonus,
 )
 from stages.train.batches import Batch, MicroBatches, Plan
 from stages.train.timing import StepClock, flops_per_token, peak_memory_mib
@@ -251,12 +252,22 @@ class PairTrainer(Trainer):
         return torch.zeros(len(METRIC_SUMS), dtype=torch.float64, device=self.args.device)
 
     def _check_finite(self, logs: dict[str, float]) -> None:
-        if not math.isfinite(logs["loss"]):
+        if math.isfinite(logs["loss"]):
+            return
+        settings = self._settings
+        reason = undefined_bonus(settings.bonus)
+        if reason is not None and not math.isfinite(logs["bonus"]):
             raise UserError(
-                f"the loss is {logs['loss']} at step {self.state.global_step} "
-                f"(largest terms: bonus {logs['bonus']:g}, kappa {logs['kappa']:g})",
-                "lower train.learning_rate or train.kappa, or choose another train.design",
+                f"the bonus is {logs['bonus']} at step {self.state.global_step}: with "
+                f"train.numerics 'paper' that of {settings.design} under {settings.divergence} is "
+                f"undefined where {reason}",
+                "set train.numerics to 'exact', which is defined everywhere",
             )
+        raise UserError(
+            f"the loss is {logs['loss']} at step {self.state.global_step} "
+            f"(largest terms: bonus {logs['bonus']:g}, kappa {logs['kappa']:g})",
+            "lower train.learning_rate or train.kappa, or choose another train.design",
+        )
 
 
 class _OptimizerClock(TrainerCallback):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from flows.iterate import telling_name
+from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, parse_axes, spread
-from flows.pipeline.presets import configured
+from flows.pipeline.presets import NO_PRESET, configured
 from stages.contract.errors import UserError
 
 
@@ -69,3 +73,32 @@ def test_mean_and_spread() -> None:
     assert spread([0.5, None], ".3f") == "0.500"
     assert spread([10, 11], "d") == "10.5 ± 0.71"
     assert spread([None], ".3f") == "-"
+
+
+def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:
+    calibrated = _calibrated()
+    for axes in ({"train.kappa": [1.0]}, {"train.kappa": [0.5, 2]}):
+        with pytest.raises(UserError, match=r"target_ratio = 0\.001 exclude each other"):
+            cells("try", calibrated, axes, [0])
+    weighted = {"train.kappa": [0.5, 2], "train.target_ratio": [None]}
+    assert [each.config.train.kappa for each in cells("try", calibrated, weighted, [0])] == [0.5, 2]
+    ratios = {"train.target_ratio": [1e-3, 1e-2]}
+    # As a sweep gets it: through JSON.
+    again = configured(NO_PRESET, json.loads(calibrated.to_json()))
+    assert [each.config.train.target_ratio for each in cells("try", again, ratios, [0])] == [
+        1e-3,
+        1e-2,
+    ]
+
+
+def test_the_baseline_and_a_calibrated_design_are_one_grid() -> None:
+    axes = {"train.design": ["none", "one_minus_pi"]}
+    names = [telling_name(each.config) for each in cells("try", _calibrated(), axes, [0])]
+    assert names == [
+        "try-design_none-s0 · none · reverse_kl · seed 0",
+        "try-design_one_minus_pi-s0 · one_minus_pi · reverse_kl · ratio 0.001 · seed 0",
+    ]
+
+
+def _calibrated() -> RunConfig:
+    return configured("llama3-geb-p-kl", {})

@@ -40,6 +40,10 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
         ("inputs.warm_start=null", ["no policy to start from"]),
         ("train.kappa", ["is not NAME=VALUE"]),
+        (
+            "train={reference_logprobs: sampler, reference: initial}",
+            ["reference = 'initial'", "set reference_logprobs to 'model'"],
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_starts(

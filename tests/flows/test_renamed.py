@@ -139,3 +139,14 @@ def test_one_file_that_sets_both_is_refused(tmp_path: Path) -> None:
     both = {"score": {"judge_mode": "scored", "judge": {"mode": "pairwise"}}}
     with pytest.raises(UserError, match=r"sets both score\.judge\.mode and score\.judge_mode"):
         load_config(write(tmp_path / "both.yaml", both))
+
+
+def test_a_stored_calibrated_run_that_names_the_default_kappa_loads(tmp_path: Path) -> None:
+    run = RunRecord(LocalStore.open(str(tmp_path / "store"), create=True), "old")
+    config = RunConfig(name="old", train={"target_ratio": 0.1})
+    run.save_config(config)
+    assert run.config() == config
+    stored = json.loads(config.to_json())
+    stored["train"]["kappa"] = 1.0
+    (run.path / "config.json").write_text(json.dumps(stored))
+    assert run.config() == config

@@ -2,14 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from stage_calls import call_request, request_for
 
-from stages.bandit.params import BanditParams, LandscapeParams
+from stages.bandit.params import BanditDivergence, BanditParams, LandscapeParams, Method
 from stages.bandit.run import STAGE
-from stages.bandit.summary import _student_t, table
+from stages.bandit.summary import DIVERGENCE_LABELS, LABELS, _student_t, table
 from stages.contract.errors import UserError
+from stages.objectives import DESIGNS, DIVERGENCES
 
 SMALL = BanditParams(
     landscape=LandscapeParams(
@@ -57,9 +59,13 @@ def test_nothing_to_run_is_the_users_mistake(tmp_path):
         call_request(STAGE, request_for(params, {}, tmp_path / "store"))
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(4, 2.776), (9, 2.262), (29, 2.045)])
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    # Of any table of Student's t.
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (29, 2.0452), (200, 1.9719)],
+)
 def test_confidence_interval_uses_students_t(degrees, quantile):
-    assert _student_t(degrees) == pytest.approx(quantile, rel=3e-3)
+    assert _student_t(degrees) == pytest.approx(quantile, abs=5e-5)
 
 
 def test_the_published_table_is_that_of_the_published_numbers():
@@ -67,3 +73,10 @@ def test_the_published_table_is_that_of_the_published_numbers():
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["num_seeds"] == 10
     assert (folder / "table.md").read_text() == table(metrics["cells"])
+
+
+def test_every_design_and_every_named_alpha_divergence_can_be_played():
+    assert list(get_args(Method)) == list(DESIGNS)
+    assert LABELS.keys() == DESIGNS.keys()
+    named = [name for name, row in DIVERGENCES.items() if row.alpha is not None]
+    assert list(get_args(BanditDivergence)) == list(DIVERGENCE_LABELS) == named

@@ -23,13 +23,17 @@ def test_hand_computed():
     counter = DistinctCounter(4)
     counter.add(["the cat saw the cat", "the dog"])
     # Words: the cat saw dog of 7; pairs: the-cat twice among 5; triples and quadruples all differ.
-    assert counter.ratios() == [4 / 7, 4 / 5, 1.0, 1.0]
+    assert counter.per_ngram() == [4 / 7, 4 / 5, 1.0, 1.0]
+    # 4 words, 4 pairs, 3 triples and 2 quadruples differ, each by 7 tokens.
+    assert counter.per_token() == [4 / 7, 4 / 7, 3 / 7, 2 / 7]
 
 
 def test_no_ngram_has_no_ratio():
     counter = DistinctCounter(3)
     counter.add(["one two", "", "  "])
-    assert counter.ratios() == [1.0, 1.0, None]
+    assert counter.per_ngram() == [1.0, 1.0, None]
+    assert counter.per_token() == [1.0, 0.5, 0.0]
+    assert DistinctCounter(2).per_token() == [None, None]
 
 
 @given(corpus=texts, cut=st.integers(0, 20))
@@ -37,7 +41,7 @@ def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
     counter = DistinctCounter(5)
     counter.add(corpus[:cut])
     counter.add(corpus[cut:])
-    assert counter.ratios() == [by_definition(corpus, n) for n in range(1, 6)]
+    assert counter.per_ngram() == [by_definition(corpus, n) for n in range(1, 6)]
 
 
 @pytest.mark.parametrize("merge_at", [1, 50])
@@ -47,4 +51,4 @@ def test_merging_early_changes_nothing(monkeypatch, merge_at):
     counter = DistinctCounter(3)
     for text in corpus:
         counter.add([text])
-    assert counter.ratios() == [by_definition(corpus, n) for n in (1, 2, 3)]
+    assert counter.per_ngram() == [by_definition(corpus, n) for n in (1, 2, 3)]

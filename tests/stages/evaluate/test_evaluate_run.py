@@ -80,6 +80,8 @@ def test_metrics_by_hand(store, tables):
     assert found["distinct_1"] == pytest.approx(8 / 10)
     assert found["distinct_2"] == pytest.approx(4 / 5)
     assert found["distinct_4"] is None
+    assert found["distinct_2_per_token"] == pytest.approx(4 / 10)
+    assert found["distinct_4_per_token"] == 0.0
     assert found["base_distinct_1"] == pytest.approx(2 / 6)
     assert found["mean_response_tokens"] == pytest.approx(10 / 6)
     assert found["truncated_share"] == pytest.approx(2 / 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
-from stages.contract.tables import PAIRS, read_rows
+from stages.contract.tables import PAIRS, read_rows, write_table
+from stages.objectives import DESIGNS, DIVERGENCES
+from stages.objectives.bonuses import Numerics, Probability
+from stages.objectives.kappa import ScheduleKind
+from stages.objectives.objective import BonusOn
+from stages.train.params import TrainParams
 from stages.train.reference import REFERENCE_LOGPROBS
+from stages.train.rows import ROWS
 from tests.stages.train.train_helpers import PARAMS, make_pairs, request_for, train
 from tests.tiny_models import make_tiny_llama
 
@@ -293,7 +300,6 @@ def test_tied_embeddings_stay_tied(tmp_path, pairs):
     ("changes", "message"),
     [
         ({"design": "selm", "divergence": "forward_kl"}, "not defined under forward_kl"),
-        ({"target_ratio": 0.5, "design": "none"}, "target_ratio"),
         ({"learning_rate": 1e30}, "loss is"),
         ({"report_to": ["nothing-of-the-kind"]}, "report_to: nothing-of-the-kind"),
     ],
@@ -347,3 +353,78 @@ def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
     )
     assert fast.key == plain.key
     assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
+
+
+def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
+    asked = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
+    plain = train(tmp_path / "plain", policy, [pairs], design="none")
+    assert asked.weights == plain.weights
+
+
+def test_a_published_bonus_without_a_value_is_explained(tmp_path, policy, pairs):
+    # log π of a tied pair's response is 0 where one token is all of the vocabulary's mass.
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+        model.get_input_embeddings().weight.fill_(1.0)
+        model.get_output_embeddings().weight[5] = 1000.0
+    model.save_pretrained(tmp_path / "sure")
+    AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "sure")
+    settings = {"design": "arctanh", "divergence": "forward_kl", "numerics": "paper"}
+    sure = make_sure_pairs(tmp_path / "sure.parquet", 5)
+    with pytest.raises(UserError, match=r"train\.numerics 'paper'.*π > 1 − 1e-5") as caught:
+        train(tmp_path / "store", tmp_path / "sure", [sure], **settings)
+    assert "'exact'" in caught.value.remedy
+    found = train(tmp_path / "exact", tmp_path / "sure", [sure], **settings | {"numerics": "exact"})
+    assert all(math.isfinite(loss) for loss in found.losses)
+
+
+def make_sure_pairs(path, token):
+    """Pairs whose responses are one token, over and over."""
+    rows = list(read_rows(make_pairs(path.with_suffix(".random"), 8), PAIRS))
+    for row in rows:
+        for side in ("chosen", "rejected"):
+            row[f"{side}_token_ids"] = [token] * len(row[f"{side}_token_ids"])
+    write_table(path, PAIRS, iter(rows))
+    return path
+
+
+@pytest.mark.parametrize("reference", ["initial", "ema"])
+def test_the_sampler_is_no_other_reference(reference):
+    with pytest.raises(ValueError, match=f"reference = '{reference}'.*would be ignored"):
+        TrainParams(reference_logprobs="sampler", reference=reference)
+
+
+@pytest.mark.parametrize(
+    "given", [{"kappa": 1.0}, {"kappa_values": (1.0,), "kappa_schedule": "per_iteration"}]
+)
+def test_kappa_is_given_or_calibrated(given):
+    with pytest.raises(ValueError, match=r"exclude each other.*`train\.kappa: null`"):
+        TrainParams(target_ratio=0.1, **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"kappa": 0.5}, {"target_ratio": 0.1}])
+def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
+    params = TrainParams(**given)
+    again = TrainParams.model_validate_json(params.model_dump_json())
+    assert again == params
+    assert again.result_fields()["kappa"] == given.get("kappa", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "registry"),
+    [
+        ("divergence", DIVERGENCES),
+        ("design", DESIGNS),
+        ("probability", get_args(Probability)),
+        ("numerics", get_args(Numerics)),
+        ("bonus_on", get_args(BonusOn)),
+        ("kappa_schedule", get_args(ScheduleKind)),
+        ("row_layout", ROWS),
+    ],
+    ids=str,
+)
+def test_the_configuration_names_what_the_code_has(field, registry):
+    schema = TrainParams.model_json_schema()["properties"][field]
+    kinds = [schema, *schema.get("anyOf", [])]
+    assert [name for kind in kinds for name in kind.get("enum", [])] == list(registry)
