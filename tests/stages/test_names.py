@@ -14,12 +14,16 @@ from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
 from flows.pipeline.placement import Execution, WorkPoolSettings, stage_sections
 from flows.runners.choose import RUNNERS
 from stages.bandit.params import BanditParams
+from stages.bandit.summary import DIVERGENCE_LABELS, LABELS
 from stages.contract.signature import ImageName, Kind
 from stages.contract.tables import SCHEMAS
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
 from stages.objectives import DESIGNS, DIVERGENCES
+from stages.objectives.bonuses import Numerics, Probability
+from stages.objectives.kappa import ScheduleKind
+from stages.objectives.objective import BonusOn
 from stages.score.params import RewardModelSettings
 from stages.train.params import TrainParams
 from stages.train.rows import ROWS
@@ -47,7 +51,15 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(EvaluateParams, "dtype"), DTYPES),
         (field(RewardModelSettings, "dtype"), DTYPES),
         (field(TrainParams, "row_layout"), ROWS),
+        (field(TrainParams, "divergence"), DIVERGENCES),
+        (field(TrainParams, "design"), DESIGNS),
+        (field(TrainParams, "probability"), names(Probability)),
+        (field(TrainParams, "numerics"), names(Numerics)),
+        (field(TrainParams, "bonus_on"), names(BonusOn)),
+        (field(TrainParams, "kappa_schedule"), names(ScheduleKind)),
         (field(BanditParams, "methods"), DESIGNS),
+        (set(LABELS), DESIGNS),
+        (field(BanditParams, "divergences"), DIVERGENCE_LABELS),
     ],
 )
 def test_every_name_is_in_its_table_and_the_other_way_round(

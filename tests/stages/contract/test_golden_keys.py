@@ -97,14 +97,14 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "2e92f44984c84b70fe702f87c995b084bc9a4cad62484fb9d4816469cb5d31ff",
+        "77091d7abd51269236c69379b3c35e8ed17ea0d1349ae01f0966472cfd19948a",
     ),
     (
         PromoteParams(model_name="model"),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
         "fa42d2113a829423e16d5657fca4798b0c106e25d2d1279a2321b65479e6cb79",
     ),
-    (BanditParams(), {}, "b3bb5ba828fd2e467cdf771d7bac501413c6a22eb75251624f64c64dd1764254"),
+    (BanditParams(), {}, "ae31d9ee6c6084f3b00a8e3231febfe7515e3a4e521009fe4b14319af097d876"),
 ]
 
 

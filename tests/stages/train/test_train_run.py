@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -13,13 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_rows, write_table
-from stages.objectives import DESIGNS, DIVERGENCES
-from stages.objectives.bonuses import Numerics, Probability
-from stages.objectives.kappa import ScheduleKind
-from stages.objectives.objective import BonusOn
 from stages.train.params import TrainParams
 from stages.train.reference import REFERENCE_LOGPROBS
-from stages.train.rows import ROWS
 from tests.stages.train.train_helpers import PARAMS, make_pairs, request_for, train
 from tests.tiny_models import make_tiny_llama
 
@@ -409,22 +403,3 @@ def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
     again = TrainParams.model_validate_json(params.model_dump_json())
     assert again == params
     assert again.result_fields()["kappa"] == given.get("kappa", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("field", "registry"),
-    [
-        ("divergence", DIVERGENCES),
-        ("design", DESIGNS),
-        ("probability", get_args(Probability)),
-        ("numerics", get_args(Numerics)),
-        ("bonus_on", get_args(BonusOn)),
-        ("kappa_schedule", get_args(ScheduleKind)),
-        ("row_layout", ROWS),
-    ],
-    ids=str,
-)
-def test_the_configuration_names_what_the_code_has(field, registry):
-    schema = TrainParams.model_json_schema()["properties"][field]
-    kinds = [schema, *schema.get("anyOf", [])]
-    assert [name for kind in kinds for name in kind.get("enum", [])] == list(registry)
