@@ -109,7 +109,7 @@ class Bucket:
     @property
     def endpoint(self) -> str:
         """Address of the service, for a person."""
-        return self._service.endpoint()
+        return self._service.endpoint
 
     def get(self, name: str) -> Found | None:
         """Reads a small object; None when there is none."""
@@ -240,7 +240,7 @@ class Bucket:
             return UserError(
                 f"there is no {place}",
                 "create it, correct `store`, or set "
-                f"{self._service.endpoint_variable} to where it is",
+                f"{self._service.endpoint_variables[-1]} to where it is",
             )
         if isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError):
             return ConflictError(text)
@@ -255,8 +255,8 @@ class Bucket:
             )
         return StoreError(
             f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
-            f"up and that {self._service.endpoint_variable} and the region are right, then resume: "
-            "what is done stays done"
+            f"up and that {self._service.endpoint_variables[-1]} and the region are right, then "
+            "resume: what is done stays done"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,16 +37,40 @@ class Service:
     """One kind of object storage.
 
     Attributes:
-        endpoint: Address of the service, for messages and for telling equal bucket names apart.
-        open: Makes a client from bucket, prefix and the client's common settings.
+        endpoint_variables: Settings that lead to another endpoint, the strongest first.
+        default_endpoint: The endpoint without them.
         credentials: Remedy where credentials are missing or refused.
-        endpoint_variable: Setting that leads to another endpoint.
     """
 
-    endpoint: Callable[[], str]
-    open: Callable[[str, str | None, dict[str, Any]], ObjectStore]
+    endpoint_variables: tuple[str, ...]
+    default_endpoint: str
     credentials: str
-    endpoint_variable: str
+
+    @property
+    def endpoint(self) -> str:
+        """Address for messages, and for telling equal bucket names apart."""
+        found = (os.environ.get(name) for name in self.endpoint_variables)
+        return next((each for each in found if each), os.path.expandvars(self.default_endpoint))
+
+
+SERVICES: Mapping[str, Service] = {
+    "s3": Service(
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "AWS S3 or the endpoint of the AWS profile",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    "gs": Service(
+        ("GOOGLE_BASE_URL",),
+        "https://storage.googleapis.com",
+        "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run "
+        "`gcloud auth application-default login`",
+    ),
+    "az": Service(
+        ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+        "https://${AZURE_STORAGE_ACCOUNT_NAME}.blob.core.windows.net",
+        "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential",
+    ),
+}
 
 
 def open_clients(scheme: str, bucket: str, prefix: str) -> tuple[ObjectStore, ObjectStore]:
@@ -72,110 +96,64 @@ def _clients(
     scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...]
 ) -> tuple[ObjectStore, ObjectStore]:
     try:
-        import obstore  # noqa: F401
+        from obstore import store
+        from obstore.exceptions import BaseError
     except ImportError as error:
         raise UserError(
             "a store in a bucket needs obstore, which is not installed",
             "pip install 'geb[bucket]', or set `store` to a folder",
         ) from error
+    service = SERVICES[scheme]
     patience = float(os.environ.get(_PATIENCE, _DEFAULT_PATIENCE_SECONDS))
     retry_timeout = timedelta(seconds=min(patience, _LONGEST_PATIENCE_SECONDS))
+    kind: Any = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}[scheme]
 
     def open_one(max_retries: int, request_seconds: float) -> ObjectStore:
-        settings = {
-            "client_options": {
-                "allow_http": SERVICES[scheme].endpoint().startswith("http://"),
+        client: ObjectStore = kind(
+            bucket,
+            prefix=prefix or None,
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
                 "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
                 "timeout": timedelta(seconds=request_seconds),
             },
-            "retry_config": {"max_retries": max_retries, "retry_timeout": retry_timeout},
-        }
-        return SERVICES[scheme].open(bucket, prefix or None, settings)
+            retry_config={"max_retries": max_retries, "retry_timeout": retry_timeout},
+            **settings,
+        )
+        return client
 
-    return open_one(1000, _REQUEST_SECONDS), open_one(1, _IMPATIENT_REQUEST_SECONDS)
+    try:
+        settings = _aws_settings() if scheme == "s3" else {}
+        endpoint = settings.get("config", {}).get("endpoint") or service.endpoint
+        return open_one(1000, _REQUEST_SECONDS), open_one(1, _IMPATIENT_REQUEST_SECONDS)
+    except (BaseError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise UserError(
+            f"no credentials for bucket {bucket!r} at {service.endpoint} ({said})",
+            service.credentials,
+        ) from error
 
 
-def _first_set(*names: str) -> str | None:
-    return next((value for name in names if (value := os.environ.get(name))), None)
+def _aws_settings() -> dict[str, Any]:
+    """Settings that obstore, which reads the environment only, leaves to botocore to find.
 
-
-def _s3_endpoint() -> str:
-    named = _first_set("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    return named or "AWS S3 or the endpoint of the AWS profile"
-
-
-def _open_s3(bucket: str, prefix: str | None, settings: dict[str, Any]) -> ObjectStore:
-    # obstore reads the environment only; profiles, SSO and instance roles are botocore's to find.
+    Raises:
+        ValueError: No credentials, in the environment, a profile, SSO or the machine's role.
+    """
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
     from obstore.auth.boto3 import Boto3CredentialProvider
-    from obstore.store import S3Store
 
     session = Session()
     try:
         profile = session.get_scoped_config()
         provider = Boto3CredentialProvider(session, ttl=timedelta(seconds=_CREDENTIAL_SECONDS))
-    except (BotoCoreError, ValueError) as error:
-        raise UserError(
-            f"no credentials for bucket {bucket!r} at {_s3_endpoint()} ({error})",
-            SERVICES["s3"].credentials,
-        ) from error
+    except BotoCoreError as error:
+        raise ValueError(str(error)) from error
     region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
-    config: Any = {"region": region}
-    endpoint = _first_set("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url")
-    if endpoint:
-        config["endpoint"] = endpoint
-        settings["client_options"]["allow_http"] = endpoint.startswith("http://")
-    return S3Store(bucket, prefix=prefix, config=config, credential_provider=provider, **settings)
-
-
-def _gs_endpoint() -> str:
-    return _first_set("GOOGLE_BASE_URL") or "https://storage.googleapis.com"
-
-
-def _open_gs(bucket: str, prefix: str | None, settings: dict[str, Any]) -> ObjectStore:
-    from obstore.store import GCSStore
-
-    return GCSStore(bucket, prefix=prefix, **settings)
-
-
-def _az_endpoint() -> str:
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "<account>")
-    named = _first_set("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    return named or f"https://{account}.blob.core.windows.net"
-
-
-def _open_az(bucket: str, prefix: str | None, settings: dict[str, Any]) -> ObjectStore:
-    from obstore.exceptions import BaseError
-    from obstore.store import AzureStore
-
-    try:
-        return AzureStore(bucket, prefix=prefix, **settings)
-    except BaseError as error:
-        raise UserError(
-            f"container {bucket!r} cannot be opened: {str(error).partition(chr(10))[0]}",
-            SERVICES["az"].credentials,
-        ) from error
-
-
-SERVICES: Mapping[str, Service] = {
-    "s3": Service(
-        _s3_endpoint,
-        _open_s3,
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-        "AWS_ENDPOINT_URL",
-    ),
-    "gs": Service(
-        _gs_endpoint,
-        _open_gs,
-        "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run "
-        "`gcloud auth application-default login`",
-        "GOOGLE_BASE_URL",
-    ),
-    "az": Service(
-        _az_endpoint,
-        _open_az,
-        "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential",
-        "AZURE_STORAGE_ENDPOINT",
-    ),
-}
+    named = [os.environ.get(name) for name in SERVICES["s3"].endpoint_variables]
+    endpoint = next((each for each in (*named, profile.get("endpoint_url")) if each), None)
+    return {
+        "config": {"region": region} | ({"endpoint": endpoint} if endpoint else {}),
+        "credential_provider": provider,
+    }

@@ -117,7 +117,7 @@ def test_a_container_that_is_not_there_is_named(az_url):
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("d3Jvbmc=", "refuses these credentials"), ("", "cannot be opened")]
+    ("key", "said"), [("d3Jvbmc=", "refuses these credentials"), ("", "no credentials for bucket")]
 )
 def test_wrong_credentials_are_a_persons_mistake(az_url, monkeypatch, key, said):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", key)
