@@ -1,0 +1,45 @@
+"""A run that was started in a terminal, as Prefect shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+
+from benchmarks.orchestrated import write_config
+from flows.iterate import iterate, telling_name
+from flows.pipeline.loading import load_config
+from flows.pipeline.presets import configured
+from tests.flows.loop import geb
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_resumes_it(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path, "terminal", iterations=1, shards=1, parallel=2)
+    failing = tmp_path / "failing-python"
+    failing.write_text("#!/bin/sh\necho 'the disk fell out'\nexit 7\n")
+    failing.chmod(0o755)
+    values = yaml.safe_load(path.read_text())
+    values["execution"] |= {"retries": 0, "interpreters": {"prepare": str(failing)}}
+    path.write_text(yaml.safe_dump(values))
+    done = geb("run", path)
+    assert done.returncode == 1, done.stderr
+    assert "the disk fell out" in done.stderr
+    config = load_config(path)
+    tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=["run:terminal"]))
+    with SyncPrefectClient(prefect_server) as client:
+        [run] = client.read_flow_runs(flow_run_filter=tagged)
+        assert client.read_flow(run.flow_id).name == iterate.name
+    assert run.name == telling_name(config)
+    assert configured(run.parameters["preset"], run.parameters["config"]) == config
+    assert run.state is not None
+    assert run.state.is_failed()
+    message = str(run.state.message)
+    assert f"geb resume terminal --store {tmp_path / 'store'}" in message
+    assert "Retry" not in message, "Prefect has no deployment to start it with"
