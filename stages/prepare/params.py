@@ -14,7 +14,7 @@ class PrepareParams(StageParams):
     """What becomes a prompt, and how prompts are divided among iterations and the test set."""
 
     stage: ClassVar[str] = "prepare"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "train": InputSpec("file", optional=True, many=True),
         "test": InputSpec("file", optional=True),
@@ -33,7 +33,8 @@ class PrepareParams(StageParams):
     source is the test set, whole, and this number is not used."""
 
     prompts_per_iteration: int | None = Field(None, ge=1)
-    """Most prompts in each part, chosen by the seed; null takes all."""
+    """Most prompts in each part, chosen by the seed; null takes all. With a number, and prompts
+    enough, a run that is continued with more `iterations` keeps the parts of its first ones."""
 
     messages_column: str = "messages"
     """Column of chat messages (`context_messages` in the paper's data sets)."""

@@ -39,12 +39,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PrepareParams(),
         {"train": (FILE,)},
-        "5dd1f8cbc8ba0f4c81ea13ce594204808feb4c1d30e3e120a47b0c2c645774d8",
+        "34402a176b5cbb63a93b4b610f029ef6a3f6e45414e73bea0ce3d31c53f57745",
     ),
     (
         PrepareParams(iterations=2),
         {"train": (HUB, HUB), "test": (FILE,)},
-        "9afc77893944495fca37d86e3a54eed2523dac34bba6f3dcfb1eb5647521e8b4",
+        "1afadb220dbc45512ede3b77f6dcba7a20a0d03deb7fa4ebd340aa1c3a5efca9",
     ),
     (
         ScreenParams(num_samples=2),

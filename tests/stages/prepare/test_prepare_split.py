@@ -95,12 +95,22 @@ def test_a_repeated_row_counts_where_it_came_first():
 def test_a_cap_chooses_by_seed_and_counts_the_rest(seed):
     whole, numbers = divide([list(range(30))], seed=seed)
     capped, _ = divide([list(range(30))], seed=seed, prompts_per_iteration=4)
-    for part in (1, 2, 3):
-        kept = members(capped, numbers, part)
-        assert len(kept) == 4
-        assert kept < members(whole, numbers, part)
+    assert [len(members(capped, numbers, part)) for part in (1, 2, 3)] == [4, 4, 4]
     assert members(capped, numbers, TEST) == members(whole, numbers, TEST)
     assert capped.unused == 28 - 12
+
+
+@given(seed=st.integers(0, 20), cap=st.integers(1, 5))
+def test_more_iterations_keep_the_capped_parts_of_the_first_ones(seed, cap):
+    three, numbers = divide([list(range(27))], seed=seed, prompts_per_iteration=cap)
+    five, _ = divide([list(range(27))], seed=seed, prompts_per_iteration=cap, iterations=5)
+    for part in (TEST, 1, 2, 3):
+        assert members(three, numbers, part) == members(five, numbers, part)
+
+
+def test_a_cap_that_there_are_too_few_prompts_for_leaves_parts_even():
+    found, numbers = divide([list(range(12))], prompts_per_iteration=4)
+    assert [len(members(found, numbers, part)) for part in (1, 2, 3)] == [4, 3, 3]
 
 
 def test_seeds_divide_differently():
