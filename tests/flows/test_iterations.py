@@ -1,0 +1,125 @@
+"""Three iterations: the policy, the reference and the pairs that each of them reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.loading import load_config
+from flows.pipeline.steps import Output, Step
+from tests.flows.loop import ROOT
+
+BASE = "sft:checkpoint"
+TRAINED = [f"iteration-{iteration}/train:checkpoint" for iteration in (1, 2, 3)]
+AVERAGED = [f"iteration-{iteration}/train:ema" for iteration in (1, 2, 3)]
+PAIRS = [f"iteration-{iteration}/pair:pairs.parquet" for iteration in (1, 2, 3)]
+
+REFERENCES = {
+    "previous": [BASE, TRAINED[0], TRAINED[1]],
+    "initial": [BASE, BASE, BASE],
+    "ema": [BASE, AVERAGED[0], AVERAGED[1]],
+}
+"""Reference of training in each iteration, by ``train.reference``."""
+
+PAIR_DATA = {
+    "current": [[PAIRS[0]], [PAIRS[1]], [PAIRS[2]]],
+    "accumulate": [PAIRS[:1], PAIRS[:2], PAIRS[:3]],
+}
+"""Pairs of training in each iteration, by ``pair_data``."""
+
+
+def steps_of(*overrides: str) -> dict[str, Step]:
+    config = load_config(ROOT / "configs/quickstart.yaml", ["iterations=3", *overrides])
+    return {step.name: step for step in all_steps(config)}
+
+
+def inputs(step: Step) -> dict[str, list[str]]:
+    """The outputs of other steps that a step reads, by input, as ``step:path``."""
+    return {
+        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
+        for name, group in step.inputs.items()
+    }
+
+
+@pytest.mark.parametrize("pair_data", PAIR_DATA)
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data: str) -> None:
+    made = steps_of(f"train.reference={reference}", f"pair_data={pair_data}")
+    for index, policy in enumerate([BASE, *TRAINED[:2]]):
+        place = f"iteration-{index + 1}"
+        assert inputs(made[f"{place}/generate/0"]) == {
+            "policy": [policy],
+            "prompts": [f"prepare:{place}.parquet"],
+        }
+        assert inputs(made[f"{place}/train"]) == {
+            "policy": [policy],
+            "reference": [REFERENCES[reference][index]],
+            "pairs": PAIR_DATA[pair_data][index],
+        }
+
+
+def test_each_iteration_scores_pairs_and_evaluates_its_own_responses() -> None:
+    made = steps_of("generate.num_shards=2", "evaluation.num_shards=2")
+    base = [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)]
+    base_scores = [f"base/score/{shard}:scores.parquet" for shard in (0, 1)]
+    for index in range(3):
+        place = f"iteration-{index + 1}"
+        own = {
+            where: (
+                [f"{where}/generate/{shard}:responses.parquet" for shard in (0, 1)],
+                [f"{where}/score/{shard}:scores.parquet" for shard in (0, 1)],
+            )
+            for where in (place, f"{place}/evaluate")
+        }
+        for where, (responses, _) in own.items():
+            for shard in (0, 1):
+                assert inputs(made[f"{where}/score/{shard}"])["responses"] == [responses[shard]]
+        responses, scores = own[place]
+        assert inputs(made[f"{place}/pair"]) == {"responses": responses, "scores": scores}
+        responses, scores = own[f"{place}/evaluate"]
+        for shard in (0, 1):
+            assert inputs(made[f"{place}/evaluate/generate/{shard}"]) == {
+                "policy": [TRAINED[index]],
+                "prompts": ["prepare:test.parquet"],
+            }
+        assert inputs(made[f"{place}/evaluate"]) == {
+            "responses": responses,
+            "scores": scores,
+            "base_responses": base,
+            "base_scores": base_scores,
+            "reference": [BASE],
+        }
+    for shard in (0, 1):
+        assert inputs(made[f"base/generate/{shard}"])["policy"] == [BASE]
+
+
+def test_each_iteration_promotes_its_checkpoint_compared_with_the_one_before() -> None:
+    made = steps_of()
+    for iteration in (1, 2, 3):
+        place = f"iteration-{iteration}"
+        before = f"iteration-{iteration - 1}/evaluate:metrics.json"
+        assert inputs(made[f"{place}/promote"]) == {
+            "checkpoint": [f"{place}/train:checkpoint"],
+            "metrics": [f"{place}/evaluate:metrics.json"],
+            **({"previous_metrics": [before]} if iteration > 1 else {}),
+        }
+
+
+def test_iterations_differ_in_seed_and_number_but_evaluate_with_the_same_seed() -> None:
+    made = steps_of()
+    for stage in ("generate/0", "pair", "train"):
+        steps = [made[f"iteration-{iteration}/{stage}"] for iteration in (1, 2, 3)]
+        assert len({step.seed for step in steps}) == 3, stage
+        assert [step.iteration for step in steps] == [1, 2, 3]
+    trainings = [made[f"iteration-{iteration}/train"].params for iteration in (1, 2, 3)]
+    assert [each.model_dump()["iteration"] for each in trainings] == [1, 2, 3]
+    evaluations = [made[f"iteration-{iteration}/evaluate/generate/0"] for iteration in (1, 2, 3)]
+    assert {step.seed for step in evaluations} == {made["base/generate/0"].seed}
+
+
+def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
+    prompts = ["prepare.prompts_per_iteration=100", "prepare.test_prompts=16"]
+    three, five = steps_of(*prompts), steps_of(*prompts, "iterations=5")
+    assert set(three) < set(five)
+    for name in set(three) - {"prepare"}:
+        assert three[name] == five[name], name

@@ -1,0 +1,135 @@
+"""The paper's settings, field by field, in the configurations of its experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from tests.flows.loop import ROOT
+
+FOLDER = ROOT / "configs/paper"
+MATH = sorted(FOLDER.glob("math-*.yaml"))
+MAIN = sorted(set(FOLDER.glob("*.yaml")) - set(MATH))
+
+# Appendix "Implementation Details" of the paper; where it is silent, its published code.
+SHARED: dict[str, Any] = {
+    "iterations": 3,
+    "pair_data": "current",
+    # Two responses to a prompt at temperature 1, at most 2048 tokens each, in a context of 8192.
+    "generate.temperature": 1.0,
+    "generate.top_p": 1.0,
+    "generate.max_new_tokens": 2048,
+    "generate.max_length_tokens": 8192,
+    # The two are ranked by reward; ties are dropped.
+    "pair.strategy": "best_worst",
+    "pair.ties": "drop",
+    # The published forms of the bonus, summed over the rejected response, without a factor β.
+    "train.numerics": "paper",
+    "train.probability": "sequence",
+    "train.bonus_on": "rejected",
+    "train.nll_weight": 0.0,
+    "train.beta": 0.1,
+    # A new AdamW and schedule in each iteration.
+    "train.epochs": 2,
+    "train.learning_rate": 5e-7,
+    "train.lr_schedule": "cosine",
+    # Two GPUs · 2 pairs · 64 accumulations.
+    "train.global_batch_pairs": 256,
+    "train.max_length_tokens": 2048,
+    "train.max_prompt_tokens": 1000,
+    "train.precision": "bfloat16",
+    "train.gradient_checkpointing": True,
+    "train.deepspeed.zero_stage": 3,
+    "train.reference": "previous",
+    "train.lora.rank": 0,
+    "evaluation.num_samples": 64,
+    "evaluation.temperature": 0.6,
+    "evaluation.top_p": 0.9,
+    "evaluation.max_new_tokens": 4096,
+}
+MAIN_SETTINGS = SHARED | {
+    "inputs.prompts": (
+        "RLHFlow/ultrafeedback_iter1",
+        "RLHFlow/ultrafeedback_iter2",
+        "RLHFlow/ultrafeedback_iter3",
+    ),
+    "inputs.test_prompts": "RLHFlow/test_generation_2k",
+    "inputs.oracle_model": "LxzGordon/URM-LLaMa-3.1-8B",
+    "inputs.warm_start": None,
+    "prepare.messages_column": "context_messages",
+    "screen.num_samples": 0,
+    "generate.num_samples": 2,
+    "score.oracle": "urm_helpfulness",
+    "train.warmup_ratio": 0.03,
+}
+MATH_SETTINGS = SHARED | {
+    "inputs.policy": "Qwen/Qwen2.5-7B",
+    "inputs.prompts": ("BytedTsinghua-SIA/DAPO-Math-17k",),
+    "inputs.oracle_model": None,
+    # Prompts that the reference solves within two samples are left out.
+    "screen.num_samples": 2,
+    "screen.temperature": 0.6,
+    "score.oracle": "math_verify",
+    "train.divergence": "reverse_kl",
+    "train.warmup_ratio": 0.1,
+    "train.target_ratio": None,
+}
+
+POLICIES = {"llama3": "RLHFlow/LLaMA3-SFT", "mistral": "mistralai/Mistral-7B-Instruct-v0.3"}
+DIVERGENCES = {"kl": "reverse_kl", "hellinger": "hellinger", "fkl": "forward_kl"}
+# The paper chooses κ by |κ · bonus| / |L|, which works between 1e-6 and 1e-2.
+DESIGNS: dict[str, dict[str, Any]] = {
+    "fdpo": {"train.design": "none", "train.target_ratio": None},
+    "geb-p": {"train.design": "one_minus_pi", "train.target_ratio": 1e-3},
+    "geb-inverse": {"train.design": "inverse_pi", "train.target_ratio": 1e-3},
+    "geb-arctanh": {"train.design": "arctanh", "train.target_ratio": 1e-3},
+}
+MATH_DESIGNS: dict[str, dict[str, Any]] = {
+    "math-fdpo": {"train.design": "none", "train.kappa": 0.0},
+    "math-geb-p": {"train.design": "one_minus_pi", "train.kappa": 50.0},
+    "math-geb-inverse": {"train.design": "inverse_pi", "train.kappa": 5e-2},
+    "math-geb-arctanh": {"train.design": "arctanh", "train.kappa": 5e-6},
+}
+
+
+def settings(config: RunConfig, names: dict[str, Any]) -> dict[str, Any]:
+    """The values of a configuration at dotted names."""
+    found = {}
+    for name in names:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        found[name] = value
+    return found
+
+
+def test_the_paper_s_experiments_are_complete() -> None:
+    assert {path.stem for path in MAIN} == {
+        f"{model}-{method}-{divergence}"
+        for model in POLICIES
+        for method in DESIGNS
+        for divergence in DIVERGENCES
+    }
+    assert {path.stem for path in MATH} == set(MATH_DESIGNS)
+
+
+@pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
+def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
+    model, _, rest = path.stem.partition("-")
+    method, _, divergence = rest.rpartition("-")
+    expected = MAIN_SETTINGS | DESIGNS[method]
+    expected |= {
+        "inputs.policy": POLICIES[model],
+        "train.divergence": DIVERGENCES[divergence],
+    }
+    assert settings(load_config(path), expected) == expected
+
+
+@pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
+def test_a_mathematics_experiment_has_the_paper_s_settings(path: Path) -> None:
+    expected = MATH_SETTINGS | MATH_DESIGNS[path.stem]
+    assert settings(load_config(path), expected) == expected
