@@ -5,7 +5,9 @@
 Each seed makes its own warm start, which both methods then begin from. The table shows, on the
 held-out prompts, the mean reward of the base policy and of each iteration's, and the share of
 answers that open with the best word. ``--set`` changes both methods alike
-(``--set train.learning_rate=1e-3``). Runs are kept in the store: a second call takes seconds.
+(``--set train.learning_rate=1e-3``). Runs are kept in the store: a second call takes seconds. The
+exit code is 0 where, in every seed, GEB improves on its base policy and finds the best opening more
+often than f-DPO, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -80,23 +82,48 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-def verdict(results: Sequence[Result]) -> str:
+@dataclass(frozen=True)
+class Verdict:
+    """In how many seeds each of the quickstart's two claims holds.
+
+    Attributes:
+        improved: GEB's last iteration has a higher reward than its base policy.
+        explored: GEB's last iteration has a larger share of the best opening than f-DPO's.
+        total: Number of seeds.
+    """
+
+    improved: int
+    explored: int
+    total: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether both claims hold in every seed."""
+        return self.improved == self.explored == self.total
+
+    def __str__(self) -> str:
+        return (
+            "GEB's last iteration has a higher reward than its base policy in "
+            f"{self.improved} of {self.total} seeds, and a larger share of the best opening than "
+            f"f-DPO's in {self.explored} of {self.total}."
+        )
+
+
+def verdict(results: Sequence[Result]) -> Verdict:
     """How often the two claims of the quickstart hold."""
     by_method = {method: [each for each in results if each.method == method] for method in CONFIGS}
-    improved = sum(each.rewards[-1] > each.rewards[0] for each in by_method["GEB"])
-    explored = sum(
-        geb.best_shares[-1] > fdpo.best_shares[-1]
-        for geb, fdpo in zip(by_method["GEB"], by_method["f-DPO"], strict=True)
-    )
-    total = len(by_method["GEB"])
-    return (
-        f"GEB's last iteration has a higher reward than its base policy in {improved} of {total} "
-        f"seeds, and a larger share of the best opening than f-DPO's in {explored} of {total}."
+    return Verdict(
+        improved=sum(each.rewards[-1] > each.rewards[0] for each in by_method["GEB"]),
+        explored=sum(
+            geb.best_shares[-1] > fdpo.best_shares[-1]
+            for geb, fdpo in zip(by_method["GEB"], by_method["f-DPO"], strict=True)
+        ),
+        total=len(by_method["GEB"]),
     )
 
 
 def main() -> None:
-    """Runs both methods for each seed and prints the table."""
+    """Runs both methods for each seed and prints the table; exits 1 where a claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,6 +143,7 @@ def main() -> None:
         print(json.dumps([asdict(each) for each in results], indent=2))
     else:
         print(f"{table(results)}\n\n{verdict(results)}")
+    sys.exit(0 if verdict(results).holds else 1)
 
 
 if __name__ == "__main__":

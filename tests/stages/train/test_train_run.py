@@ -316,6 +316,16 @@ def test_lengths_at_which_sequences_change_their_neighbours_are_refused(tmp_path
     assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
 
 
+def test_a_tracker_is_told_the_curves(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], epochs=1, report_to=["tensorboard"])
+    [events] = (tmp_path / "store").glob("logs/train/*/tensorboard/**/events.out.tfevents.*")
+    told = events.read_bytes()
+    # The names that docs/training.md lists, under the Trainer's prefix.
+    for name in ("loss", "preference_loss", "kappa", "learning_rate"):
+        assert f"train/{name}".encode() in told
+    assert len(found.records) == 4
+
+
 def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
     bare = tmp_path / "bare"
     AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
