@@ -8,7 +8,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm images run run-fdpo test test-fast check format clean
+.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-all mutants check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -33,11 +33,23 @@ run: setup ## Run the quickstart: three GEB iterations on a small model, on this
 run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
-test: setup setup-vllm ## The whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
+# A file's tests share fixtures, so they stay in one process; long files come first.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
 
-test-fast: setup ## The tests that need neither vLLM nor patience
-	$(BIN)/python -m pytest -m 'not slow and not vllm and not docker and not browser'
+test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, DeepSpeed and Prefect
+	$(PYTEST) -m 'not slow or loop'
+
+test-fast: setup ## The tests that start nothing slow and need no vLLM
+	$(BIN)/python -m pytest -m 'not slow and not loop'
+
+test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, browser, databases, all of vLLM
+	$(PYTEST) -m 'slow and not loop'
+
+test-all: test test-rest ## Every test once
+
+mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/)
+	$(BIN)/python -m mutmut run --max-children $(WORKERS)
+	$(BIN)/python -m mutmut results
 
 check: setup ## Lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -51,4 +63,4 @@ format: setup ## Format and mend what can be mended
 
 clean: ## Remove what tools left, not the environments or the store
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist mutants

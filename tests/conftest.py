@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from stages.contract.remote.store import RemoteStore
 from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
@@ -20,12 +21,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+# Prefect starts no server of its own in a test process, which it would have to end at exit.
+os.environ.setdefault("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
+
+# No test depends on the speed of the machine.
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests last, those in containers first of them: they take longest."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path in slow, not item.get_closest_marker("docker")))
+    """Puts long files first, those in containers before all: short ones fill the end."""
+    marked = {
+        name: {item.path for item in items if item.get_closest_marker(name)}
+        for name in ("docker", "loop", "slow")
+    }
+    items.sort(key=lambda item: [item.path not in paths for paths in marked.values()])
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.forking import forked_python
+
 ROOT = Path(__file__).parents[2]
 
 SMALL: dict[str, Any] = {
@@ -47,9 +49,9 @@ def write_config(folder: Path, **changes: Any) -> Path:
 def geb(
     *arguments: str | Path, module: str = "flows.commands.cli", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``geb`` to its end."""
+    """Runs ``geb`` to its end; it and its stages are forks, see :mod:`tests.forking`."""
     return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
+        [forked_python(), "-m", module, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | environment,

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-_START_SECONDS = 120
+_START_SECONDS = 600
 
 
 class Server:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-CONFIG = Path(__file__).parents[2] / "configs" / "bandit.yaml"
+from tests.flows.loop import ROOT, geb
+
+CONFIG = ROOT / "configs/bandit.yaml"
 SMALL = (
     "bandit.num_iterations=30",
     "bandit.num_seeds=2",
@@ -26,25 +26,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bandit")
 
 
-def geb(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PREFECT_HOME": str(place / "prefect")}
-    return subprocess.run(
-        [sys.executable, "-m", "flows.commands.cli", "bandit", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-
-
-def small(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def small(place: Path, *more: str | Path) -> subprocess.CompletedProcess[str]:
     settings = [word for each in (*SMALL, f"store={place / 'store'}") for word in ("--set", each)]
-    return geb(place, str(CONFIG), *settings, *more)
+    return geb("bandit", CONFIG, *settings, *more)
 
 
 @pytest.fixture(scope="module")
-def first(place: Path) -> subprocess.CompletedProcess[str]:
-    return small(place, "--out", str(place / "out"))
+def first(prefect_server: str, place: Path) -> subprocess.CompletedProcess[str]:
+    return small(place, "--out", place / "out")
 
 
 def test_prints_the_table_and_leaves_the_figures(
@@ -67,8 +56,8 @@ def test_runs_once_only(place: Path, first: subprocess.CompletedProcess[str]) ->
     assert found["table"] == (place / "out" / "table.md").read_text()
 
 
-def test_a_wrong_setting_is_named(place: Path) -> None:
-    done = geb(place, str(CONFIG), "--set", "bandit.kapas=[1.0]")
+def test_a_wrong_setting_is_named() -> None:
+    done = geb("bandit", CONFIG, "--set", "bandit.kapas=[1.0]")
     assert done.returncode == 64
     assert "bandit.kapas: no such setting; did you mean 'kappas'?" in done.stderr
 

@@ -10,8 +10,6 @@ import pytest
 
 from tests.flows.loop import ROOT, geb, write_config
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

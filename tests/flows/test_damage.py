@@ -11,8 +11,6 @@ import pytest
 
 from tests.flows.loop import geb, result_digests, steps, write_config
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:

@@ -16,8 +16,6 @@ from prefect.client.orchestration import PrefectClient
 from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, plan, started, steps, wait_for_line, write_config
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
@@ -142,6 +140,7 @@ def test_what_changes_only_speed_or_place_does_not_change_the_key(
     assert {each["action"] for each in plan(finished, "--set", change).values()} == {"reuse"}
 
 
+@pytest.mark.slow
 def test_two_at_once_both_finish_and_the_work_is_done_once(
     prefect_server: str, tmp_path: Path
 ) -> None:
@@ -172,6 +171,7 @@ def test_compute_again_on_purpose(copied: Path) -> None:
     assert states["iteration-1/train"] == "done"
 
 
+@pytest.mark.slow
 def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
     prefect_server: str, tmp_path: Path
 ) -> None:

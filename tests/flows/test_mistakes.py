@@ -145,7 +145,6 @@ def test_a_policy_without_chat_template_is_refused_before_anything_starts(tmp_pa
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "parts"),
     [

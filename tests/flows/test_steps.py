@@ -176,7 +176,6 @@ def test_a_server_samples_one_iteration_and_the_evaluation_samples_here():
     assert made["iteration-1/evaluate/generate/0"].params.backend == "transformers"
 
 
-@pytest.mark.slow
 def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: Path) -> None:
     oracle = tmp_path / "oracle.py"
     oracle.write_text(

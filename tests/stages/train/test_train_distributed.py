@@ -19,7 +19,7 @@ from tests.stages.train.train_helpers import (
     workers_of,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 LAYOUTS = [("off", 2)] + [(stage, processes) for stage in (0, 2, 3) for processes in (1, 2)]
 

@@ -27,6 +27,8 @@ from stages.train.params import TrainParams
 from stages.train.run import STAGE
 
 VOCABULARY = 19
+# Programs that are killed are real ones, also where workers are forks.
+PYTHON = sys.executable
 
 PARAMS: dict[str, Any] = {
     "design": "one_minus_pi",
@@ -187,7 +189,7 @@ def run_until(
     path = folder / "request.json"
     request.write(path)
     with subprocess.Popen(
-        [sys.executable, "-m", "stages.train", str(path)],
+        [PYTHON, "-m", "stages.train", str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

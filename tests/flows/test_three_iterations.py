@@ -1,0 +1,137 @@
+"""Three iterations on real stages: what each of them read, a kill in the second, two more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.flows.loop import (
+    geb,
+    result_digests,
+    stage_processes,
+    started,
+    steps,
+    wait_for_line,
+    warm_started,
+    write_config,
+)
+from tests.forking import forked_python
+
+SMALLER: dict[str, Any] = {
+    "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
+    "train": {"checkpoint_every_steps": 1, "epochs": 1, "global_batch_pairs": 4},
+}
+AVERAGED = SMALLER | {
+    "iterations": 3,
+    "pair_data": "accumulate",
+    "train": {**SMALLER["train"], "reference": "ema", "deepspeed": {"zero_stage": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def averaged(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configuration of a finished run: averaged reference, accumulated pairs, ZeRO-2."""
+    config = write_config(tmp_path_factory.mktemp("averaged"), **AVERAGED)
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return config
+
+
+def manifests(store: Path) -> dict[str, dict[str, Any]]:
+    """Manifest of every step's artifact."""
+    return {
+        name: json.loads(
+            (store / "artifacts" / each["stage"] / each["key"] / "manifest.json").read_text()
+        )
+        for name, each in steps(store).items()
+    }
+
+
+def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    """Key and path of the artifacts that a step read as one input."""
+    return [(each["key"], each["path"]) for each in manifest["inputs"][name]]
+
+
+def test_artifacts_name_the_models_and_pairs_that_they_came_from(averaged: Path) -> None:
+    found = manifests(averaged.parent / "store")
+    base = (found["sft"]["key"], "checkpoint")
+    train = [found[f"iteration-{iteration}/train"] for iteration in (1, 2, 3)]
+    policies = [base, *((each["key"], "checkpoint") for each in train)]
+    references = [base, *((each["key"], "ema") for each in train)]
+    pairs = [(found[f"iteration-{each}/pair"]["key"], "pairs.parquet") for each in (1, 2, 3)]
+    for index, made in enumerate(train):
+        generated = found[f"iteration-{index + 1}/generate/0"]
+        assert read(generated, "policy") == read(made, "policy") == [policies[index]]
+        assert read(made, "reference") == [references[index]]
+        assert read(made, "pairs") == pairs[: index + 1]
+        evaluated = found[f"iteration-{index + 1}/evaluate/generate/0"]
+        assert read(evaluated, "policy") == [policies[index + 1]]
+        logs = (averaged.parent / "store/logs/train" / made["key"]).glob("*.log")
+        assert any("DeepSpeed" in log.read_text() for log in logs)
+    digests = [each["inputs"]["policy"][0]["digest"] for each in train]
+    digests += [each["inputs"]["reference"][0]["digest"] for each in train[1:]]
+    assert len(set(digests)) == 5, "each iteration has another policy and another reference"
+
+
+def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path: Path) -> None:
+    undisturbed = averaged.parent / "store"
+    config = write_config(
+        tmp_path,
+        **AVERAGED,
+        inputs=warm_started(averaged),
+        execution={
+            "interpreters": dict.fromkeys(("generate", "evaluate", "train"), forked_python())
+        },
+    )
+    with started("run", config) as process:
+        wait_for_line(process, "iteration-2/train:", "steps")
+        [stage] = stage_processes(process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs([stage])
+    store = tmp_path / "store"
+    before = steps(store)
+    assert before["iteration-1/train"]["state"] == "done"
+    assert before["iteration-2/train"]["state"] == "running"
+    done = geb("resume", "small", "--store", store)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = result_digests(undisturbed)
+    del expected["sft"]
+    assert result_digests(store) == expected
+
+
+def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:
+    longer = ("iterations=5", "name=longer", "model=small")
+    done = geb("run", averaged, *(part for each in longer for part in ("--set", each)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = steps(averaged.parent / "store", "longer")
+    computed = {name for name, each in records.items() if each["state"] == "done"}
+    # The prompts are divided anew, into five parts, of which the first three are the same.
+    assert computed == {"prepare"} | {
+        name for name in records if name.startswith(("iteration-4", "iteration-5"))
+    }
+
+
+def test_merged_weights_of_an_adapter_are_the_next_policy(averaged: Path, tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path,
+        **SMALLER
+        | {"train": {**SMALLER["train"], "lora": {"rank": 2}}, "inputs": warm_started(averaged)},
+        iterations=2,
+    )
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = tmp_path / "store"
+    found = manifests(store)
+    first = found["iteration-1/train"]
+    policy = [(first["key"], "checkpoint")]
+    assert read(found["iteration-2/generate/0"], "policy") == policy
+    assert read(found["iteration-2/train"], "policy") == policy
+    checkpoint = store / "artifacts/train" / first["key"] / "checkpoint"
+    assert "adapter_config.json" not in {each.name for each in checkpoint.iterdir()}
