@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from flows.iterate import telling_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, parse_axes, spread
 from flows.pipeline.presets import NO_PRESET, configured
+from flows.report.summary import Summary
 from stages.contract.errors import UserError
 
 
@@ -102,3 +104,26 @@ def test_the_baseline_and_a_calibrated_design_are_one_grid() -> None:
 
 def _calibrated() -> RunConfig:
     return configured("llama3-geb-p-kl", {})
+
+
+@pytest.mark.parametrize(
+    ("train", "calibrated", "said"),
+    [
+        ({}, [1.0, 1.0], "κ 1"),
+        ({"kappa_schedule": "per_iteration", "kappa_values": [1, 0.5]}, [1.0, 0.5], "κ 1, 0.5"),
+        ({"target_ratio": 1e-3}, [], "ratio 0.001"),
+        ({"target_ratio": 1e-3}, [0.0421, 0.04], "ratio 0.001 (κ 0.0421, 0.04)"),
+        ({"target_ratio": 1e-3, "design": "none"}, [1.0], ""),
+    ],
+)
+def test_a_report_says_the_kappa_that_was_used(
+    train: dict[str, Any], calibrated: list[float], said: str
+) -> None:
+    rows = [{"iteration": 0}, *({"kappa": each} for each in calibrated)]
+    assert Summary("run", RunConfig(train=train), "store", rows=rows).kappa() == said
+
+
+def test_the_sampler_is_not_the_reference_of_earlier_pairs() -> None:
+    fields = {"pair_data": "accumulate", "train": {"reference_logprobs": "sampler"}}
+    with pytest.raises(UserError, match="sampled by earlier policies"):
+        configured("quickstart", fields)

@@ -31,7 +31,9 @@ def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> 
     for column in ("win rate", "distinct-1", "distinct-4", "log π_ref", "ties", "bonus ratio"):
         assert column in header
     places = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "/store/" in line)
-    assert Path(places["report"]).read_text().startswith("<!doctype html>")
+    page = Path(places["report"]).read_text()
+    assert page.startswith("<!doctype html>")
+    assert "κ 1 · β" in page
     assert (Path(places["checkpoint"]) / "model.safetensors").exists()
     assert "small@production is version 1" in done.stdout
 
