@@ -72,7 +72,7 @@ class Comparison:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Values for a JSON document."""
         return {**vars(self.models), "artifact": self.artifact, "metrics": self.metrics}
 
     def rows(self) -> list[dict[str, str]]:

@@ -87,7 +87,7 @@ class Sweep:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Values for a JSON document."""
         return {
             "sweep": self.name,
             "table": self.rows(),

@@ -20,7 +20,7 @@ class Garbage:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Values for a JSON document."""
         return {"path": self.held.place, "why": self.why, "bytes": self.held.bytes}
 
 

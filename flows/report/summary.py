@@ -65,7 +65,7 @@ class Summary:
     registered: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Values for a JSON document."""
         return {
             "run": self.run,
             "store": self.store,
