@@ -1,4 +1,4 @@
-"""What a full or read-only disk means, said once."""
+"""Messages for a full or read-only disk."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _RANGE_BYTES = 16 << 20
 _PARALLEL_RANGES = 4
 _READ_BYTES = 1 << 20
 
-# How often whoever waits for a transfer is told of it.
+# Time between two reports of a transfer's progress.
 _REPORT_SECONDS = 1.0
 
 
