@@ -79,14 +79,6 @@ def test_several_outputs_are_refused(session, request_of, tmp_path):
     assert "has 10 outputs, not one" in events[-1]["message"]
 
 
-def test_want_of_memory_may_be_retried_and_names_what_to_lower(session, request_of, tmp_path):
-    request = request_of(engine="vllm", kv_cache_gib=100_000.0)
-    code, events = session.execute(request, tmp_path / "request.json")
-    assert code == 1
-    assert "vLLM has not enough memory" in events[-1]["message"]
-    assert "of score.reward_model lower kv_cache_gib=100000" in events[-1]["message"]
-
-
 def test_an_interpreter_without_vllm_says_so(request_of, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs vLLM"):
