@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import causal_lm
+from stages.modeling.probe import UnfitModelError, check_training_mode
 from stages.train.params import LoraParams
 
 _ADAPTER = "default"
@@ -49,6 +50,10 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
         raise refused(str(error)) from error
     if causal_lm(adapted).get_output_embeddings() is not head:
         raise refused("the head can have no adapter")
+    try:
+        check_training_mode(causal_lm(adapted))
+    except UnfitModelError as error:
+        raise refused(str(error)) from error
     tied = model.all_tied_weights_keys
     for adapter in _adapters(adapted):
         if adapter.plain not in weights:

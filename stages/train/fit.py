@@ -25,7 +25,11 @@ from stages.train.data import load_pairs
 from stages.train.job import Job, Process
 from stages.train.memory import OutOfMemoryError, is_out_of_memory
 from stages.train.numerics import Numerics, repeatable
-from stages.train.policy import checkpoint_dtype, load_logprob_model
+from stages.train.policy import (
+    checkpoint_dtype,
+    enable_gradient_checkpointing,
+    load_logprob_model,
+)
 from stages.train.resuming import ResumePoint, find_resume_point, layout_of
 from stages.train.saving import policy_weights, save_average
 from stages.train.settings import check_trackers, kappa_controller, objective_settings
@@ -138,7 +142,7 @@ class _Fit:
         if self._job.params.lora.rank:
             model = ResponseLogprobs(add_adapters(model.policy, self._job.params.lora))
         if self._job.params.gradient_checkpointing:
-            causal_lm(model.policy).gradient_checkpointing_enable({"use_reentrant": False})
+            enable_gradient_checkpointing(model.policy)
         return model
 
     def _resume_point(self) -> ResumePoint | None:

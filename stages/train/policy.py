@@ -9,7 +9,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.load import load_causal_lm, load_config
-from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import (
     UnfitModelError,
     check_logprobs,
@@ -71,6 +71,21 @@ def remove_dropout(model: nn.Module) -> None:
         if type(module).__name__ == _SAMPLING_ROUTER:
             # As an instance's own attribute, so that `train` of the whole model leaves it alone.
             vars(module.eval())["train"] = lambda mode=True, router=module: router
+
+
+def enable_gradient_checkpointing(policy: nn.Module) -> None:
+    """Has the backward pass compute activations again.
+
+    Raises:
+        UserError: The model cannot.
+    """
+    model = causal_lm(policy)
+    if not model.supports_gradient_checkpointing:
+        raise UserError(
+            f"{type(model).__name__} has no gradient checkpointing",
+            "set train.gradient_checkpointing=false",
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def checkpoint_dtype(source: ModelSource) -> str:
