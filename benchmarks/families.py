@@ -19,13 +19,11 @@ import sys
 import tempfile
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft  # noqa: F401 (once, not in each process)
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -110,6 +108,8 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
+    # What is imported on the first use is then in every process that is forked from this one.
+    _scan("llama", lambda mode: None)
     found = {}
     for family in options.only.split(",") if options.only else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         found[family] = _in_a_process(family)
@@ -130,7 +130,7 @@ def table(found: dict[str, dict[str, Outcome]]) -> str:
             groups["not built", ""].append(family)
         else:
             groups[_cell(modes, "packed"), _cell(modes, "padded")].append(family)
-    lines = ["| packed rows | padded rows | families | |", "| --- | --- | --- | --- |"]
+    lines = ["| packed rows | padded rows | number | families |", "| --- | --- | --- | --- |"]
     for cells, families in sorted(groups.items(), key=lambda each: -len(each[1])):
         lines.append(f"| {' | '.join(cells)} | {len(families)} | {', '.join(sorted(families))} |")
     return "\n".join(lines)
@@ -138,7 +138,8 @@ def table(found: dict[str, dict[str, Outcome]]) -> str:
 
 def _cell(modes: dict[str, Outcome], layout: str) -> str:
     full, lora = (_short(modes.get(f"{layout} {mode}")) for mode in ("full", "lora"))
-    return full if full == lora else f"{full}; LoRA {lora}"
+    # What peft says of default targets has names of modules, different in every family.
+    return full if full == lora else f"{full}; LoRA {lora.partition(':')[0]}"
 
 
 def _short(outcome: Outcome | None) -> str:
@@ -155,7 +156,7 @@ def _in_a_process(family: str) -> dict[str, Outcome]:
     """Scans a family in a process of its own: one that hangs or crashes is only itself lost."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_scan, args=(family, sender))
+    process = context.Process(target=_scan, args=(family, sender.send))
     process.start()
     sender.close()
     found: dict[str, Outcome] = {}
@@ -172,14 +173,14 @@ def _in_a_process(family: str) -> dict[str, Outcome]:
     return found or {"all": ("not built", f"its process ended with {process.exitcode}")}
 
 
-def _scan(family: str, sender: Connection) -> None:
+def _scan(family: str, tell: Callable[[tuple[str, Outcome]], None]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
             _build(family, folder / "policy")
             expected = _vanilla(folder / "policy")
         except Exception as error:
-            sender.send(("all", ("not built", _said(error))))
+            tell(("all", ("not built", _said(error))))
             return
         for layout in ("packed", "padded"):
             for mode in ("full", "lora"):
@@ -190,7 +191,7 @@ def _scan(family: str, sender: Connection) -> None:
                 except Exception as error:
                     traceback.print_exc()
                     outcome = ("crashed", _said(error))
-                sender.send((f"{layout} {mode}", outcome))
+                tell((f"{layout} {mode}", outcome))
 
 
 def tiny_config(family: str) -> PretrainedConfig:

@@ -83,6 +83,22 @@ def check_training_mode(model: Any) -> None:
         )
 
 
+def check_gradients(model: Any) -> None:
+    """Checks that a model can be run for its gradients, as training will run it.
+
+    Raises:
+        UnfitModelError: Its code does not allow for them, with checkpointed activations say.
+    """
+    if _is_sharded(model):
+        return
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), _evaluating(model), _errors_named():
+        ids, _ = _padded_rows(model)
+        model.train()
+        with torch.enable_grad():
+            _hidden(model, input_ids=ids)
+
+
 def share_prompts(model: Any) -> None:
     """Sets the attention that packed rows need, and checks that they are computed as padded ones.
 

@@ -12,6 +12,7 @@ from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import (
     UnfitModelError,
+    check_gradients,
     check_logprobs,
     check_training_mode,
     share_prompts,
@@ -80,12 +81,16 @@ def enable_gradient_checkpointing(policy: nn.Module) -> None:
         UserError: The model cannot.
     """
     model = causal_lm(policy)
+    remedy = "set train.gradient_checkpointing=false"
     if not model.supports_gradient_checkpointing:
-        raise UserError(
-            f"{type(model).__name__} has no gradient checkpointing",
-            "set train.gradient_checkpointing=false",
-        )
+        raise UserError(f"{type(model).__name__} has no gradient checkpointing", remedy)
     model.gradient_checkpointing_enable({"use_reentrant": False})
+    try:
+        check_gradients(model)
+    except UnfitModelError as error:
+        raise UserError(
+            f"{type(model).__name__} with gradient checkpointing: {error}", remedy
+        ) from error
 
 
 def checkpoint_dtype(source: ModelSource) -> str:

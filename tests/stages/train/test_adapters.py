@@ -11,6 +11,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
+    PhimoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -37,7 +38,8 @@ MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
 QWEN3_MOE = Qwen3MoeConfig(
     **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
 )
-GPT2 = GPT2Config(**SIZES)
+PHIMOE = PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+GPT2 = GPT2Config(**SIZES, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 LLAMA = LlamaConfig(**SIZES)
 TIED = LlamaConfig(**SIZES, tie_word_embeddings=True)
 IDS = torch.arange(3, 15)[None]
@@ -87,6 +89,8 @@ def test_a_saved_checkpoint_answers_as_the_model_with_adapters_did(tmp_path, con
         (LLAMA, "lm_head", "the head can have no adapter"),
         (LLAMA, "nope", "nope"),
         (LLAMA, "input_layernorm", "not supported"),
+        # Gives experts beside logits, which an adapter cannot add to.
+        (PHIMOE, "router", "tuple"),
     ],
 )
 def test_adapters_that_could_not_be_merged_are_refused(config, target, reason):
