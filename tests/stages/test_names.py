@@ -26,7 +26,6 @@ from stages.objectives.kappa import ScheduleKind
 from stages.objectives.objective import BonusOn
 from stages.score.params import RewardModelSettings
 from stages.train.params import TrainParams
-from stages.train.rows import ROWS
 
 
 def names(annotation: Any) -> set[str]:
@@ -50,7 +49,6 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(GenerateParams, "dtype"), DTYPES),
         (field(EvaluateParams, "dtype"), DTYPES),
         (field(RewardModelSettings, "dtype"), DTYPES),
-        (field(TrainParams, "row_layout"), ROWS),
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),
         (field(TrainParams, "probability"), names(Probability)),

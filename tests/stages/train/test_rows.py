@@ -169,3 +169,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be shared") as caught:
         load_logprob_model(ModelSource(str(tmp_path)), numerics, "packed")
     assert "train.row_layout=padded" in caught.value.remedy
+
+
+def test_every_row_layout_of_the_settings_has_its_rows():
+    assert set(TrainParams.model_fields["row_layout"].annotation.__args__) == set(ROWS)
