@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
 from flows.pipeline.steps import Output, Step
 from tests.flows.loop import ROOT
+from tests.tiny_models import make_tiny_llama
 
 BASE = "sft:checkpoint"
 TRAINED = [f"iteration-{iteration}/train:checkpoint" for iteration in (1, 2, 3)]
@@ -90,7 +93,22 @@ def test_each_iteration_scores_pairs_and_evaluates_its_own_responses() -> None:
             "reference": [BASE],
         }
     for shard in (0, 1):
-        assert inputs(made[f"base/generate/{shard}"])["policy"] == [BASE]
+        assert inputs(made[f"base/generate/{shard}"]) == {
+            "policy": [BASE],
+            "prompts": ["prepare:test.parquet"],
+        }
+
+
+def test_without_a_warm_start_the_given_policy_is_the_base(tmp_path: Path) -> None:
+    policy = make_tiny_llama(tmp_path / "policy")
+    made = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")
+    assert "sft" not in made
+    [given] = made["base/generate/0"].inputs["policy"]
+    assert not isinstance(given, Output)
+    assert made["iteration-1/generate/0"].inputs["policy"] == [given]
+    assert made["iteration-1/train"].inputs["policy"] == [given]
+    assert made["iteration-1/train"].inputs["reference"] == [given]
+    assert inputs(made["iteration-2/train"])["policy"] == TRAINED[:1]
 
 
 def test_each_iteration_promotes_its_checkpoint_compared_with_the_one_before() -> None:
