@@ -316,7 +316,9 @@ def test_lengths_at_which_sequences_change_their_neighbours_are_refused(tmp_path
     assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
 
 
-def test_a_tracker_is_told_the_curves(tmp_path, policy, pairs):
+def test_a_tracker_is_told_the_curves(tmp_path, monkeypatch, policy, pairs):
+    # Set by the first training of a process, whose folder it then names.
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
     found = train(tmp_path / "store", policy, [pairs], epochs=1, report_to=["tensorboard"])
     [events] = (tmp_path / "store").glob("logs/train/*/tensorboard/**/events.out.tfevents.*")
     told = events.read_bytes()
