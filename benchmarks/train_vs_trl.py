@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
 from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs
-from stages.train.timing import matmul_flops_per_second
+from stages.training.timing import matmul_flops_per_second
 
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
 # Same objective, other order of summation: the curves may drift apart by this much.

@@ -117,7 +117,7 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         resources=Resources(gpus=int(job.gpu)),
     )
     from stages.train.run import STAGE
-    from stages.train.timing import PARTS
+    from stages.training.timing import PARTS
 
     clock = _Clock()
     artifact = execute(STAGE, request, clock)
@@ -154,13 +154,13 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     from trl import DPOConfig, DPOTrainer
 
     from benchmarks.training.shapes import EOS, text
-    from stages.train.batches import Plan
     from stages.train.data import load_pairs
+    from stages.training.batches import Plan
 
     ours, _ = load_pairs([Path(job.pairs)], TrainParams())
     plan = Plan(ours, 1, job.batch_pairs, 1, 0, "padded", 1 << 40)
     rows = list(read_rows(Path(job.pairs), PAIRS))
-    order = [place for step in range(plan.num_steps) for place in plan.pairs_of(step)]
+    order = [place for step in range(plan.num_steps) for place in plan.places_of(step)]
     names = {"prompt": "prompt_token_ids", "chosen": "chosen_token_ids"}
     names |= {"rejected": "rejected_token_ids"}
     dataset = Dataset.from_list(

@@ -18,6 +18,9 @@ from stages.screen.params import ScreenParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
 
+TRAINED = ("sft", "train")
+"""Stages that train, on as many nodes as they are given."""
+
 # Set by the run for each call; a configuration that sets them is refused.
 SET_BY_THE_RUN = {
     "prepare": ("iterations",),
@@ -187,25 +190,25 @@ class RunConfig(StageSettings):
         """Refuses several nodes where nothing would start the others, or they could not meet."""
         for stage in StageResources.model_fields:
             nodes = getattr(self.resources, stage).nodes
-            if nodes > 1 and stage != "train":
+            if nodes == 1:
+                continue
+            if stage not in TRAINED:
                 raise ValueError(
-                    f"resources.{stage}.nodes is {nodes}, and only train works on several nodes: "
-                    "leave it out"
+                    f"resources.{stage}.nodes is {nodes}, and only {' and '.join(TRAINED)} work on "
+                    "several nodes: leave it out"
                     + (", and raise num_shards to use more machines" if stage == "generate" else "")
                 )
-        nodes = self.resources.train.nodes
-        if nodes == 1:
-            return
-        if "://" in self.store:
-            raise ValueError(
-                f"resources.train.nodes is {nodes}, and the store {self.store} is in a bucket: the "
-                "nodes meet in the work folder, so put the store on a file system that all see"
-            )
-        if self.execution.runner == "docker" and "train" not in self.execution.docker.network:
-            raise ValueError(
-                f"resources.train.nodes is {nodes}, and the container of train has no network: set "
-                "execution.docker.network.train (`host`), or leave nodes out"
-            )
+            if "://" in self.store:
+                raise ValueError(
+                    f"resources.{stage}.nodes is {nodes}, and the store {self.store} is in a "
+                    "bucket: the nodes meet in the work folder, so put the store on a file system "
+                    "that all see"
+                )
+            if self.execution.runner == "docker" and stage not in self.execution.docker.network:
+                raise ValueError(
+                    f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
+                    f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
+                )
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""

@@ -62,7 +62,7 @@ class Resources(_Frozen):
     processes: int = Field(1, ge=1)
     """Worker processes of each node where there is no GPU; with GPUs, one process each."""
     nodes: int = Field(1, ge=1)
-    """Machines that train together; the others run `python -m stages.train.node WORK`."""
+    """Machines that train together; the others run `python -m stages.training.node WORK`."""
     rendezvous: str = ""
     """`host:port` at which the other nodes reach the first; empty for its name and a free port."""
     cpus: float | None = Field(None, gt=0)

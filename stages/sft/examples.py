@@ -1,43 +1,40 @@
-"""From conversations to token ids and batches.
-
-Shapes: ``R`` rows of a micro-batch, ``T`` tokens of its longest row, ``N`` response tokens in it.
-"""
+"""Conversations as token ids: a prompt, and the answer that has a loss."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_conversation, render_prompt
 from stages.sft.conversations import Conversation
+from stages.training.rows import IntArray, Sample
 
 
 @dataclass(frozen=True)
-class Example:
-    """One conversation in tokens.
+class Example(Sample):
+    """One conversation in tokens, 4 bytes each.
 
     Attributes:
-        token_ids: The whole of it; 4 bytes a token, so that large data sets fit in memory.
-        num_prompt_tokens: How many of them come before the response, the only part with a loss.
+        prompt: All that comes before the answer.
+        response: The answer, the only part with a loss.
     """
 
-    token_ids: array[int]
-    num_prompt_tokens: int
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    prompt: IntArray
+    response: IntArray
 
     @property
-    def num_response_tokens(self) -> int:
-        """Tokens that count in the loss."""
-        return len(self) - self.num_prompt_tokens
+    def responses(self) -> tuple[IntArray, ...]:
+        """The answer."""
+        return (self.response,)
+
+    @property
+    def loss_terms(self) -> int:
+        """Tokens of the answer: the loss is a mean over tokens."""
+        return len(self.response)
 
 
 def make_example(tokenizer: Any, conversation: Conversation) -> Example:
@@ -55,7 +52,8 @@ def make_example(tokenizer: Any, conversation: Conversation) -> Example:
             "conversation do not begin with those of its prompt",
             "use a chat template whose generation prompt is the beginning of an assistant turn",
         )
-    return Example(array("i", _until_last_eos(tokenizer, whole, len(prompt))), len(prompt))
+    whole = _until_last_eos(tokenizer, whole, len(prompt))
+    return Example(*(np.array(part, np.int32) for part in (prompt, whole[len(prompt) :])))
 
 
 def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int) -> list[int]:
@@ -78,7 +76,7 @@ def make_examples(
     num_dropped = 0
     for conversation in conversations:
         example = make_example(tokenizer, conversation)
-        if len(example) <= max_length:
+        if example.num_tokens <= max_length:
             examples.append(example)
         else:
             num_dropped += 1
@@ -90,43 +88,3 @@ def make_examples(
             "raise sft.max_length_tokens" if num_dropped else "check the data files",
         )
     return examples, num_dropped
-
-
-def global_batches(
-    num_examples: int, batch_rows: int, seed: int, epoch: int
-) -> Iterator[list[int]]:
-    """Yields the indices of each step's examples: one epoch in an order of its own."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
-    order = torch.randperm(num_examples, generator=generator).tolist()
-    for start in range(0, num_examples, batch_rows):
-        yield order[start : start + batch_rows]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows of one forward pass.
-
-    Attributes:
-        input_ids: [R, T], padded on the right: under a causal mask no real token sees the padding.
-        source_index: [N], places in the flattened rows whose output predicts a response token.
-        targets: [N], those tokens.
-    """
-
-    input_ids: Tensor
-    source_index: Tensor
-    targets: Tensor
-
-
-def micro_batches(examples: Sequence[Example], rows: int) -> Iterator[MicroBatch]:
-    """Yields micro-batches of at most ``rows`` examples; those of like length go together."""
-    ordered = sorted(examples, key=len)
-    for start in range(0, len(ordered), rows):
-        chosen = ordered[start : start + rows]
-        input_ids = torch.zeros(len(chosen), len(chosen[-1]), dtype=torch.long)
-        is_target = torch.zeros_like(input_ids, dtype=torch.bool)
-        for row, example in enumerate(chosen):
-            input_ids[row, : len(example)] = torch.tensor(example.token_ids)
-            is_target[row, example.num_prompt_tokens : len(example)] = True
-        places = is_target.flatten().nonzero().squeeze(1)
-        # A prompt is never empty, so that the place before a target is in the same row.
-        yield MicroBatch(input_ids, places - 1, input_ids.flatten()[places])

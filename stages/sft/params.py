@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.params import Settings
 from stages.contract.signature import InputSpec, OutputSpec
+from stages.training.params import TrainingParams
 
 
 class ArchitectureParams(Settings):
@@ -40,16 +41,16 @@ class ArchitectureParams(Settings):
         return self
 
 
-class SftParams(StageParams):
+class SftParams(TrainingParams):
     """Trains a policy to give the last assistant turn of conversations.
 
-    Runs in one process on one device. Inputs: `data` (1..n JSONL or Parquet files), `policy`
-    (checkpoint to start from; without it `architecture` is started from scratch). Outputs:
-    `checkpoint/`, `summary.json`, `metrics.jsonl`.
+    Inputs: `data` (1..n JSONL or Parquet files), `policy` (checkpoint to start from; without it
+    `architecture` is started from scratch). Outputs: `checkpoint/`, `summary.json`,
+    `metrics.jsonl`.
     """
 
     stage: ClassVar[str] = "sft"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "data": InputSpec("file", many=True),
         "policy": InputSpec("model", optional=True),
@@ -67,16 +68,9 @@ class SftParams(StageParams):
     """Passes over the data."""
     learning_rate: float = Field(2e-5, gt=0)
     """Highest learning rate, reached after the warm-up."""
-    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls to zero after the warm-up."""
-    warmup_ratio: float = Field(0.03, ge=0, le=1)
-    """Share of all steps over which the learning rate rises linearly."""
     global_batch_rows: int = Field(32, ge=1)
-    """Conversations per optimizer step. An epoch's last batch may be smaller."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, ge=0)
-    """Gradients are scaled down to this norm; 0 never scales."""
+    """Conversations per optimizer step, over all processes. An epoch's last batch may be
+    smaller."""
     messages_column: str = "messages"
     """Column of conversations whose last turn is the assistant's."""
     prompt_column: str = "prompt"
@@ -86,21 +80,15 @@ class SftParams(StageParams):
     max_length_tokens: int | None = Field(None, ge=2)
     """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
     counted."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the forward pass; `auto` is bfloat16 on a GPU, float32 on the CPU. Weights under training
-    and optimizer state are float32 always."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the saved weights; `auto` keeps the starting checkpoint's, float32 from scratch."""
 
-    micro_batch_rows: int = speed_only(
-        32, ge=1, description="Conversations in one forward pass; the global batch stays the same."
-    )
-    gradient_checkpointing: bool = speed_only(
-        False, description="Recompute activations in the backward pass: less memory, more time."
-    )
-    checkpoint_every_seconds: float = speed_only(
-        600.0, gt=0, description="Seconds between checkpoints from which a retry goes on."
-    )
-    checkpoint_every_steps: int | None = speed_only(
-        None, ge=1, description="Steps between such checkpoints, beside the seconds."
-    )
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_is_in_tokens(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "micro_batch_rows" in given:
+            raise ValueError(
+                f"micro_batch_rows = {given['micro_batch_rows']} is no setting any more: write "
+                "micro_batch_tokens, the most tokens in one forward pass, or leave it out"
+            )
+        return given

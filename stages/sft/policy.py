@@ -1,61 +1,40 @@
-"""The policy before training: from scratch, or a checkpoint's."""
+"""Tokenizer and model before training: from scratch, or a checkpoint's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.context import ModelSource
-from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import default_device, load_causal_lm, load_config, load_tokenizer
-from stages.modeling.probe import UnfitModelError, check_logprobs
+from stages.modeling.load import DTYPES, load_tokenizer
 from stages.sft.params import ArchitectureParams
 from stages.sft.tokenizer import make_word_tokenizer
+from stages.training.numerics import Numerics
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A model with its tokenizer.
-
-    Attributes:
-        model: Causal language model with float32 weights, on its device.
-        tokenizer: Its tokenizer, with a chat template.
-        dtype: Type of the weights where it came from.
-    """
-
-    model: Any
-    tokenizer: Any
-    dtype: torch.dtype
-
-
-def load_policy(source: ModelSource) -> Policy:
-    """Loads a checkpoint.
+def starting_tokenizer(
+    source: ModelSource | None, architecture: ArchitectureParams, texts: Iterable[str]
+) -> Any:
+    """The checkpoint's tokenizer, or without one a tokenizer for the words of ``texts``.
 
     Raises:
-        UserError: It cannot be loaded, has no tokenizer or chat template, or no plain linear head.
+        UserError: The checkpoint has no tokenizer, or no chat template.
     """
+    if source is None:
+        return make_word_tokenizer(texts, max_length=architecture.max_position_embeddings)
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    model = load_causal_lm(source, dtype="float32")
-    try:
-        check_logprobs(model)
-    except UnfitModelError as error:
-        raise UserError(
-            f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
-            "use a model of the Llama, Mistral or Qwen families",
-        ) from error
-    return Policy(model, tokenizer, load_config(source).dtype or torch.float32)
+    return tokenizer
 
 
-def new_policy(architecture: ArchitectureParams, texts: Iterable[str], seed: int) -> Policy:
-    """Makes a Llama with random weights and a tokenizer for the words of ``texts``."""
-    context = architecture.max_position_embeddings
-    tokenizer = make_word_tokenizer(texts, max_length=context)
+def new_model(
+    architecture: ArchitectureParams, tokenizer: Any, seed: int, numerics: Numerics
+) -> Any:
+    """Makes a Llama with random weights, the same in every process."""
     special = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -65,4 +44,4 @@ def new_policy(architecture: ArchitectureParams, texts: Iterable[str], seed: int
     config = LlamaConfig(vocab_size=len(tokenizer), **architecture.model_dump(), **special)
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**special)
-    return Policy(model.to(default_device()), tokenizer, torch.float32)
+    return model.to(device=numerics.device, dtype=DTYPES[numerics.weights]).eval()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_batches
 from stages.train.params import LengthParams, TrainParams
+from stages.training.rows import IntArray, Sample
 
 _COLUMNS = (
     "prompt_id",
@@ -28,7 +29,6 @@ _COLUMNS = (
     "tie",
 )
 
-IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
 
@@ -46,7 +46,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Sample):
     """A prompt with the preferred and the other response.
 
     Attributes:
@@ -66,19 +66,14 @@ class Pair:
     tie: bool
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the longer of the two rows."""
-        return len(self.prompt) + max(len(self.chosen.token_ids), len(self.rejected.token_ids))
+    def responses(self) -> tuple[IntArray, ...]:
+        """Token ids of the chosen and of the rejected response."""
+        return self.chosen.token_ids, self.rejected.token_ids
 
     @property
-    def num_tokens_shared(self) -> int:
-        """Tokens of the prompt, once, and of both responses."""
-        return len(self.prompt) + len(self.chosen.token_ids) + len(self.rejected.token_ids)
-
-    @property
-    def num_tokens_unshared(self) -> int:
-        """Tokens of both rows, the prompt in each."""
-        return self.num_tokens_shared + len(self.prompt)
+    def loss_terms(self) -> int:
+        """One: the loss is a mean over pairs."""
+        return 1
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.token_batches import token_batches
 from stages.train.batches import RefLogprobs
 from stages.train.data import Pair
-from stages.train.job import Process
-from stages.train.numerics import Numerics
-from stages.train.params import RowLayoutName
-from stages.train.rows import ROWS
+from stages.training.job import Process
+from stages.training.numerics import Numerics
+from stages.training.params import RowLayoutName
+from stages.training.rows import ROWS
 
 PART_PAIRS = 512
 """Pairs in one part: what a killed attempt loses at most, per process."""

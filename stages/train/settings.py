@@ -1,33 +1,10 @@
-"""Parameters turned into what the mathematics and the trackers want, checked on the way."""
+"""Objective and κ made of the stage's parameters, and checked."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from stages.contract.errors import UserError
 from stages.objectives import KappaController, KappaSchedule, ObjectiveSettings
 from stages.train.params import ObjectiveParams, TrainParams
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Checks that each tracker is one that the Trainer knows and that its package is installed.
-
-    Raises:
-        UserError: It is not.
-    """
-    if not names:
-        return
-    from transformers.integrations import get_available_reporting_integrations
-
-    available = get_available_reporting_integrations()
-    missing = [name for name in names if name not in available]
-    if missing:
-        raise UserError(
-            f"report_to: {', '.join(missing)} cannot be used here; available are "
-            f"{', '.join(available) or 'none'}",
-            "install the tracker's package in the environment of the train stage, or unset "
-            "train.report_to",
-        )
 
 
 def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:

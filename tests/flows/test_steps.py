@@ -95,8 +95,8 @@ def test_other_oracles_get_no_opponents():
             ],
             "pipeline_parallel_size 2, and resources.generate.gpus is 2: set gpus to 4",
         ),
-        (["resources.generate.nodes=2"], "only train works on several nodes.*num_shards"),
-        (["resources.score.nodes=2"], "only train works on several nodes"),
+        (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
+        (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (
             ["resources.train.nodes=2", "execution.runner=docker"],

@@ -32,7 +32,7 @@ from stages.modeling.probe import (
     share_prompts,
 )
 from stages.modeling.shared_prefix import SHARED_PREFIX
-from stages.train.policy import remove_dropout
+from stages.training.policy import remove_dropout
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,

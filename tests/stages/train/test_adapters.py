@@ -17,8 +17,8 @@ from transformers import (
 
 from stages.contract.errors import UserError
 from stages.modeling.save import IncompleteCheckpointError, save_checkpoint
-from stages.train.adapters import add_adapters, merge_adapters
-from stages.train.params import LoraParams
+from stages.training.adapters import add_adapters, merge_adapters
+from stages.training.params import LoraParams
 from tests.tiny_models import make_tiny_tokenizer
 
 SIZES: dict[str, Any] = {

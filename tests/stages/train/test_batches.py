@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.batches import MicroBatches, Plan
+from stages.train.batches import pair_batches
 from stages.train.data import Pair, Response
 from stages.train.reference import sampler_logprobs
-from stages.train.rows import ROWS
+from stages.training.batches import Plan
+from stages.training.rows import ROWS
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -73,10 +74,10 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
             assert all(len(parts) == world_size for parts in dealt)
             for part in (part for parts in dealt for part in parts):
                 if len(part) > 1:
-                    rows = ROWS[row_layout]([plan.pairs[place] for place in part])
+                    rows = ROWS[row_layout]([plan.samples[place] for place in part])
                     assert rows.input_ids.numel() <= budget
             pairs = sorted(place for parts in dealt for part in parts for place in part)
-            assert pairs == sorted(plan.pairs_of(step))
+            assert pairs == sorted(plan.places_of(step))
             seen += pairs
         assert sorted(seen) == list(range(num_pairs))
 
@@ -84,10 +85,10 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
 def test_the_pairs_of_a_step_depend_on_the_seed_but_not_on_the_layout():
     plan = make_plan(odd_pairs(10))
     steps = range(plan.num_steps)
-    order = [plan.pairs_of(step) for step in steps]
+    order = [plan.places_of(step) for step in steps]
     wide = make_plan(odd_pairs(10), micro_batch_tokens=1, world_size=3, row_layout="padded")
-    assert [wide.pairs_of(step) for step in steps] == order
-    assert [make_plan(odd_pairs(10), seed=1).pairs_of(step) for step in steps] != order
+    assert [wide.places_of(step) for step in steps] == order
+    assert [make_plan(odd_pairs(10), seed=1).places_of(step) for step in steps] != order
     assert order[: len(order) // 2] != order[len(order) // 2 :]
 
 
@@ -117,7 +118,7 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
         batch.weight * len(batch.tie)
         for rank in range(2)
         for batch in (
-            MicroBatches(sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
+            pair_batches(sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
         )
     ]
     assert sum(weights) == pytest.approx(1.0)
@@ -155,6 +156,6 @@ def test_packed_rows_hold_each_prompt_once():
 def test_reference_values_lie_where_the_policy_s_do(row_layout):
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
     plan = make_plan(pairs, epochs=1, row_layout=row_layout)
-    batch = MicroBatches(sampler_logprobs(pairs), plan, 0)[0]
+    batch = pair_batches(sampler_logprobs(pairs), plan, 0)[0]
     policy = batch.rows.pad_responses(-batch.rows.targets.float())
     assert torch.equal(batch.ref_logprobs, policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.train.policy import remove_dropout
+from stages.training.policy import remove_dropout
 
 
 def test_a_model_with_attention_dropout_answers_the_same_every_time() -> None:

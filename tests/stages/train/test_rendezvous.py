@@ -6,7 +6,7 @@ import threading
 
 import psutil
 
-from stages.train.rendezvous import host_rendezvous, join_rendezvous
+from stages.training.rendezvous import host_rendezvous, join_rendezvous
 
 
 def listening(port: int) -> set[str]:

@@ -23,12 +23,13 @@ from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.shared_prefix import SHARED_PREFIX
 from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
-from stages.train.adapters import add_adapters
 from stages.train.data import Pair, Response, truncate
-from stages.train.numerics import Numerics
-from stages.train.params import LoraParams, TrainParams
-from stages.train.policy import load_logprob_model
-from stages.train.rows import ROWS
+from stages.train.params import TrainParams
+from stages.training.adapters import add_adapters
+from stages.training.numerics import Numerics
+from stages.training.params import LoraParams
+from stages.training.policy import load_logprob_model
+from stages.training.rows import ROWS
 from tests.tiny_models import make_tiny_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -166,8 +167,8 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     make_tiny_tokenizer().save_pretrained(tmp_path)
     numerics = Numerics.of(TrainParams(), on_gpu=False, local_rank=0)
-    with pytest.raises(UserError, match="cannot be shared") as caught:
-        load_logprob_model(ModelSource(str(tmp_path)), numerics, "packed")
+    with pytest.raises(UserError, match="cannot be packed") as caught:
+        load_logprob_model(ModelSource(str(tmp_path)), numerics, "packed", stage="train")
     assert "train.row_layout=padded" in caught.value.remedy
 
 

@@ -87,7 +87,7 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, p
     request.write(path)
     work = LocalStore.open(request.store).work_path(request.stage, request.key)
     with (
-        started(namespaces[1], "stages.train.node", work) as second,
+        started(namespaces[1], "stages.training.node", work) as second,
         started(namespaces[0], "stages.train", path) as first,
     ):
         said, _ = first.communicate()

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
+from typing import Any
 
 from transformers import TrainingArguments
 
 from stages.contract.digests import derive_seed
-from stages.train.batches import Plan
-from stages.train.job import Job, Process
-from stages.train.numerics import Numerics
-from stages.train.zero import deepspeed_config
+from stages.contract.errors import UserError
+from stages.training.batches import Plan
+from stages.training.job import Job, Process
+from stages.training.numerics import Numerics
+from stages.training.zero import deepspeed_config
 
 
-def trainer_seed(job: Job) -> int:
+def trainer_seed(job: Job[Any]) -> int:
     """Seed of the libraries' random generators; they take 32 bits."""
     return derive_seed(job.seed, "train") % 2**32
 
 
 def training_arguments(
-    job: Job, process: Process, plan: Plan, numerics: Numerics, *, load_universal: bool
+    job: Job[Any], process: Process, plan: Plan[Any], numerics: Numerics, *, load_universal: bool
 ) -> TrainingArguments:
     """Makes the arguments, and an empty folder for checkpoints that are not whole yet.
 
@@ -74,3 +77,23 @@ def training_arguments(
             load_universal=load_universal,
         ),
     )
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Checks that each tracker is one that the Trainer knows and that its package is installed.
+
+    Raises:
+        UserError: It is not.
+    """
+    if not names:
+        return
+    from transformers.integrations import get_available_reporting_integrations
+
+    available = get_available_reporting_integrations()
+    missing = [name for name in names if name not in available]
+    if missing:
+        raise UserError(
+            f"report_to: {', '.join(missing)} cannot be used here; available are "
+            f"{', '.join(available) or 'none'}",
+            "install the tracker's package in the environment of the stage, or unset report_to",
+        )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from stages.train.params import TrainParams
+from stages.training.params import TrainingParams
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -32,7 +32,7 @@ class Numerics:
     bfloat16: bool
 
     @classmethod
-    def of(cls, params: TrainParams, *, on_gpu: bool, local_rank: int) -> Numerics:
+    def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
         """Chooses the numerics for a process."""
         wanted = params.precision
         bfloat16 = on_gpu if wanted == "auto" else wanted == "bfloat16"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.train.batches import Plan
-from stages.train.numerics import Numerics
-from stages.train.params import DeepSpeedParams
+from stages.training.batches import Plan
+from stages.training.numerics import Numerics
+from stages.training.params import DeepSpeedParams
 
 
 def deepspeed_config(
     params: DeepSpeedParams,
-    plan: Plan,
+    plan: Plan[Any],
     numerics: Numerics,
     *,
     max_grad_norm: float,

@@ -1,4 +1,4 @@
-"""Another node of a training on several: ``python -m stages.train.node WORK``.
+"""Another node of a training on several: ``python -m stages.training.node WORK``.
 
 Given the work folder of the first node's stage, on a file system that both see. It waits for that
 stage, trains along with it, writes no artifact of its own, and ends when training ends.
@@ -22,8 +22,8 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Emitter, Failure
-from stages.train.launch import JOB_FILE, run_workers
-from stages.train.rendezvous import join_rendezvous
+from stages.training.launch import JOB_FILE, run_workers
+from stages.training.rendezvous import join_rendezvous
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     events = Emitter(sys.stdout)
     try:
         if len(sys.argv) != 2:
-            raise UserError("usage: python -m stages.train.node WORK")
+            raise UserError("usage: python -m stages.training.node WORK")
         work = Path(sys.argv[1])
         rendezvous = join_rendezvous(work)
         events.info(f"joins {rendezvous.num_nodes} nodes at {rendezvous.host}")

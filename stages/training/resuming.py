@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.train import universal
-from stages.train.checkpoints import Checkpoint, last_checkpoint
-from stages.train.job import Process
+from stages.training import universal
+from stages.training.checkpoints import Checkpoint, last_checkpoint
+from stages.training.job import Process
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What happens beside the steps: reports, checkpoints that are due, and a wish to stop."""
+"""Callbacks of the trainer: reports, checkpoints that are due, and a wish to stop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.train.batches import Plan
-from stages.train.job import Process
-from stages.train.metrics_log import MetricsLog
+from stages.training.batches import Plan
+from stages.training.job import Process
+from stages.training.metrics_log import MetricsLog
 
 
 class StepReporter(TrainerCallback):
@@ -23,7 +23,9 @@ class StepReporter(TrainerCallback):
         peak_flops: What the devices of all processes can do a second, as measured.
     """
 
-    def __init__(self, process: Process, log: MetricsLog, plan: Plan, *, peak_flops: float) -> None:
+    def __init__(
+        self, process: Process, log: MetricsLog, plan: Plan[Any], *, peak_flops: float
+    ) -> None:
         self._events = process.events
         self._log = log
         self._plan = plan
@@ -52,7 +54,7 @@ class StepReporter(TrainerCallback):
         **_: Any,
     ) -> None:
         """Takes the record of a step."""
-        if logs is None or "num_pairs" not in logs:
+        if logs is None or "num_tokens" not in logs:
             return
         now = time.perf_counter()
         seconds, self._last = now - self._last, now

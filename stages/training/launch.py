@@ -7,6 +7,7 @@ first worker's events. Every node's agent ends all its workers as soon as one of
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -30,10 +31,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTime
 from stages.contract.context import StageContext
 from stages.contract.errors import EXIT_OK, EXIT_USER, StageFailedError, StoppedError, UserError
 from stages.contract.events import Emitter, parse_event
-from stages.train.job import Job
-from stages.train.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
-from stages.train.params import TrainParams
-from stages.train.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
+from stages.training.job import Job, P
+from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+from stages.training.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
 
 GRACE_SECONDS = 5
 """How long workers may take to end after another one failed; they wait in a collective by then."""
@@ -43,11 +43,11 @@ JOB_FILE = "job.json"
 _END = "end of events\n"
 
 
-def train_in_workers(job: Job, num_workers: int, ctx: StageContext[TrainParams]) -> None:
+def train_in_workers(job: Job[P], num_workers: int, ctx: StageContext[P]) -> None:
     """Trains in ``num_workers`` processes of each node and waits for those of this one.
 
     Raises:
-        UserError: A worker found parameters, models or pairs wrong.
+        UserError: A worker found parameters, models or data wrong.
         OutOfMemoryError: A worker's memory did not suffice.
         StoppedError: SIGTERM came; the workers have saved a checkpoint.
         StageFailedError: A worker failed, or a node did not come.
@@ -60,7 +60,7 @@ def train_in_workers(job: Job, num_workers: int, ctx: StageContext[TrainParams])
     ) as rendezvous:
         if nodes > 1:
             ctx.events.info(
-                f"waiting for {nodes - 1} times `python -m stages.train.node {job.work}`"
+                f"waiting for {nodes - 1} times `python -m stages.training.node {job.work}`"
             )
         run_workers(job_file, rendezvous, ctx.events)
 
@@ -69,7 +69,7 @@ def run_workers(job_file: Path, rendezvous: Rendezvous, events: Emitter) -> None
     """Starts this node's workers and waits for them; for a process's main thread.
 
     Raises:
-        UserError: A worker found parameters, models or pairs wrong.
+        UserError: A worker found parameters, models or data wrong.
         OutOfMemoryError: A worker's memory did not suffice.
         StoppedError: SIGTERM came; the workers have saved a checkpoint.
         StageFailedError: A worker failed, here or on another node, or a node did not come.
@@ -87,7 +87,7 @@ def run_workers(job_file: Path, rendezvous: Rendezvous, events: Emitter) -> None
     except RendezvousTimeoutError as error:
         raise StageFailedError(
             f"fewer than {rendezvous.num_nodes} nodes came in {TIMEOUT_SECONDS:g} s; start "
-            "`python -m stages.train.node WORK` on each other node, with this stage's work folder"
+            "`python -m stages.training.node WORK` on each other one, with this stage's work folder"
         ) from error
     except RendezvousError as error:
         raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
@@ -112,11 +112,12 @@ class _Agent(LocalElasticAgent):
         self._rendezvous_of_nodes = rendezvous
         self._culprits: set[int] = set()
         self._failed_elsewhere = ""
+        stage = json.loads(job_file.read_text())["stage"]
         spec = WorkerSpec(
             role="trainer",
             local_world_size=rendezvous.per_node,
             entrypoint=sys.executable,
-            args=("-m", "stages.train.worker", str(job_file), str(os.getpid())),
+            args=("-m", f"stages.{stage}.worker", str(job_file), str(os.getpid())),
             rdzv_handler=rendezvous.handler,
             # Retries are the orchestrator's.
             max_restarts=0,

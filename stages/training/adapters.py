@@ -14,9 +14,10 @@ from transformers.pytorch_utils import Conv1D
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import causal_lm
 from stages.modeling.probe import UnfitModelError, check_training_mode
-from stages.train.params import LoraParams
+from stages.training.params import LoraParams
 
 _ADAPTER = "default"
+_POLICY = "policy."
 
 
 def add_adapters(model: Any, params: LoraParams) -> Any:
@@ -81,6 +82,21 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
         }
         merged[adapter.plain] = base + functional_call(_Delta(adapter.module), whole, ())
     return merged
+
+
+def policy_weights(policy: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names the weights of a `ResponseLogprobs` as the bare policy does, adapters merged.
+
+    Args:
+        policy: The model, or a peft model around it.
+        state: Gathered weights of the wrapper.
+    """
+    weights = {
+        name.removeprefix(_POLICY): weight
+        for name, weight in state.items()
+        if name.startswith(_POLICY)
+    }
+    return weights if causal_lm(policy) is policy else merge_adapters(policy, weights)
 
 
 class _Delta(nn.Module):

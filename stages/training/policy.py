@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -17,8 +19,8 @@ from stages.modeling.probe import (
     check_training_mode,
     share_prompts,
 )
-from stages.train.numerics import Numerics
-from stages.train.params import RowLayoutName
+from stages.training.numerics import Numerics
+from stages.training.params import RowLayoutName
 
 # Draws experts in training mode, and has no setting that forbids it.
 _SAMPLING_ROUTER = "PhimoeTopKRouter"
@@ -27,7 +29,7 @@ _NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 
 
 def load_logprob_model(
-    source: ModelSource, numerics: Numerics, row_layout: RowLayoutName
+    source: ModelSource, numerics: Numerics, row_layout: RowLayoutName, *, stage: str
 ) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives log-probabilities.
 
@@ -35,18 +37,36 @@ def load_logprob_model(
         source: Folder or hub id.
         numerics: Device and dtypes.
         row_layout: Of the rows that it is to compute.
+        stage: Name of the stage, for messages.
 
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
     model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
+    return logprob_model(model, row_layout, place=source.name_or_path, stage=stage)
+
+
+def logprob_model(
+    model: Any, row_layout: RowLayoutName, *, place: str, stage: str
+) -> ResponseLogprobs:
+    """Makes a causal language model give log-probabilities, without dropout.
+
+    Args:
+        model: A causal language model of transformers.
+        row_layout: Of the rows that it is to compute.
+        place: Its checkpoint, for messages.
+        stage: Name of the stage, for messages.
+
+    Raises:
+        UserError: What it computes would not be those of its rows.
+    """
     remove_dropout(model)
     try:
         check_logprobs(model)
         check_training_mode(model)
     except UnfitModelError as error:
         raise UserError(
-            f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
+            f"log-probabilities of {place} cannot be computed: {error}",
             "use a model of the Llama, Mistral or Qwen families",
         ) from error
     if row_layout == "packed":
@@ -54,8 +74,8 @@ def load_logprob_model(
             share_prompts(model)
         except UnfitModelError as error:
             raise UserError(
-                f"the prompts of pairs cannot be shared by {source.name_or_path}: {error}",
-                "set train.row_layout=padded",
+                f"samples cannot be packed into one row for {place}: {error}",
+                f"set {stage}.row_layout=padded",
             ) from error
     return ResponseLogprobs(model)
 
@@ -74,14 +94,14 @@ def remove_dropout(model: nn.Module) -> None:
             vars(module.eval())["train"] = lambda mode=True, router=module: router
 
 
-def enable_gradient_checkpointing(policy: nn.Module) -> None:
+def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
     """Has the backward pass compute activations again.
 
     Raises:
         UserError: The model cannot.
     """
     model = causal_lm(policy)
-    remedy = "set train.gradient_checkpointing=false"
+    remedy = f"set {stage}.gradient_checkpointing=false"
     if not model.supports_gradient_checkpointing:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing", remedy)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -93,6 +113,6 @@ def enable_gradient_checkpointing(policy: nn.Module) -> None:
         ) from error
 
 
-def checkpoint_dtype(source: ModelSource) -> str:
+def checkpoint_dtype(source: ModelSource) -> torch.dtype:
     """Dtype that a checkpoint says its weights have; float32 where it says none."""
-    return "bfloat16" if load_config(source).dtype == torch.bfloat16 else "float32"
+    return torch.bfloat16 if load_config(source).dtype == torch.bfloat16 else torch.float32

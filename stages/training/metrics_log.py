@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.atomic import write_atomically
-from stages.train.timing import PARTS
+from stages.training.timing import PARTS
 
 TIMINGS = (
     "step_seconds",
@@ -19,7 +19,7 @@ TIMINGS = (
 )
 """Values that differ between computations of the same result; they stay out of the summary."""
 _COUNTED = (
-    *("step", "epoch", "num_pairs"),
+    *("step", "epoch"),
     *("num_tokens", "num_tokens_shared", "num_response_tokens", "model_tflop"),
 )
 
@@ -53,19 +53,18 @@ class MetricsLog:
         self._file.close()
 
 
-def summarize(records: list[dict[str, Any]], *, epoch: int) -> dict[str, float]:
-    """Means of an epoch's metrics over its pairs.
+def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
+    """Means of an epoch's metrics.
 
     Args:
-        records: Of all steps; each has `epoch` and `num_pairs`.
-        epoch: Which epoch, from 1.
+        records: Of all steps; each has `epoch` and `by`.
+        epoch: Number of the epoch, from 1.
+        by: Weight of a step in the mean, such as `num_pairs`.
     """
     chosen = [record for record in records if record["epoch"] == epoch]
-    pairs = sum(record["num_pairs"] for record in chosen)
-    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS)]
-    return {
-        name: sum(record[name] * record["num_pairs"] for record in chosen) / pairs for name in names
-    }
+    total = sum(record[by] for record in chosen)
+    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS, by)]
+    return {name: sum(record[name] * record[by] for record in chosen) / total for name in names}
 
 
 def _whole_records(path: Path) -> list[dict[str, Any]]:

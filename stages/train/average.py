@@ -1,4 +1,4 @@
-"""The trained policy as an ordinary Hugging Face checkpoint."""
+"""Moved average of references and policies: the next reference."""
 
 from __future__ import annotations
 
@@ -6,30 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from stages.contract.context import ModelSource
-from stages.modeling.load import DTYPES, load_causal_lm
-from stages.modeling.logprobs import causal_lm
+from stages.modeling.load import load_causal_lm
 from stages.modeling.save import save_checkpoint
-from stages.train.adapters import merge_adapters
-
-_POLICY = "policy."
-
-
-def policy_weights(policy: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names the weights of a `ResponseLogprobs` as the bare policy does, adapters merged.
-
-    Args:
-        policy: The model, or a peft model around it.
-        state: Gathered weights of the wrapper.
-    """
-    weights = {
-        name.removeprefix(_POLICY): weight
-        for name, weight in state.items()
-        if name.startswith(_POLICY)
-    }
-    return weights if causal_lm(policy) is policy else merge_adapters(policy, weights)
 
 
 def save_average(
@@ -38,7 +18,7 @@ def save_average(
     tokenizer: Any,
     *,
     decay: float,
-    dtype: str,
+    dtype: torch.dtype,
     folder: Path,
 ) -> None:
     """Writes decay · reference + (1 − decay) · trained policy, the next reference.
@@ -58,4 +38,4 @@ def save_average(
     with torch.no_grad():
         for name, weight in average.named_parameters():
             weight.lerp_(target[name], 1.0 - decay)
-    save_checkpoint(average, average.state_dict(), tokenizer, DTYPES[dtype], folder)
+    save_checkpoint(average, average.state_dict(), tokenizer, dtype, folder)

@@ -1,0 +1,133 @@
+"""Training on conversations, from data files to a warm-started policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from stages.contract.digests import derive_seed
+from stages.contract.events import dump_json
+from stages.modeling.load import DTYPES, load_config
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.rope import require_static_rope
+from stages.sft.conversations import Conversation, read_conversations
+from stages.sft.examples import Example, make_examples
+from stages.sft.params import SftParams
+from stages.sft.policy import new_model, starting_tokenizer
+from stages.sft.trainer import ConversationTrainer
+from stages.training.batches import Batch, MicroBatches, make_plan
+from stages.training.fit import Fit
+from stages.training.job import Job, Process
+from stages.training.metrics_log import MetricsLog
+from stages.training.policy import load_logprob_model, logprob_model
+from stages.training.trainer import Setup
+
+
+class ConversationFit(Fit[SftParams]):
+    """Training of `policy`, or of a new model, on `data`."""
+
+    def __init__(self, job: Job[SftParams], process: Process) -> None:
+        super().__init__(job, process)
+        self._source = job.models.get("policy")
+        self.tokenizer, self._examples, self._num_dropped = load_examples(job)
+        self._check_lengths()
+        self.plan = make_plan(
+            self._examples,
+            job.params,
+            global_batch=job.params.global_batch_rows,
+            world_size=process.world_size,
+            seed=job.seed,
+        )
+        self._num_parameters = 0
+
+    def load_model(self) -> ResponseLogprobs:
+        """The checkpoint, or a model from scratch."""
+        params = self.job.params
+        if self._source is not None:
+            loaded = load_logprob_model(
+                self._source, self.numerics, params.row_layout, stage=params.stage
+            )
+        else:
+            seed = derive_seed(self.job.seed, "weights")
+            model = new_model(params.architecture, self.tokenizer, seed, self.numerics)
+            loaded = logprob_model(
+                model, params.row_layout, place="the new model", stage=params.stage
+            )
+        self._num_parameters = sum(
+            # ZeRO-3 leaves an empty tensor where the weight was, with its number beside it.
+            getattr(each, "ds_numel", each.numel())
+            for each in loaded.policy.parameters()
+        )
+        return loaded
+
+    def make_trainer(self, setup: Setup) -> ConversationTrainer:
+        """The trainer with the likelihood of answers."""
+        return ConversationTrainer(setup, MicroBatches(self.plan, self.process.rank, _batch))
+
+    def save_dtype(self) -> torch.dtype:
+        """The one asked for, or the checkpoint's; float32 from scratch."""
+        asked = self.job.params.save_dtype
+        if asked != "auto":
+            return DTYPES[asked]
+        dtype = None if self._source is None else load_config(self._source).dtype
+        return dtype or torch.float32
+
+    def write_records(self, log: MetricsLog) -> None:
+        """Writes the summary."""
+        summary = {
+            "rows": len(self._examples),
+            "rows_dropped_too_long": self._num_dropped,
+            "response_tokens": sum(example.loss_terms for example in self._examples),
+            "vocabulary": len(self.tokenizer),
+            "parameters": self._num_parameters,
+            "steps": self.plan.num_steps,
+            "final_loss": log.records[-1]["loss"],
+        }
+        (self.job.out / "summary.json").write_text(dump_json(summary))
+
+    def _check_lengths(self) -> None:
+        if self._num_dropped:
+            self.process.events.warning(
+                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
+                f"are longer than {_max_length(self.job)} tokens and are left out"
+            )
+        if self._source is not None:
+            require_static_rope(
+                load_config(self._source),
+                self._source.name_or_path,
+                longest=max(example.num_tokens for example in self._examples),
+                remedy="set sft.max_length_tokens={limit}",
+            )
+
+
+def load_examples(job: Job[SftParams]) -> tuple[Any, list[Example], int]:
+    """Reads the data.
+
+    Returns:
+        The tokenizer, the conversations that fit, and the number of those that do not.
+
+    Raises:
+        UserError: The data or the checkpoint's tokenizer cannot be used.
+    """
+
+    def conversations() -> Iterator[Conversation]:
+        return read_conversations(job.files["data"], job.params)
+
+    texts = (turn["content"] for conversation in conversations() for turn in conversation)
+    tokenizer = starting_tokenizer(job.models.get("policy"), job.params.architecture, texts)
+    return tokenizer, *make_examples(tokenizer, conversations(), _max_length(job))
+
+
+def _max_length(job: Job[SftParams]) -> int:
+    """The model's context or the smaller limit that was asked for; some models have no context."""
+    source = job.models.get("policy")
+    config = job.params.architecture if source is None else load_config(source).get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    return min(limit or sys.maxsize for limit in (job.params.max_length_tokens, context))
+
+
+def _batch(examples: Sequence[Example], **fields: Any) -> Batch:
+    return Batch(**fields)

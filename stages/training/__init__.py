@@ -1,0 +1,1 @@
+"""Training engine that the stages `train` and `sft` share: rows, steps, processes, checkpoints."""

@@ -1,0 +1,210 @@
+"""Steps of a training: the samples of each, and the micro-batches in which they are computed.
+
+The samples of a step depend on seed and global batch size alone; world size, row layout and token
+budget only decide where and in how many pieces they are computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from stages.contract.digests import derive_seed
+from stages.training.params import RowLayoutName, TrainingParams
+from stages.training.rows import ROWS, DeviceTensors, Rows, Sample
+
+S = TypeVar("S", bound=Sample)
+B = TypeVar("B", bound="Batch")
+
+
+@dataclass(frozen=True)
+class Plan(Generic[S]):
+    """Samples of each step, and the number of its micro-batches.
+
+    Attributes:
+        samples: All that is trained on; a sample's place in it is its name here.
+        epochs: Passes over them.
+        global_batch: Samples per step; an epoch's last step may see fewer.
+        world_size: Processes.
+        seed: Seed of the order.
+        row_layout: How the samples of a micro-batch are laid out.
+        micro_batch_tokens: Most tokens in one micro-batch of a process, padding counted; a
+            sample that is longer makes a micro-batch of its own.
+    """
+
+    samples: Sequence[S]
+    epochs: int
+    global_batch: int
+    world_size: int
+    seed: int
+    row_layout: RowLayoutName
+    micro_batch_tokens: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch."""
+        return math.ceil(len(self.samples) / self.global_batch)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps in all."""
+        return self.epochs * self.steps_per_epoch
+
+    @cached_property
+    def accumulation(self) -> int:
+        """Micro-batches of each process in a step: as few as keep within the budget in all steps.
+
+        The same for all steps, as the Trainer and DeepSpeed want it.
+        """
+        steps = [self.places_of(step) for step in range(self.num_steps)]
+        at_once = self.micro_batch_tokens * self.world_size
+        count = max(math.ceil(self._tokens(places) / at_once) for places in steps)
+        if self.row_layout == "padded":
+            count = 1
+        while not all(self._fits(self._deal(places, count)) for places in steps):
+            count += 1
+        return count
+
+    def places_of(self, step: int) -> list[int]:
+        """Places of the samples of a step (from 0), in the epoch's shuffled order."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        order = _permutation(len(self.samples), derive_seed(self.seed, "order", epoch))
+        return order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+
+    def micro_batches(self, step: int) -> list[list[list[int]]]:
+        """Deals the samples of a step out, so that processes have about as much to do.
+
+        Returns:
+            For each micro-batch of the step, for each process, the places of its samples. A process
+            for which no sample is left gets an empty list.
+        """
+        parts = self._deal(self.places_of(step), self.accumulation)
+        return [
+            parts[start : start + self.world_size]
+            for start in range(0, len(parts), self.world_size)
+        ]
+
+    def tokens(self, places: Sequence[int]) -> int:
+        """Tokens of a micro-batch of the samples at ``places``, padding counted."""
+        if self.row_layout == "packed":
+            return self._tokens(places)
+        if not places:
+            return 0
+        rows = sum(len(self.samples[place].responses) for place in places)
+        return rows * max(self.samples[place].num_tokens for place in places)
+
+    def _tokens(self, places: Sequence[int]) -> int:
+        return sum(self.samples[place].num_tokens_shared for place in places)
+
+    def _fits(self, parts: Sequence[Sequence[int]]) -> bool:
+        budget = self.micro_batch_tokens
+        return all(len(part) <= 1 or self.tokens(part) <= budget for part in parts)
+
+    def _deal(self, places: Sequence[int], accumulation: int) -> list[list[int]]:
+        """Splits samples into micro-batches, the largest first: what needs too much fails early."""
+        count = accumulation * self.world_size
+        if self.row_layout == "padded":
+            by_length = sorted(places, key=lambda place: (-self.samples[place].num_tokens, place))
+            return [part.tolist() for part in np.array_split(np.array(by_length), count)]
+        by_size = sorted(places, key=lambda place: (-self.samples[place].num_tokens_shared, place))
+        parts: list[list[int]] = [[] for _ in range(count)]
+        # The longest sample that is left goes where the fewest tokens are.
+        loads = [(0, part) for part in range(count)]
+        for place in by_size:
+            load, part = heapq.heappop(loads)
+            parts[part].append(place)
+            heapq.heappush(loads, (load + self.samples[place].num_tokens_shared, part))
+        return [parts[part] for _, part in sorted(loads, key=lambda each: (-each[0], each[1]))]
+
+
+@dataclass(frozen=True)
+class Batch(DeviceTensors):
+    """A micro-batch of one process.
+
+    Numbers that only the host needs are numbers, not tensors: to read them waits for no device.
+
+    Attributes:
+        rows: Its samples.
+        weight: Weight of each term in the global batch's mean; 0 where no sample was left for the
+            process, which computes one all the same because the forward pass is collective.
+        num_tokens: Tokens of the samples with each prompt counted once for each response.
+        num_tokens_shared: The same with each prompt counted once.
+        num_response_tokens: Tokens of the responses.
+    """
+
+    rows: Rows
+    weight: float
+    num_tokens: int
+    num_tokens_shared: int
+    num_response_tokens: int
+
+
+class MicroBatches(Dataset[B], Generic[B, S]):
+    """All micro-batches of one process, in the order of training.
+
+    Args:
+        plan: Place of every sample.
+        rank: This process, from 0.
+        make: Makes a micro-batch of its samples and of the fields of :class:`Batch`.
+    """
+
+    def __init__(self, plan: Plan[S], rank: int, make: Callable[..., B]) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._make = make
+        sizes = [sample.num_tokens_shared for sample in plan.samples]
+        self._shortest = min(range(len(sizes)), key=sizes.__getitem__)
+        self._dealt: tuple[int, list[list[list[int]]]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self._plan.num_steps * self._plan.accumulation
+
+    def __getitem__(self, index: int) -> B:
+        plan = self._plan
+        step, micro = divmod(index, plan.accumulation)
+        if self._dealt[0] != step:
+            self._dealt = (step, plan.micro_batches(step))
+        dealt = self._dealt[1]
+        places = dealt[micro][self._rank]
+        # A process without samples still takes part in the step's collectives, with weight 0.
+        terms = sum(
+            plan.samples[place].loss_terms for parts in dealt for part in parts for place in part
+        )
+        weight = 1.0 / terms if places else 0.0
+        samples = [plan.samples[place] for place in places or [self._shortest]]
+        rows = ROWS[plan.row_layout](samples)
+        return self._make(
+            samples,
+            rows=rows,
+            # Rounded as the loss is that it weighs.
+            weight=float(np.float32(weight)),
+            num_tokens=sum(sample.num_tokens_unshared for sample in samples),
+            num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
+            num_response_tokens=len(rows.targets),
+        )
+
+
+def make_plan(
+    samples: Sequence[S], params: TrainingParams, *, global_batch: int, world_size: int, seed: int
+) -> Plan[S]:
+    """The plan that a stage's parameters ask for."""
+    return Plan(
+        samples=samples,
+        epochs=params.epochs,
+        global_batch=global_batch,
+        world_size=world_size,
+        seed=seed,
+        row_layout=params.row_layout,
+        micro_batch_tokens=params.micro_batch_tokens,
+    )
+
+
+def _permutation(length: int, seed: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(seed)).permutation(length)

@@ -1,0 +1,87 @@
+"""Parameters that the stages `train` and `sft` share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from stages.contract.params import Settings, StageParams, speed_only
+
+RowLayoutName = Literal["packed", "padded"]
+
+
+class LoraParams(Settings):
+    """Low-rank adapters (peft) in place of full fine-tuning; merged into the saved checkpoint."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters: their product is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the adapters' input."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the linear layers that get adapters; empty for all but the head."""
+
+
+class DeepSpeedParams(Settings):
+    """DeepSpeed. It changes where weights and optimizer state lie, not what is computed."""
+
+    zero_stage: Literal["off", 0, 1, 2, 3] = "off"
+    """ZeRO stage; `off` trains without DeepSpeed. Stage 0 in float32 reports no gradient norm."""
+    offload_optimizer: bool = False
+    """Keep optimizer state in CPU memory (stages 1 to 3)."""
+    offload_parameters: bool = False
+    """Keep weights in CPU memory (stage 3)."""
+
+
+class OptimizerParams(Settings):
+    """AdamW and its schedule."""
+
+    epochs: int = Field(2, ge=1)
+    """Passes over the data."""
+    learning_rate: float = Field(5e-7, gt=0)
+    """Highest learning rate, reached after the warm-up."""
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    """Share of all steps over which the learning rate rises linearly."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of AdamW's first moment."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of AdamW's second moment."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """ε in AdamW's denominator."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 never scales."""
+
+
+class TrainingParams(StageParams, OptimizerParams):
+    """What the engine reads of a stage's parameters."""
+
+    lora: LoraParams = LoraParams()
+    """Low-rank adapters."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the forward pass; `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities and
+    optimizer state are float32 always."""
+
+    row_layout: RowLayoutName = speed_only("packed")
+    """`packed`: samples one after the other in one row, each prompt computed once for all of its
+    responses. `padded`: a row for each response, padded to the longest."""
+    micro_batch_tokens: int = speed_only(8192, ge=1)
+    """Most tokens per process in one forward pass, padding counted; a longer sample goes alone. The
+    global batch is the same for every value."""
+    retry_out_of_memory: bool = speed_only(True)
+    """Where memory runs out, go on from the last checkpoint with half of `micro_batch_tokens`."""
+    gradient_checkpointing: bool = speed_only(True)
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
+    """DeepSpeed's ZeRO."""
+    checkpoint_every_steps: int | None = speed_only(None, ge=1)
+    """Steps between checkpoints from which a retry goes on."""
+    checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
+    """Seconds between such checkpoints."""
+    report_to: tuple[str, ...] = speed_only(())
+    """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …)."""
