@@ -122,7 +122,8 @@ class PairTrainer(PackedTrainer[PairBatch]):
         """Explains bonuses that are undefined in the published form."""
         settings = self._settings
         reason = undefined_bonus(settings.bonus)
-        if reason is not None and not math.isfinite(logs["bonus"]):
+        finite = math.isfinite(logs["loss"]) or math.isfinite(logs["bonus"])
+        if reason is not None and not finite:
             raise UserError(
                 f"the bonus is {logs['bonus']} at step {self.state.global_step}: with "
                 f"train.numerics 'paper' that of {settings.design} under {settings.divergence} is "

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -68,6 +69,21 @@ def sft(data, tmp_path):
         return artifact.path, events
 
     return run
+
+
+def test_adapters_train_linear_layers_only_and_are_merged(sft, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy")
+    artifact, _ = sft(policy=policy, lora={"rank": 4, "alpha": 8.0})
+    before, after = load_file(policy / "model.safetensors"), weights(artifact)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_proj" in name}
+    assert losses(artifact)[-1] < losses(artifact)[0]
+
+
+def test_a_budget_in_rows_is_refused_with_what_to_write_instead():
+    with pytest.raises(ValidationError, match="write micro_batch_tokens"):
+        params(micro_batch_rows=8)
 
 
 def weights(artifact):

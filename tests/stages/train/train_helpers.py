@@ -218,6 +218,6 @@ def workers_of(pid: int) -> list[psutil.Process]:
     for child in psutil.Process(pid).children():
         # One that ends meanwhile, or that ended and awaits its parent, has neither of the two.
         with suppress(psutil.NoSuchProcess):  # includes zombies
-            if "stages.train.worker" in child.cmdline():
+            if any(part.endswith(".worker") for part in child.cmdline()):
                 ranks[int(child.environ()["RANK"])] = child
     return [ranks[rank] for rank in sorted(ranks)]
