@@ -35,13 +35,13 @@ from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.save import save_checkpoint
 from stages.sft.tokenizer import make_word_tokenizer
-from stages.train.adapters import add_adapters
 from stages.train.data import Pair, Response
-from stages.train.numerics import Numerics
-from stages.train.params import LoraParams, RowLayoutName, TrainParams
-from stages.train.policy import enable_gradient_checkpointing, load_logprob_model
-from stages.train.rows import MODEL_INPUTS, ROWS
-from stages.train.saving import policy_weights
+from stages.train.params import TrainParams
+from stages.training.adapters import add_adapters, policy_weights
+from stages.training.numerics import Numerics
+from stages.training.params import LoraParams, RowLayoutName
+from stages.training.policy import enable_gradient_checkpointing, load_logprob_model
+from stages.training.rows import MODEL_INPUTS, ROWS
 
 VOCABULARY = 64
 _WINDOW = 4
@@ -234,10 +234,10 @@ def _build(family: str, folder: Path) -> None:
 def _try(folder: Path, layout: RowLayoutName, lora: LoraParams, expected: torch.Tensor) -> Outcome:
     numerics = Numerics.of(TrainParams(), on_gpu=False, local_rank=0)
     torch.manual_seed(0)
-    model = load_logprob_model(ModelSource(str(folder / "policy")), numerics, layout)
+    model = load_logprob_model(ModelSource(str(folder / "policy")), numerics, layout, stage="train")
     if lora.rank:
         model = ResponseLogprobs(add_adapters(model.policy, lora))
-    enable_gradient_checkpointing(model.policy)
+    enable_gradient_checkpointing(model.policy, stage="train")
     model.train()
     before = _logprobs(model, layout)
     gap = (before - expected).abs().max().item()
