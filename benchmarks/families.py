@@ -41,7 +41,7 @@ from stages.training.adapters import add_adapters, policy_weights
 from stages.training.numerics import Numerics
 from stages.training.params import LoraParams, RowLayoutName
 from stages.training.policy import enable_gradient_checkpointing, load_logprob_model
-from stages.training.rows import MODEL_INPUTS, ROWS
+from stages.training.rows import ROWS
 
 VOCABULARY = 64
 _WINDOW = 4
@@ -276,7 +276,7 @@ def _logprobs(
 ) -> torch.Tensor:
     rows = ROWS[layout](_pairs())
     with torch.set_grad_enabled(gradients):
-        return model(*(rows[name] for name in MODEL_INPUTS))
+        return rows.logprobs(model)
 
 
 def _gradient_gap(model: ResponseLogprobs, layout: RowLayoutName, folder: Path) -> float:
