@@ -1,0 +1,185 @@
+"""Every figure of a report shows the values of its artifacts, point by point and bar by bar."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.pipeline.config import RunConfig
+from flows.report.html import draw
+from flows.report.plots import ACCENT, BASE, POLICY
+from flows.report.summary import Summary
+from stages.contract.tables import DISTRIBUTIONS, write_table
+
+STEPS = 4
+METRICS = {
+    "loss": ("Training loss", [0.7, 0.5, 0.6, 0.2]),
+    "bonus_ratio": ("|κ·bonus| / |L|", [1.0, 3.0, 2.0, 8.0]),
+    "accuracy": ("Preference accuracy", [0.25, 0.5, 1.0, 0.75]),
+    "tokens_per_second": ("Training, tokens per second", [10.0, 40.0, 20.0, 30.0]),
+    "model_flops_utilisation": ("Training, share of the matrix-product rate", [0.1, 0.4, 0.3, 0.2]),
+    "peak_memory_mib": ("Training, peak memory in MiB", [100.0, 200.0, 250.0, 300.0]),
+}
+PARTS = {
+    "data": [0.1, 0.2, 0.1, 0.3],
+    "forward": [1.0, 2.0, 1.5, 1.0],
+    "backward": [2.0, 4.0, 3.0, 2.5],
+    "optimizer": [0.5, 0.6, 0.4, 0.7],
+}
+PART_COLOURS = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6")
+
+
+class Folder:
+    """An artifact as far as the report reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def file(self, name: str) -> Path:
+        return self._path / name
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    """Two iterations of two steps each, and the last one's samples."""
+    steps = [
+        {name: values[step] for name, (_, values) in METRICS.items()}
+        | {f"{part}_seconds": values[step] for part, values in PARTS.items()}
+        for step in range(STEPS)
+    ]
+    artifacts: dict[str, Any] = {}
+    for iteration in (1, 2):
+        for stage in ("train", "evaluate"):
+            folder = tmp_path / f"{stage}-{iteration}"
+            folder.mkdir()
+            artifacts[f"iteration-{iteration}/{stage}"] = Folder(folder)
+        lines = steps[2 * iteration - 2 : 2 * iteration]
+        (tmp_path / f"train-{iteration}/metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
+        rewards = {"policy": [0.0, 1.0, 1.0, 1.0], "base": [0.0, 0.0, 0.0, 1.0]}
+        write_table(
+            tmp_path / f"evaluate-{iteration}/distributions.parquet",
+            DISTRIBUTIONS,
+            [
+                {
+                    "model": model,
+                    "prompt_id": "p",
+                    "sample_index": index,
+                    "reward": value,
+                    "log_pi": -1.0,
+                    "num_tokens": 5,
+                    "log_pi_ref": -10 * value,
+                }
+                for model, values in rewards.items()
+                for index, value in enumerate(values)
+            ],
+        )
+    rows = [{"iteration": t, "mean_reward": value} for t, value in enumerate([0.5, 0.7, 0.9])]
+    config = RunConfig(iterations=2)
+    return Summary("small", config, "store", artifacts=artifacts, rows=rows)
+
+
+def figure(summary: Summary, title: str) -> str:
+    [found] = [each for each in draw(summary) if f">{title}<" in each]
+    return found
+
+
+def line(svg: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of a line's points: x to the right, y upwards."""
+    for path, style in re.findall(r'<path d="([^"]+)"[^>]*style="([^"]+)"', svg):
+        points = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
+        # A mark of the legend has two points at one height.
+        if f"stroke: {colour}" in style and len({y for _, y in points}) > 1:
+            x, y = zip(*points, strict=True)
+            return np.array(x, float), -np.array(y, float)
+    raise AssertionError(f"no line of {colour}")
+
+
+def assert_shows(positions: np.ndarray, values: list[float]) -> None:
+    """Asserts that positions are values, scaled and shifted."""
+    assert len(positions) == len(values)
+    slope, shift = np.polyfit(values, positions, 1)
+    assert slope > 0
+    # The file keeps six digits.
+    np.testing.assert_allclose(positions, slope * np.array(values) + shift, atol=1e-2)
+
+
+def test_the_mean_reward_is_drawn_by_iteration(summary: Summary) -> None:
+    svg = figure(summary, "Mean reward, held-out prompts")
+    x, y = line(svg, POLICY)
+    assert_shows(x, [0, 1, 2])
+    assert_shows(y, [0.5, 0.7, 0.9])
+    assert "iteration (0 = base)" in svg
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_metric_of_training_is_drawn_over_the_steps_of_all_iterations(
+    summary: Summary, metric: str
+) -> None:
+    title, values = METRICS[metric]
+    svg = figure(summary, title)
+    x, y = line(svg, POLICY)
+    assert_shows(x, [1, 2, 3, 4])
+    assert_shows(y, values)
+    assert "step, all iterations" in svg
+
+
+@pytest.mark.parametrize(("part", "colour"), [*zip(PARTS, PART_COLOURS, strict=True)])
+def test_the_parts_of_a_step_are_one_figure(summary: Summary, part: str, colour: str) -> None:
+    svg = figure(summary, "Training, seconds of a step")
+    _, y = line(svg, colour)
+    assert_shows(y, PARTS[part])
+    assert f">{part}<" in svg
+
+
+@pytest.mark.parametrize(
+    ("title", "at_zero"),
+    [
+        ("Rewards of the samples, last iteration", {"policy": 0.25, "base": 0.75}),
+        ("log π_ref of the samples, last iteration", {"policy": 0.25, "base": 0.75}),
+    ],
+)
+def test_a_histogram_shows_the_share_of_samples_in_each_bin(
+    summary: Summary, title: str, at_zero: dict[str, float]
+) -> None:
+    svg = figure(summary, title)
+    for model, colour in (("policy", POLICY), ("base", BASE)):
+        assert f">{model}<" in svg
+        heights = []
+        for path, style in re.findall(r'<path d="([^"]+)"[^>]*style="([^"]+)"', svg):
+            corners = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
+            ys = [float(y) for _, y in corners]
+            # The legend's patch is among them, ten points wide; a bar is narrow.
+            width = max(float(x) for x, _ in corners) - min(float(x) for x, _ in corners)
+            if f"fill: {colour}" in style and width < 10 and max(ys) > min(ys):
+                heights.append(max(ys) - min(ys))
+        assert len(heights) == 2
+        low, high = sorted(heights)
+        assert low / (low + high) == pytest.approx(0.25, abs=0.01)
+        # Zero is the first bin of the rewards and the last of the log-probabilities.
+        first_is_zero = "Rewards" in title
+        share = heights[0 if first_is_zero else -1] / sum(heights)
+        assert share == pytest.approx(at_zero[model], abs=0.01)
+
+
+def test_there_is_no_figure_without_a_test(summary: Summary) -> None:
+    titles = [title for title, _ in METRICS.values()]
+    titles += ["Mean reward, held-out prompts", "Training, seconds of a step"]
+    titles += ["Rewards of the samples, last iteration", "log π_ref of the samples, last iteration"]
+    drawn = draw(summary)
+    assert len(drawn) == len(titles)
+    for title in titles:
+        figure(summary, title)
+
+
+def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
+    summary.artifacts.clear()
+    assert len(draw(summary)) == 1
+    summary.rows = summary.rows[:1]
+    assert draw(summary) == []
