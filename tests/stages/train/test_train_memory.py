@@ -54,7 +54,7 @@ def test_training_goes_on_with_half_the_tokens(tmp_path, monkeypatch, policy, pa
 
 def test_a_pair_that_does_not_fit_alone_is_explained(tmp_path, monkeypatch, policy, pairs):
     little_room(monkeypatch, 3)
-    with pytest.raises(UserError, match=r"longest pair has \d+ tokens.*no room") as caught:
+    with pytest.raises(UserError, match=r"longest sample has \d+ tokens.*no room") as caught:
         train(tmp_path / "store", policy, [pairs], micro_batch_tokens=30)
     for way in ("gradient_checkpointing", "max_length_tokens", "zero_stage=3", "lora"):
         assert way in caught.value.remedy

@@ -94,11 +94,11 @@ def record(step: str, state: str, key: str = "k") -> StepRecord:
 def test_a_run_is_seen_on_every_host(here: RemoteStore, there: RemoteStore):
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly", seed=1))
-    view.record(record("iteration-1/train", "running"))
+    view.save_step(record("iteration-1/train", "running"))
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 1
     assert [each.state for each in far.steps()] == ["running"]
-    view.record(record("iteration-1/train", "failed"))
+    view.save_step(record("iteration-1/train", "failed"))
     view.save_config(RunConfig(name="nightly", seed=2))
     far = RunRecord.existing(there, "nightly")
     assert far.config().seed == 2
@@ -140,7 +140,7 @@ def test_leftovers_in_the_bucket_are_found_and_removed(here: RemoteStore, tmp_pa
     bucket.put("quarantine/make-old.json", b"unreadable")
     view = RunRecord(here, "nightly")
     view.save_config(RunConfig(name="nightly"))
-    view.record(record("make", "failed", "wanted"))
+    view.save_step(record("make", "failed", "wanted"))
     with here.lease("make", "busy") as lease:
         lease.acquire()
         garbage = collect(here)
