@@ -30,12 +30,18 @@ settings.load_profile("any speed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, those in containers before all: short ones fill the end."""
+    """Puts long files first, the longest in containers before all: short ones fill the end.
+
+    The other files in containers come last: the images are built for the first one, for minutes, in
+    which the other test processes would wait.
+    """
     marked = {
-        name: {item.path for item in items if item.get_closest_marker(name)}
+        name: list(dict.fromkeys(item.path for item in items if item.get_closest_marker(name)))
         for name in ("docker", "loop", "slow")
     }
-    items.sort(key=lambda item: [item.path not in paths for paths in marked.values()])
+    first, others = marked["docker"][:1], set(marked["docker"][1:])
+    ranks = [set(first), set(marked["loop"]), set(marked["slow"])]
+    items.sort(key=lambda item: [item.path in others, *(item.path not in paths for paths in ranks)])
 
 
 @pytest.fixture(scope="session")
