@@ -16,6 +16,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.base import BaseJobConfiguration
 
 from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
@@ -114,9 +115,12 @@ def test_no_file_reads_environment_variables() -> None:
 def test_a_gpu_stage_s_job_on_kubernetes(prefect_server: str) -> None:
     definitions = yaml.safe_load(FILES["kubernetes"].read_text())["definitions"]
     variables = definitions["gpu"]["job_variables"]
-    job = asyncio.run(
-        KubernetesJob.from_template_and_values(template("kubernetes"), variables)
-    ).job_manifest["spec"]["template"]["spec"]
+    # Prefect has read its settings when it was imported, before there was a server.
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        made = asyncio.run(
+            KubernetesJob.from_template_and_values(template("kubernetes"), variables)
+        )
+    job = made.job_manifest["spec"]["template"]["spec"]
     [container] = job["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert container["image"] == variables["image"]
