@@ -288,6 +288,6 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(sft, data, tmp_path
     assert not LocalStore.open(request.store).artifact_path("sft", request.key).exists()
     artifact, events = call_request(STAGE, request)
     steps = [event.done for event in events if isinstance(event, Progress)]
-    assert steps[0] > 10, "the retry began from the start"
+    assert steps[0] >= 10, "the retry began from the start"
     assert_equal_weights(artifact.path, whole)
     assert losses(artifact.path) == losses(whole)
