@@ -96,7 +96,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 Outcome = tuple[str, str]
-"""What came of a family in one mode (right, refused, WRONG, crashed, not built), and the detail."""
+"""Outcome of a family in one mode (right, refused, WRONG, crashed, not built), and the detail."""
 
 
 def main() -> None:

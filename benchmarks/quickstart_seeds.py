@@ -98,7 +98,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether both claims hold in every seed."""
+        """True where both claims hold in every seed."""
         return self.improved == self.explored == self.total
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ _SHOWN_FIGURES = ("reference", "policies")
 
 
 class Experiment(Settings):
-    """What the bandit experiment computes."""
+    """The stage of the bandit experiment."""
 
     name: str = Field("bandit", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the experiment in the store."""
@@ -41,7 +41,7 @@ _ResourcesByStage: Any = resources_of(Experiment)
 
 
 class BanditResources(_ResourcesByStage):
-    """What the stage may use. Changes speed and place only."""
+    """Resources of the bandit stage. They change speed and place only."""
 
 
 class BanditConfig(Experiment):

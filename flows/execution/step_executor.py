@@ -47,7 +47,7 @@ class Configured(Protocol):
 
     @property
     def execution(self) -> Execution:
-        """How stages are started."""
+        """Settings by which stages are started: runner, retries, limits."""
 
     @property
     def resources(self) -> Settings:
@@ -95,7 +95,7 @@ class StepExecutor:
 
     @property
     def stopping(self) -> bool:
-        """Whether :meth:`stop` was called."""
+        """True once :meth:`stop` was called."""
         return self._stopping.is_set()
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ class Throttle:
         self._last = float("-inf")
 
     def ready(self) -> bool:
-        """Whether ``seconds`` have passed since the last True; if so, the wait begins again."""
+        """True if ``seconds`` have passed since the last True; the wait then begins again."""
         now = time.monotonic()
         if now - self._last < self._seconds:
             return False

@@ -68,7 +68,7 @@ class Evaluation(Settings):
 
 
 class StageSettings(Settings):
-    """What a run computes: a section for each stage, in the order in which they first run."""
+    """Sections of a run's stages, in the order in which the stages first run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run: its view in the store, and its model in the registry."""
@@ -119,7 +119,7 @@ class RunConfig(StageSettings):
     resources: StageResources = StageResources()
     """What each stage may use."""
     execution: Execution = Execution()
-    """How stages are started."""
+    """Settings by which stages are started: runner, retries, limits."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> RunConfig:
