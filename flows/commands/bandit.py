@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flows.commands.common import AsJson, Overrides, console, print_json
+from flows.commands.common import AsJson, ConfigStore, Overrides, chosen, console, print_json
 from flows.commands.run import interrupt, quiet_prefect
 from stages.contract.stores import open_store
 
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
 def bandit(
     config: ConfigPath = None,
     overrides: Overrides = None,
+    store: ConfigStore = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +47,7 @@ def bandit(
     from flows.pipeline.loading import load_settings
     from flows.standing.server import ensure_prefect_server
 
-    settings = load_settings(config, overrides or (), BanditConfig)
+    settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     folder = open_store(settings.store, create=True).run_path(settings.name)
     ensure_prefect_server(folder / "prefect-server.log", watched.print)

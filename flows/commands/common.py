@@ -17,7 +17,7 @@ from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.steps import Step
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
+from stages.contract.stores import location_of, open_store
 
 _WIDE_COLUMNS = 200
 
@@ -31,6 +31,12 @@ StorePath = Annotated[
     str,
     typer.Option(
         "--store", envvar="GEB_STORE", help="The store: a folder, or s3://, gs:// or az://."
+    ),
+]
+ConfigStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store", envvar="GEB_STORE", help="The store, in place of the one that CONFIG names."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -52,16 +58,26 @@ console = Console(
 )
 
 
-def configured(path: Path, overrides: list[str] | None, runner: str | None) -> RunConfig:
+def configured(
+    path: Path, overrides: list[str] | None, runner: str | None, store: str | None
+) -> RunConfig:
     """The configuration that a command line names."""
-    chosen = [f"execution.runner={runner}"] if runner else []
-    return load_config(path, [*(overrides or ()), *chosen])
+    return load_config(path, chosen(overrides, store=store, runner=runner))
+
+
+def chosen(
+    overrides: list[str] | None, *, store: str | None = None, runner: str | None = None
+) -> list[str]:
+    """``--store`` and ``--runner`` as overrides, before those of ``--set``, which win."""
+    options = [f"store={json.dumps(store)}"] if store else []
+    options += [f"execution.runner={runner}"] if runner else []
+    return [*options, *(overrides or ())]
 
 
 def configured_run(store: str, run: str) -> RunConfig:
     """The configuration of a run that was started before, in the store as it is found now."""
     config = RunRecord.existing(open_store(store), run).config()
-    return config.model_copy(update={"store": store})
+    return config.model_copy(update={"store": location_of(store)})
 
 
 def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from flows.commands.common import (
     AsJson,
     ConfigPath,
+    ConfigStore,
     Overrides,
     RunnerName,
     configured,
@@ -54,10 +55,11 @@ def evaluate(
     ] = None,
     overrides: Overrides = None,
     runner: RunnerName = None,
+    store: ConfigStore = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a model with a base on prompts, with the sampling and the oracle of CONFIG."""
-    settings = configured(config, overrides, runner)
+    settings = configured(config, overrides, runner, store)
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
@@ -92,13 +94,14 @@ def sweep(
     parallel_runs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     overrides: Overrides = None,
     runner: RunnerName = None,
+    store: ConfigStore = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and start nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of settings over seeds; ends with mean ± standard deviation of each."""
-    settings = configured(config, overrides, runner)
+    settings = configured(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
     if dry_run:

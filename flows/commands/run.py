@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from rich.table import Table
 from flows.commands.common import (
     AsJson,
     ConfigPath,
+    ConfigStore,
     FromIteration,
     FromStage,
     Overrides,
@@ -53,13 +55,14 @@ def run(
     config: ConfigPath,
     overrides: Overrides = None,
     runner: RunnerName = None,
+    store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = 1,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(configured(config, overrides, runner), from_stage, from_iteration, dry_run, as_json)
+    _run(configured(config, overrides, runner, store), from_stage, from_iteration, dry_run, as_json)
 
 
 def resume(
@@ -78,12 +81,15 @@ def show_plan(
     config: ConfigPath,
     overrides: Overrides = None,
     runner: RunnerName = None,
+    store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = 1,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, what it would compute, and why."""
-    lines = plan(configured(config, overrides, runner), forced_from(from_stage, from_iteration))
+    lines = plan(
+        configured(config, overrides, runner, store), forced_from(from_stage, from_iteration)
+    )
     _show_plan(lines, as_json)
 
 
@@ -145,7 +151,7 @@ def _execute(
         except BaseException:
             watched.print(
                 "what is done stays done; go on with  "
-                f"[bold]geb resume {config.name} --store {config.store}[/]"
+                f"[bold]geb resume {config.name} --store {shlex.quote(config.store)}[/]"
             )
             raise
     _show_summary(result.summary, result.report, as_json)

@@ -7,20 +7,21 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.places import anchor_paths
 from flows.pipeline.renamed import current_names, move_renamed
 from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
 from stages.contract.errors import UserError
+from stages.contract.stores import location_of
 
 # Of a value in a message.
 _SHOWN_CHARACTERS = 200
 S = TypeVar("S", bound=BaseModel)
-
-_PLACES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -31,8 +32,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) -> S:
     """Reads a configuration file and applies ``section.field=value`` overrides.
 
-    ``extends`` names one or several files, relative to this one, that are read first. Files named
-    under ``inputs`` are relative to the file that names them.
+    ``extends`` names one or several files, relative to this one, that are read first. Paths are
+    relative to the file that names them; those of overrides, and the default store, to the present
+    folder.
 
     Args:
         path: The file; None for the defaults.
@@ -43,9 +45,9 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
     values = {} if path is None else _read(path, ())
-    for override in overrides:
-        _apply(values, override)
-    return _check(values, "--set" if path is None else str(path), schema)
+    said = {name: override for override in overrides for name in _apply(values, override, schema)}
+    place = "the command line" if path is None else str(path.absolute())
+    return _with_absolute_store(_check(values, place, schema, said))
 
 
 def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
@@ -62,8 +64,9 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> Run
     values = _read(path, ())
     current = copy.deepcopy(dict(overrides))
     move_renamed(current, place)
+    anchor_paths(current, Path.cwd())
     _merge(values, current)
-    return check_config(values, place)
+    return _with_absolute_store(check_config(values, place))
 
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> RunConfig:
@@ -79,7 +82,9 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     """
     values = json.loads(config.to_json())
     for name, value in fields.items():
-        _set(values, name, value, place)
+        for current in current_names(name, place):
+            _set(values, current, value)
+    anchor_paths(values, Path.cwd())
     return check_config(values, place)
 
 
@@ -88,13 +93,16 @@ def check_config(values: dict[str, Any], place: str) -> RunConfig:
     return _check(values, place, RunConfig)
 
 
-def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
+def _check(
+    values: dict[str, Any], place: str, schema: type[S], said: Mapping[str, str] | None = None
+) -> S:
+    """Validates settings; ``said`` are overrides by the name of the setting that each sets."""
     # Of a run that was stored, or within a whole section that `--set` names.
     move_renamed(values, place, defaults=RunConfig().model_dump(mode="json"))
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(dict(each), schema) for each in error.errors()]
+        problems = [_explain(dict(each), schema, said or {}) for each in error.errors()]
         listed = "; `geb fields` lists all of them with their meaning"
         raise _invalid(
             place, problems, "correct these settings" + (listed if schema is RunConfig else "")
@@ -106,6 +114,12 @@ def _check(values: dict[str, Any], place: str, schema: type[S]) -> S:
     if infinite:
         raise _invalid(place, infinite, "write finite numbers, or leave these settings out")
     return checked
+
+
+def _with_absolute_store(config: S) -> S:
+    """The settings with the default store in full: the next command may be called elsewhere."""
+    store = getattr(config, "store", None)
+    return config if store is None else config.model_copy(update={"store": location_of(store)})
 
 
 def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
@@ -130,7 +144,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     for parent in named:
         _merge(merged, _read(path.parent / parent, (*seen, path)))
     move_renamed(values, str(path))
-    _anchor_places(values.get("inputs"), path.parent)
+    anchor_paths(values, path.parent)
     _merge(merged, values)
     return merged
 
@@ -143,55 +157,55 @@ def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:
             values[name] = other
 
 
-def _anchor_places(inputs: Any, folder: Path) -> None:
-    """Makes file names under ``inputs`` absolute; hub ids stay as they are."""
-    if not isinstance(inputs, dict):
-        return
-
-    def anchored(place: Any) -> Any:
-        if not isinstance(place, str):
-            return place
-        try:
-            found = folder / Path(place).expanduser()
-        except RuntimeError as error:
-            raise UserError(f"inputs: {_shown(place)}: {error}", "write the folder out") from error
-        looks_local = place.startswith((".", "/", "~")) or found.exists()
-        return str(found.resolve()) if looks_local else place
-
-    for name in _PLACES:
-        if name in inputs:
-            inputs[name] = anchored(inputs[name])
-    if isinstance(inputs.get("prompts"), str):
-        inputs["prompts"] = [inputs["prompts"]]
-    if isinstance(inputs.get("prompts"), list):
-        inputs["prompts"] = [anchored(each) for each in inputs["prompts"]]
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> tuple[str, ...]:
+    """Sets what ``NAME=VALUE`` says; returns the names that the setting has now."""
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise UserError(
             f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
         )
-    _set(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"), "--set")
+    value = parse_yaml(text, f"the value of --set {_shown(name)}")
+    names = current_names(name, "--set")
+    for current in names:
+        _set(values, current, _from_here(current, _as_list(value, schema, current)))
+    return names
 
 
-def _set(values: dict[str, Any], name: str, value: Any, place: str) -> None:
-    for current in current_names(name, place):
-        holder = values
-        *sections, last = current.split(".")
-        for section in sections:
-            holder = holder.setdefault(section, {})
-            if not isinstance(holder, dict):
-                raise UserError(f"{name}: {section!r} is no section", "check the name")
-        holder[last] = value
+def _from_here(name: str, value: Any) -> Any:
+    """The value of a setting; where it is a path, it starts in the present folder."""
+    alone: dict[str, Any] = {}
+    _set(alone, name, value)
+    anchor_paths(alone, Path.cwd())
+    for part in name.split("."):
+        alone = alone[part]
+    return alone
 
 
-def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
+def _as_list(value: Any, schema: type[BaseModel], name: str) -> Any:
+    """One value in place of a list of one; only where the setting is a list."""
+    *sections, last = name.split(".")
+    field = _fields_at(schema, sections).get(last)
+    is_list = field is not None and get_origin(field.annotation) is tuple
+    return [value] if is_list and isinstance(value, str | int | float) else value
+
+
+def _set(values: dict[str, Any], name: str, value: Any) -> None:
+    holder = values
+    *sections, last = name.split(".")
+    for section in sections:
+        holder = holder.setdefault(section, {})
+        if not isinstance(holder, dict):
+            raise UserError(f"{name}: {section!r} is no section", "check the name")
+    holder[last] = value
+
+
+def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, str]) -> str:
     place = [str(part) for part in error["loc"]]
     name = ".".join(place) or "configuration"
+    by = next((each for each in said if f"{name}.".startswith(f"{each}.")), None)
+    name = name if by is None else f"--set {said[by]}: {name}"
     if error["type"] == "extra_forbidden":
-        known = _names_at(schema, place[:-1])
+        known = list(_fields_at(schema, place[:-1]))
         near = difflib.get_close_matches(place[-1], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
         return f"{name}: no such setting{hint}"
@@ -207,12 +221,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _names_at(model: type[BaseModel], place: Iterable[str]) -> list[str]:
+def _fields_at(model: type[BaseModel], place: Iterable[str]) -> dict[str, FieldInfo]:
+    """Fields of the section at ``place``; none where there is no such section."""
     for part in place:
         field = model.model_fields.get(part)
         if field is None or not (
             isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
         ):
-            return []
+            return {}
         model = field.annotation
-    return list(model.model_fields)
+    return model.model_fields

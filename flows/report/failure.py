@@ -14,7 +14,6 @@ from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import GebError, StageFailedError, UserError
-from stages.contract.stores import location_of
 
 # All of it is in the log file that the message names.
 _SHOWN_LINES = 20
@@ -22,7 +21,7 @@ _SHOWN_LINES = 20
 
 def resume_command(config: RunConfig) -> str:
     """The command that resumes a run, from any folder."""
-    return shlex.join(["geb", "resume", config.name, "--store", location_of(config.store)])
+    return shlex.join(["geb", "resume", config.name, "--store", config.store])
 
 
 @survives_outage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
@@ -107,7 +107,7 @@ class ProcessRunner:
 
     def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
         interpreter = self._interpreters.get(request.stage, sys.executable)
-        if not Path(interpreter).exists():
+        if shutil.which(interpreter) is None:
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
                 "run `make setup-vllm`, or correct execution.interpreters",

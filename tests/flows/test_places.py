@@ -1,0 +1,130 @@
+"""One store and the same paths for every command, whatever folder it is called from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from stages.contract.errors import UserError
+from stages.contract.stores import open_store
+from tests.flows.loop import ROOT, geb, write_config
+
+
+def written(folder: Path, values: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_every_path_of_a_file_starts_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    interpreters = {"generate": "../env/bin/python", "score": "python3", "train": "/opt/python"}
+    docker = {"model_cache": "hub", "mounts": {"data": "ro"}}
+    values = {
+        "store": "../store",
+        "inputs": {"prompts": "none.jsonl", "policy": "owner/model", "oracle_code": "oracle.py"},
+        "execution": {"interpreters": interpreters, "docker": docker},
+    }
+    config = load_config(written(tmp_path / "deep", values))
+    assert config.store == str(tmp_path / "store")
+    assert config.inputs.prompts == (str(tmp_path / "deep/none.jsonl"),), "it need not be there"
+    assert config.inputs.policy == "owner/model"
+    assert config.execution.interpreters == {
+        "generate": str(tmp_path / "env/bin/python"),
+        "score": "python3",
+        "train": "/opt/python",
+    }
+    assert config.execution.docker.model_cache == str(tmp_path / "deep/hub")
+    assert list(config.execution.docker.mounts) == [str(tmp_path / "deep/data")]
+
+
+def test_paths_of_the_command_line_start_in_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "deep", {"name": "x"})
+    monkeypatch.chdir(tmp_path)
+    config = load_config(
+        path, ["inputs.prompts=mine.jsonl", "execution.interpreters={score: env/bin/python}"]
+    )
+    assert config.inputs.prompts == (str(tmp_path / "mine.jsonl"),)
+    assert config.execution.interpreters == {"score": str(tmp_path / "env/bin/python")}
+    assert config.store == str(tmp_path / "store"), "the default store, as of all commands"
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_the_store_is_named_alike_for_what_starts_runs_and_for_what_reads_them(
+    tmp_path: Path, how: str
+) -> None:
+    config = write_config(tmp_path)
+    other = tmp_path / "other"
+    flag, variable = {
+        "flag": (["--store", str(other)], {}),
+        "variable": ([], {"GEB_STORE": str(other)}),
+    }[how]
+    planned = geb("plan", config, *flag, "--json", **variable)
+    assert planned.returncode == 0, planned.stderr
+    assert (other / "store.json").exists()
+    assert not (tmp_path / "store").exists(), "the configuration's own store"
+    RunRecord(open_store(str(other)), "small").save_config(RunConfig(name="small"))
+    assert list(json.loads(geb("status", *flag, "--json", **variable).stdout)) == ["small"]
+
+
+def test_set_wins_over_the_variable(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    done = geb(
+        *("plan", write_config(tmp_path), "--set", f"store={mine}"),
+        GEB_STORE=str(tmp_path / "other"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert (mine / "store.json").exists()
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_wrong_setting_is_blamed_on_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+    path = written(tmp_path, {"train": {"beta": -1}})
+    with pytest.raises(UserError) as caught:
+        load_config(path, ["train.kapa=1", "train={epochs: x}"])
+    lines = caught.value.message.splitlines()
+    assert str(path) in lines[0]
+    assert "  --set train={epochs: x}: train.epochs: " in caught.value.message
+    with pytest.raises(UserError) as caught:
+        load_config(path, ["train.kapa=1"])
+    assert "  --set train.kapa=1: train.kapa: no such setting; did you mean" in caught.value.message
+    assert "  train.beta: Input should be greater than 0" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("train.report_to=tensorboard", ("tensorboard",)),
+        ("train.report_to=[tensorboard, wandb]", ("tensorboard", "wandb")),
+    ],
+)
+def test_a_list_takes_one_value_or_yaml(
+    tmp_path: Path, override: str, value: tuple[str, ...]
+) -> None:
+    assert load_config(written(tmp_path, {}), [override]).train.report_to == value
+
+
+def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
+    config = write_config(tmp_path, inputs={"prompts": "data/none.jsonl"})
+    done = subprocess.run(
+        [ROOT / ".venv/bin/geb", "plan", config.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert f"no such file or folder: {tmp_path}/data/none.jsonl" in done.stderr
