@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,17 +32,24 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
-from flows.report.summary import formatted
+from flows.report.prompt_figures import Solved, estimates, places, solved_names
+from flows.report.statistics import Estimate
+from flows.report.summary import Cell, formatted, interval_text
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.store import Artifact, Store
 from stages.contract.stores import open_store
 
 # What of the metrics is shown for both models; `metrics.json` has the rest.
 _SHOWN = (
+    # The base is what the policy wins against; it has neither of the first two.
+    ("win rate", "win_rate", ".3f"),
+    ("tied prompts", "tied_prompts", "d"),
     ("mean reward", "mean_reward", ".3f"),
     ("distinct-1", "distinct_1", ".3f"),
     ("distinct-4", "distinct_4", ".3f"),
     ("log π_ref", "mean_log_pi_ref", ".2f"),
+    ("tokens of a response", "mean_response_tokens", ".1f"),
+    ("share cut off", "truncated_share", ".3f"),
 )
 
 
@@ -70,25 +78,38 @@ class Comparison:
     artifact: str
     """Where it is kept."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    estimates: dict[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    """Figures with their intervals, by `policy` and `base`."""
+    solved: tuple[str, ...] = ()
+    """Which of them are of solved problems."""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
-        return {**vars(self.models), "artifact": self.artifact, "metrics": self.metrics}
+        return {
+            **vars(self.models),
+            "artifact": self.artifact,
+            "metrics": self.metrics,
+            "estimates": {
+                model: {name: vars(each) for name, each in found.items()}
+                for model, found in self.estimates.items()
+            },
+        }
 
     def rows(self) -> list[dict[str, str]]:
-        """A row per model, of figures for a person."""
-        rows = []
-        for name, model, prefix in (
-            ("policy", self.models.policy, ""),
-            ("base", self.models.base or "the configuration's policy", "base_"),
-        ):
-            row = {"": name, "model": model}
-            for title, metric, form in _SHOWN:
-                row[title] = formatted(self.metrics.get(f"{prefix}{metric}"), form)
-            # The base is what the policy wins against.
-            row["win rate"] = "-" if prefix else formatted(self.metrics.get("win_rate"), ".3f")
-            rows.append(row)
-        return rows
+        """A row per figure, for a person: the policy's and the base's."""
+        base = self.models.base or "the configuration's policy"
+        rows = [{"": "model", "policy": self.models.policy, "base": base}]
+        rows += [self._row(title, name, form) for title, name, form in _SHOWN]
+        return rows + [self._row(name, name, ".3f") for name in self.solved]
+
+    def _row(self, title: str, name: str, form: str) -> dict[str, str]:
+        row = {"": title}
+        for model, prefix in (("policy", ""), ("base", "base_")):
+            estimate = self.estimates.get(model, {}).get(name)
+            value = self.metrics.get(f"{prefix}{name}", estimate.value if estimate else None)
+            interval = interval_text(estimate.interval if estimate else None, form)
+            row[model] = str(Cell(formatted(value, form), interval))
+        return row
 
     def table(self) -> Table:
         """The table that an evaluation ends with."""
@@ -168,8 +189,8 @@ def _evaluate(config: RunConfig, models: Models) -> Comparison:
         config = config.model_copy(update={"iterations": 0})
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
-        artifact = tasks.wait()["evaluate"]
-    found = Comparison(models, artifact.address(), _metrics(artifact))
+        artifacts = tasks.wait()
+    found = _comparison(config, models, artifacts)
     survives_outage(create_table_artifact)(
         found.rows(),
         key=artifact_key(config.name),
@@ -211,6 +232,19 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
     base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
     own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
     do(steps.evaluate("evaluate", 0, own, base_samples, base))
+
+
+def _comparison(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> Comparison:
+    asked = config.evaluation
+    solved = Solved(asked.correct_from, asked.pass_at_k)
+    files = places(artifacts, "evaluate", "policy", "base", asked.num_shards)
+    return Comparison(
+        models,
+        artifacts["evaluate"].address(),
+        _metrics(artifacts["evaluate"]),
+        {model: estimates(files, model, solved) for model in ("policy", "base")},
+        tuple(solved_names(solved)),
+    )
 
 
 def _metrics(artifact: Artifact) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -23,8 +23,10 @@ from flows.pipeline.form import FormOf
 from flows.pipeline.grid import Cell, cells, parse_axes, spread
 from flows.pipeline.inputs import inputs_resolved_once
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
+from flows.report.between import p_text
 from flows.report.failure import failed
-from flows.report.summary import COLUMNS, Summary
+from flows.report.statistics import holm, over_seeds, welch
+from flows.report.summary import COLUMNS, Summary, interval_text
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.stores import open_store
 
@@ -33,6 +35,9 @@ Shared = Annotated[
 ]
 _NO_AXES: list[str] = []
 _ONE_SEED = [0]
+# Figures by which combinations of a grid are tested against each other.
+_TESTED = ("mean_reward", "win_rate")
+_INTERVAL_FORM = ".3g"
 
 
 @dataclass(frozen=True)
@@ -59,21 +64,66 @@ class Sweep:
     def rows(self) -> list[dict[str, str]]:
         """A row per combination of the grid: mean ± standard deviation over the seeds.
 
-        Figures are those of the last iteration.
+        Behind it is Student's 95 % interval of the mean. Figures are those of the last iteration.
         """
+        rows = []
+        for label, found in self._groups().items():
+            row = {"grid": label, "runs": str(len(found))}
+            for column in COLUMNS:
+                row[column.title] = _over_seeds([run[column.name] for run in found], column.form)
+            for part in ("solved", "components"):
+                for name in sorted({name for run in found for name in run[part]}):
+                    row[name] = _over_seeds([run[part].get(name) for run in found], ".3f")
+            rows.append(row)
+        return rows
+
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Welch's test of each combination against the first, for mean reward and win rate.
+
+        p-values are also adjusted by Holm, over the combinations, figure by figure. None with one
+        combination; a p-value is None where there are fewer than two seeds.
+        """
+        (first, own), *others = self._groups().items()
+        rows: list[dict[str, Any]] = []
+        for name in _TESTED:
+            found = []
+            for label, runs in others:
+                before, now = _known(own, name), _known(runs, name)
+                if before and now:
+                    found.append((label, welch(before, now)))
+            tested = [each.p_value for _, each in found if each.p_value is not None]
+            adjusted = iter(holm(tested))
+            rows += [
+                {
+                    "figure": name,
+                    "grid": label,
+                    "against": first,
+                    "difference": each.estimate.value,
+                    "interval": each.estimate.interval,
+                    "p_value": each.p_value,
+                    "adjusted_p_value": None if each.p_value is None else next(adjusted),
+                }
+                for label, each in found
+            ]
+        return rows
+
+    def _groups(self) -> dict[str, list[dict[str, Any]]]:
+        """Figures of the runs of each combination after the last iteration."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for each in self.findings:
             last = [each.summary.rows[-1]] if each.summary else []
             groups.setdefault(each.cell.label(), []).extend(last)
-        rows = []
-        for label, found in groups.items():
-            row = {"grid": label, "runs": str(len(found))}
-            for column in COLUMNS:
-                row[column.title] = spread([run[column.name] for run in found], column.form)
-            for name in sorted({name for run in found for name in run["components"]}):
-                row[name] = spread([run["components"].get(name) for run in found], ".3f")
-            rows.append(row)
-        return rows
+        return groups
+
+    def notes(self) -> list[str]:
+        """A line for each comparison of :meth:`comparisons` that has a p-value."""
+        return [
+            f"{row['grid']} against {row['against']}: {row['figure']} {row['difference']:+.3f} "
+            f"{interval_text(row['interval'], '+.3f')}, {p_text(row['adjusted_p_value'])} "
+            "(Welch over seeds, Holm)"
+            for row in self.comparisons()
+            if row["p_value"] is not None
+        ]
 
     def table(self) -> Table:
         """The table that a sweep ends with."""
@@ -91,6 +141,7 @@ class Sweep:
         return {
             "sweep": self.name,
             "table": self.rows(),
+            "comparisons": self.comparisons(),
             "runs": [
                 {
                     "run": each.cell.config.name,
@@ -102,6 +153,16 @@ class Sweep:
                 for each in self.findings
             ],
         }
+
+
+def _over_seeds(values: Sequence[float | None], form: str) -> str:
+    known = [each for each in values if each is not None]
+    interval = over_seeds(known).interval if known else None
+    return f"{spread(values, form)} {interval_text(interval, _INTERVAL_FORM)}".rstrip()
+
+
+def _known(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [run[name] for run in runs if run[name] is not None]
 
 
 @flow(name="sweep", flow_run_name="{name}", persist_result=False)
@@ -167,7 +228,8 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
     survives_outage(create_table_artifact)(
         found.rows(),
         key=artifact_key(name, "table"),
-        description=f"Sweep {name}: mean ± standard deviation over seeds, last iteration.",
+        description=f"Sweep {name}: mean ± standard deviation over seeds, and Student's 95 % "
+        "interval of the mean, last iteration.",
     )
     if found.failed:
         first = found.failed[0]

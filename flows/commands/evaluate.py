@@ -100,7 +100,7 @@ def sweep(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of settings over seeds; ends with mean ± standard deviation of each."""
+    """Run a grid of settings over seeds; ends with mean ± standard deviation and tests."""
     settings = configured(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
@@ -125,6 +125,8 @@ def sweep(
         print_json(found.to_json())
         return
     console.print(found.table())
+    for line in found.notes():
+        console.print(line, markup=False)
 
 
 def _seeds(text: str) -> list[int]:

@@ -69,28 +69,38 @@ def status(
 def diff(
     first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
-    """Compare two runs: the differences of their configurations and their metrics."""
-    from flows.report import summary
+    """Compare two runs: their configurations, their metrics, and tests of the differences."""
+    # Here, since scipy takes a second to load, and the other commands do without it.
+    from flows.report.between import compared
+    from flows.report.summary import Summary, summarise
 
     opened = open_store(store)
 
-    def facts(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def facts(run: str) -> tuple[dict[str, Any], dict[str, Any], Summary]:
         config = json.loads(configured_run(store, run).to_json())
-        rows = summary.summarise(RunRecord.existing(opened, run)).rows
-        return config, {f"iteration {row['iteration']}": row for row in rows}
+        found = summarise(RunRecord.existing(opened, run))
+        rows = [{**row, "intervals": None} for row in found.rows]
+        return config, {f"iteration {row['iteration']}": row for row in rows}, found
 
-    (config_before, metrics_before), (config_now, metrics_now) = facts(first), facts(second)
+    (config_before, metrics_before, before), (config_now, metrics_now, now) = (
+        facts(first),
+        facts(second),
+    )
+    last = min(before.config.iterations, now.config.iterations)
+    tested = compared(before, now, range(1, last + 1))
     changes = {
         "configuration": list(differences(config_before, config_now)),
         "metrics": list(differences(metrics_before, metrics_now)),
     }
     if as_json:
-        print_json(changes)
+        print_json(changes | {"differences": [each.to_json() for each in tested]})
         return
-    for title, lines in changes.items():
+    shown = [f"iteration {each.iteration}, {each.figure}: {each}" for each in tested]
+    note = "differences (paired by prompt, 95 % intervals, p by permutation, adjusted by Holm)"
+    for title, lines in (*changes.items(), (note, shown)):
         console.print(f"[bold]{title}[/]")
         for line in lines or ["the same"]:
-            console.print(f"  {line}")
+            console.print(f"  {line}", markup=False)
 
 
 def lineage(

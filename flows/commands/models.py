@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from flows.commands.common import AsJson, StorePath, console, print_json
-from flows.report.summary import formatted
+from flows.report.summary import formatted, interval_text
 from stages.contract.registry import LATEST, ModelRegistry
 from stages.contract.stores import open_store
 
@@ -50,11 +51,23 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
                 name,
                 str(each.version),
                 " ".join(f"@{alias}" for alias in names),
-                formatted(each.metrics.get("win_rate"), ".3f"),
+                _win_rate(each.metrics),
                 formatted(each.metrics.get("mean_reward"), ".3f"),
                 f"{each.run}, {each.step}",
             )
     console.print(table)
+
+
+def _win_rate(metrics: Mapping[str, Any]) -> str:
+    """The rate with its 95 % interval, where the registered metrics tell of how many prompts."""
+    rate, prompts = metrics.get("win_rate"), metrics.get("compared_prompts")
+    if rate is None or not prompts:
+        return formatted(rate, ".3f")
+    # Here, since scipy takes a second to load, and the other commands do without it.
+    from flows.report.statistics import proportion
+
+    interval = proportion(round(rate * prompts), prompts).interval
+    return f"{rate:.3f} {interval_text(interval, '.3f')}"
 
 
 def promote(

@@ -33,6 +33,10 @@ BEFORE_ITERATIONS = ("prepare", "sft")
 """Stages that run once; all others belong to an iteration."""
 
 
+REPORTED = ("correct_from", "pass_at_k")
+"""Settings of an evaluation that only its report reads."""
+
+
 class Inputs(Settings):
     """What comes from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
 
@@ -65,6 +69,31 @@ class Evaluation(Settings):
     """Shards of the held-out prompts, each a task of its own."""
     backend: Literal["transformers", "vllm"] | None = None
     """Engine that samples; unset takes that of `generate`."""
+    correct_from: float | None = None
+    """Smallest score of a correct response; where it is set, reports have the accuracy (the share
+    of correct responses). Changes reports only."""
+    pass_at_k: tuple[int, ...] = ()
+    """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
+    correct, estimated without bias from `num_samples` (Chen et al. 2021). Changes reports only."""
+
+    @model_validator(mode="after")
+    def _check_pass_at_k(self) -> Evaluation:
+        if self.pass_at_k and self.correct_from is None:
+            raise ValueError(
+                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
+                "response (1 for the oracle math_verify)"
+            )
+        for k in self.pass_at_k:
+            if not 1 <= k <= self.num_samples:
+                raise ValueError(
+                    f"pass_at_k has {k}, and num_samples is {self.num_samples}: pass@k takes at "
+                    "least k samples a prompt; raise num_samples, or leave it out"
+                )
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """What of these settings the generate stage takes in place of its own."""
+        return self.model_dump(exclude=set(REPORTED), exclude_none=True)
 
 
 class StageSettings(Settings):
@@ -222,4 +251,4 @@ class RunConfig(StageSettings):
 
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""
-        return self.generate.model_copy(update=self.evaluation.model_dump(exclude_none=True))
+        return self.generate.model_copy(update=self.evaluation.sampling())

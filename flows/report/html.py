@@ -13,7 +13,7 @@ import yaml
 
 from flows.execution.run_record import RunRecord
 from flows.report.plots import histogram, line_plot
-from flows.report.summary import COLUMNS, Summary, formatted
+from flows.report.summary import Summary
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 
@@ -39,9 +39,6 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[str]) -> str:
     last = _last(summary, "evaluate")
     page = environment.get_template("report.html.jinja").render(
         summary=summary,
-        columns=COLUMNS,
-        cell=lambda column, row: formatted(row[column.name], column.form),
-        components=summary.components(),
         plots=plots,
         samples=_samples(last),
         gates=_gates(summary),

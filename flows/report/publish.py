@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
-from flows.report.summary import COLUMNS, Summary, formatted
+from flows.report.summary import Summary
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
 _MAX_IMAGE_BYTES = 200_000
@@ -76,10 +76,6 @@ def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
 
 
 def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:
-    components = summary.components()
     for row in summary.rows[: last + 1]:
-        yield {
-            "iteration": row["iteration"] or "base",
-            **{each.title: formatted(row.get(each.name), each.form) for each in COLUMNS},
-            **{name: formatted(row["components"].get(name), ".3f") for name in components},
-        }
+        cells = {title: str(cell) for title, cell in summary.cells(row).items()}
+        yield {"iteration": row["iteration"] or "base", **cells}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class Column:
 COLUMNS = (
     Column("mean reward", "evaluate", "metrics.json", "mean_reward"),
     Column("win rate", "evaluate", "metrics.json", "win_rate"),
+    Column("tied", "evaluate", "metrics.json", "tied_prompts", "d"),
     Column("distinct-1", "evaluate", "metrics.json", "distinct_1"),
     Column("distinct-2", "evaluate", "metrics.json", "distinct_2"),
     Column("distinct-3", "evaluate", "metrics.json", "distinct_3"),
@@ -42,6 +44,22 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A figure as a person reads it.
+
+    Attributes:
+        text: The figure; a dash where there is none.
+        interval: Its 95 % interval; empty where it has none.
+    """
+
+    text: str
+    interval: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
+
+
 @dataclass
 class Summary:
     """Results of a run, as far as its artifacts are there.
@@ -50,8 +68,9 @@ class Summary:
         run: Its name.
         config: Its configuration.
         artifacts: Artifacts by the name of their step; steps without one are missing.
-        rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None;
-            row 0 is the base policy.
+        rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
+            with `components` of the oracle, `solved` (accuracy, pass@k), and `intervals` by the
+            names of :func:`flows.report.prompt_figures.prompt_figures`; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
     """
@@ -79,14 +98,35 @@ class Summary:
         """The table that a run ends with."""
         table = Table(title=f"run {self.run}", title_justify="left", box=None, pad_edge=False)
         table.add_column("iteration", justify="right")
-        components = self.components()
-        for title in [each.title for each in COLUMNS] + components:
+        for title in self.titles():
             table.add_column(title, justify="right")
         for row in self.rows:
-            cells = [formatted(row.get(each.name), each.form) for each in COLUMNS]
-            cells += [formatted(row["components"].get(name), ".3f") for name in components]
-            table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *cells)
+            cells = self.cells(row).values()
+            # Below the figure, an interval does not make the table wider than a terminal.
+            shown = [
+                f"{each.text}\n[dim]\\{each.interval}[/]" if each.interval else each.text
+                for each in cells
+            ]
+            table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *shown)
         return table
+
+    def titles(self) -> list[str]:
+        """Titles of the table's columns after the first, which is the iteration."""
+        return [each.title for each in COLUMNS] + self.solved() + self.components()
+
+    def cells(self, row: Mapping[str, Any]) -> dict[str, Cell]:
+        """A row of the table by the titles of its columns."""
+        intervals = row.get("intervals", {})
+
+        def cell(value: float | None, form: str, name: str) -> Cell:
+            return Cell(formatted(value, form), interval_text(intervals.get(name), form))
+
+        known = {each.title: cell(row.get(each.name), each.form, each.name) for each in COLUMNS}
+        known |= {name: cell(row["solved"].get(name), ".3f", name) for name in self.solved()}
+        return known | {
+            name: cell(row["components"].get(name), ".3f", f"components.{name}")
+            for name in self.components()
+        }
 
     def kappa(self) -> str:
         """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
@@ -99,6 +139,10 @@ class Summary:
     def components(self) -> list[str]:
         """Names of the oracle's components, in which it explains its scores."""
         return sorted({name for row in self.rows for name in row["components"]})
+
+    def solved(self) -> list[str]:
+        """Names of the figures of solved problems, the accuracy first."""
+        return list(dict.fromkeys(name for row in self.rows for name in row["solved"]))
 
     def places(self) -> list[str]:
         """Lines with the places of checkpoint, artifacts and registered models."""
@@ -130,7 +174,7 @@ def summarise(record: RunRecord) -> Summary:
             if artifact is not None:
                 found.artifacts[step.step] = artifact
     for iteration in range(config.iterations + 1):
-        found.rows.append(_row(found.artifacts, iteration))
+        found.rows.append(iteration_row(found, iteration))
     trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
     done = [each for each in trained if each is not None]
     found.checkpoint = done[-1].address("checkpoint") if done else None
@@ -149,21 +193,44 @@ def _registered(store: Store, model: str) -> list[str]:
     ]
 
 
-def _row(artifacts: dict[str, Artifact], iteration: int) -> dict[str, Any]:
+def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
+    """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     row: dict[str, Any] = {"iteration": iteration, "components": {}}
+    artifacts = found.artifacts
+    # Every evaluation repeats the base's figures beside the policy's own.
+    evaluated = artifacts.get(f"iteration-{iteration or 1}/evaluate")
+    metrics = _json(evaluated, "metrics.json")
     if iteration == 0:
-        # Every evaluation repeats the base's figures beside the policy's own.
-        metrics = _json(artifacts.get("iteration-1/evaluate"), "metrics.json")
         row |= {each.name: metrics.get(f"base_{each.name}") for each in COLUMNS}
         row["components"] = metrics.get("base_reward_components", {})
-        return row
+        return row | _estimated(found, evaluated, 1, "base")
     for each in COLUMNS:
         values = _json(artifacts.get(f"iteration-{iteration}/{each.stage}"), each.file)
         row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
     row["kappa"] = _json(artifacts.get(f"iteration-{iteration}/train"), "summary.json").get("kappa")
-    evaluated = _json(artifacts.get(f"iteration-{iteration}/evaluate"), "metrics.json")
-    row["components"] = evaluated.get("reward_components", {})
-    return row
+    row["components"] = metrics.get("reward_components", {})
+    return row | _estimated(found, evaluated, iteration, "policy")
+
+
+def _estimated(
+    found: Summary, evaluated: Artifact | None, iteration: int, model: str
+) -> dict[str, Any]:
+    """Intervals of a row, and the figures that only the report has."""
+    if evaluated is None:
+        return {"solved": {}, "intervals": {}}
+    # Here, since scipy takes a second to load, and most commands do without it.
+    from flows.report.prompt_figures import Solved, estimates, places, solved_names
+
+    asked = found.config.evaluation
+    wanted = Solved(asked.correct_from, asked.pass_at_k)
+    place = f"iteration-{iteration}/evaluate"
+    figures = estimates(
+        places(found.artifacts, place, place, "base", asked.num_shards), model, wanted
+    )
+    return {
+        "solved": {name: figures[name].value for name in solved_names(wanted) if name in figures},
+        "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
+    }
 
 
 def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
@@ -172,6 +239,11 @@ def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
     loaded = json.loads(artifact.file(name).read_text())
     assert isinstance(loaded, dict)
     return loaded
+
+
+def interval_text(interval: Sequence[float] | None, form: str) -> str:
+    """``[0.921, 0.951]``; empty where there is none."""
+    return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
 
 
 def formatted(value: Any, form: str) -> str:

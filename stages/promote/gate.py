@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 from stages.contract.errors import UserError
@@ -83,6 +85,8 @@ def decide(
         for name, (metric, comparison) in _GATES.items()
         if (limit := getattr(params, name)) is not None
     ]
+    if params.min_win_rate is not None and params.min_win_rate_confidence is not None:
+        gates.append(_sure_win_rate(params.min_win_rate, params.min_win_rate_confidence, metrics))
     if params.no_regression and previous is not None:
         before = _metric(previous, "mean_reward", "no_regression")
         # Nothing to fall behind where the previous evaluation has no reward.
@@ -105,6 +109,35 @@ def _apply(
     shown = "has no value" if value is None else f"is {value:.6g}"
     reason = f"{gate}: {metric} {shown}; the gate wants {words} {limit:.6g}"
     return GateResult(gate, metric, value, limit, passed, reason)
+
+
+def _sure_win_rate(limit: float, confidence: float, metrics: Mapping[str, Any]) -> GateResult:
+    gate = "min_win_rate_confidence"
+    rate = _metric(metrics, "win_rate", gate)
+    prompts = _metric(metrics, "compared_prompts", gate)
+    if rate is None or not prompts:
+        reason = f"{gate}: win_rate has no value; the gate wants a lower bound of {limit:.6g}"
+        return GateResult(gate, "win_rate", None, limit, False, reason)
+    bound = wilson_lower_bound(rate, prompts, confidence)
+    reason = (
+        f"{gate}: win_rate is at least {bound:.6g} with confidence {confidence:g} ({rate:.6g} of "
+        f"{prompts:g} prompts); the gate wants at least {limit:.6g}"
+    )
+    return GateResult(gate, "win_rate", bound, limit, bound >= limit, reason)
+
+
+def wilson_lower_bound(rate: float, trials: float, confidence: float) -> float:
+    """One-sided lower bound of a proportion (Wilson 1927).
+
+    Args:
+        rate: Share of successes.
+        trials: Number of independent trials.
+        confidence: Chance that the bound is below the true proportion.
+    """
+    z = NormalDist().inv_cdf(confidence)
+    middle = rate + z * z / (2 * trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
+    return max(0.0, (middle - half) / (1 + z * z / trials))
 
 
 def _metric(metrics: Mapping[str, Any], name: str, gate: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from stages.contract.params import StageParams
 from stages.contract.signature import InputSpec, OutputSpec
@@ -40,6 +40,10 @@ class PromoteParams(StageParams):
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
+    min_win_rate_confidence: float | None = Field(None, gt=0.5, lt=1.0)
+    """Confidence with which the win rate must reach `min_win_rate`: its one-sided lower bound by
+    Wilson's interval over the compared prompts is what must. Null asks only the rate itself."""
+
     min_mean_reward: float | None = None
     """Smallest mean reward on the test prompts, in the oracle's units; null sets no gate."""
 
@@ -52,6 +56,20 @@ class PromoteParams(StageParams):
 
     regression_tolerance: float = Field(0.0, ge=0.0)
     """How far it may fall all the same, in the oracle's units."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """The confidence where none is asked for, so that older keys stand."""
+        unset = self.min_win_rate_confidence is None
+        return frozenset({"min_win_rate_confidence"} if unset else ())
+
+    @model_validator(mode="after")
+    def _confidence_has_a_gate(self) -> PromoteParams:
+        if self.min_win_rate_confidence is not None and self.min_win_rate is None:
+            raise ValueError(
+                "min_win_rate_confidence is set and min_win_rate is not: set the win rate that is "
+                "to be reached with that confidence, or leave both out"
+            )
+        return self
 
     @field_validator("aliases")
     @classmethod

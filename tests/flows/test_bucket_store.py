@@ -121,7 +121,8 @@ def _check_commands(url: str) -> None:
     key = version["checkpoint"]["key"]
     assert ask("lineage", key)["inputs"]["pairs"][0]["stage"] == "pair"
     assert ask("verify")["damaged"] == {}
-    assert ask("diff", "small", "small") == {"configuration": [], "metrics": []}
+    same = {"configuration": [], "metrics": [], "differences": []}
+    assert ask("diff", "small", "small") == same
     assert ask("report", "small")["report"].startswith("s3://")
     assert ask("gc") == []
     moved = geb("promote", "small:1", "--alias", "candidate", "--store", url)

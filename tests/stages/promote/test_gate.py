@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from scipy import stats
 
 from stages.contract.errors import UserError
-from stages.promote.gate import decide
+from stages.promote.gate import decide, wilson_lower_bound
 from stages.promote.params import PromoteParams
 
 GOOD = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
@@ -38,6 +39,45 @@ def test_limits_are_inclusive_and_all_must_hold(limits, passes):
 def test_a_failed_gate_says_why():
     decision = decide(PromoteParams(min_win_rate=0.75), GOOD, None)
     assert decision.reasons == ["min_win_rate: win_rate is 0.6; the gate wants at least 0.75"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "prompts", "confidence", "limit", "passes"),
+    [
+        (0.6, 100, None, 0.55, True),
+        # 60 wins of 100: the one-sided 95 % bound is 0.517, of 600 of 1000 it is 0.574.
+        (0.6, 100, 0.95, 0.55, False),
+        (0.6, 1000, 0.95, 0.55, True),
+        (0.6, 100, 0.95, 0.51, True),
+        # However good the rate: of three prompts nobody can be sure.
+        (1.0, 3, 0.95, 0.55, False),
+    ],
+)
+def test_a_win_rate_may_have_to_be_sure(rate, prompts, confidence, limit, passes):
+    params = PromoteParams(min_win_rate=limit, min_win_rate_confidence=confidence)
+    metrics = GOOD | {"win_rate": rate, "compared_prompts": prompts}
+    decision = decide(params, metrics, None)
+    assert decision.promoted is passes, decision.reasons
+    assert passes or f"of {prompts} prompts" in decision.reasons[0]
+
+
+@pytest.mark.parametrize("confidence", [0.6, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize(("wins", "prompts"), [(0, 5), (3, 7), (60, 100), (256, 256)])
+def test_the_lower_bound_is_scipy_s(wins, prompts, confidence):
+    test = stats.binomtest(wins, prompts, alternative="greater")
+    expected = test.proportion_ci(confidence, method="wilson").low
+    assert wilson_lower_bound(wins / prompts, prompts, confidence) == pytest.approx(expected)
+
+
+def test_a_confidence_needs_a_win_rate_to_be_sure_of():
+    with pytest.raises(ValidationError, match="min_win_rate is not"):
+        PromoteParams(min_win_rate_confidence=0.95)
+
+
+def test_a_confidence_that_is_not_asked_for_leaves_the_key_as_it_was():
+    assert "min_win_rate_confidence" not in PromoteParams(min_win_rate=0.5).result_fields()
+    asked = PromoteParams(min_win_rate=0.5, min_win_rate_confidence=0.9)
+    assert asked.result_fields()["min_win_rate_confidence"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""Differences of two runs on the held-out prompts that they share, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flows.report.prompt_figures import PromptFigure, Solved, places, prompt_figures
+from flows.report.statistics import holm, paired_difference
+from flows.report.summary import Summary
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of two runs after the same iteration.
+
+    Attributes:
+        iteration: The iteration.
+        figure: Name of the figure, see :func:`flows.report.prompt_figures.prompt_figures`.
+        prompts: Prompts that both runs have the figure of.
+        first: Mean over them in the first run.
+        second: Mean over them in the second run.
+        difference: ``second − first``.
+        low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
+        high: Upper end.
+        p_value: Of a permutation test within prompts; None for one prompt.
+        adjusted_p_value: The same by Holm, over all figures that were compared with it.
+    """
+
+    iteration: int
+    figure: str
+    prompts: int
+    first: float
+    second: float
+    difference: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    adjusted_p_value: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        return (
+            f"{self.first:.3f} → {self.second:.3f}, difference {self.difference:+.3f}{interval}, "
+            f"{p_text(self.adjusted_p_value)}, {self.prompts} prompts"
+        )
+
+
+def p_text(p_value: float | None) -> str:
+    """``p = 0.031``, ``p < 0.001``, or ``no test``."""
+    if p_value is None:
+        return "no test"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def compared(
+    first: Summary, second: Summary, iterations: Iterable[int], names: Iterable[str] | None = None
+) -> list[Compared]:
+    """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
+
+    What either run does not have, and figures that are the same for every prompt, are left out.
+
+    Args:
+        first: The run that is compared with.
+        second: The other run.
+        iterations: Iterations after which they are compared.
+        names: The figures; None takes all that both runs have.
+    """
+    found = []
+    for iteration in iterations:
+        before, now = figures_of(first, iteration), figures_of(second, iteration)
+        for name in names if names is not None else before:
+            if name in before and name in now:
+                found += _compared(iteration, name, before[name], now[name])
+    tested = [each.p_value for each in found if each.p_value is not None]
+    adjusted = iter(holm(tested))
+    return [
+        each if each.p_value is None else replace(each, adjusted_p_value=next(adjusted))
+        for each in found
+    ]
+
+
+def figures_of(summary: Summary, iteration: int) -> dict[str, PromptFigure]:
+    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there."""
+    place = f"iteration-{iteration}/evaluate"
+    if place not in summary.artifacts:
+        return {}
+    asked = summary.config.evaluation
+    files = places(summary.artifacts, place, place, "base", asked.num_shards)
+    return prompt_figures(files, "policy", Solved(asked.correct_from, asked.pass_at_k))
+
+
+def _compared(iteration: int, name: str, before: PromptFigure, now: PromptFigure) -> list[Compared]:
+    old, new = before.means(), now.means()
+    shared = sorted(old.keys() & new.keys())
+    if not shared or all(old[prompt] == new[prompt] for prompt in shared):
+        return []
+    first = np.array([old[prompt] for prompt in shared])
+    second = np.array([new[prompt] for prompt in shared])
+    difference = paired_difference(first, second)
+    low, high = difference.estimate.interval or (None, None)
+    return [
+        Compared(
+            *(iteration, name, len(shared), float(first.mean()), float(second.mean())),
+            *(difference.estimate.value, low, high, difference.p_value),
+        )
+    ]

@@ -1,0 +1,222 @@
+"""Intervals and tests of the report: bootstrap, permutation, Student, Welch, Wilson, Holm. Pure.
+
+The unit of observation is the prompt: samples of one prompt resemble each other, so that a prompt's
+samples enter a bootstrap together (Cameron, Gelbach & Miller 2008, the cluster bootstrap). Over
+seeds the unit is the run.
+
+Shapes: ``P`` prompts, ``S`` seeds, ``M`` comparisons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+CONFIDENCE = 0.95
+"""Coverage of every interval that is shown."""
+RESAMPLES = 4000
+"""Resamples of a bootstrap: an end of a 95 % interval is the 100th smallest or largest."""
+PERMUTATIONS = 9999
+"""Most sign patterns of a permutation test; the smallest p-value is then 10⁻⁴."""
+
+# Any fixed number: the same artifacts have the same intervals in every report.
+_SEED = 20260101
+# Resamples held in memory at once.
+_BATCH = 250
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval.
+
+    Attributes:
+        value: The figure.
+        low: Lower end; None where there are too few observations for an interval.
+        high: Upper end.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two figures, its 95 % interval, and the p-value of there being none.
+
+    Attributes:
+        estimate: The difference.
+        p_value: Two-sided; None where there are too few observations for a test.
+    """
+
+    estimate: Estimate
+    p_value: float | None
+
+
+def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
+    """Σ numerators / Σ denominators over prompts, with a percentile bootstrap over prompts.
+
+    Args:
+        numerators: A sum over each prompt's samples, [P].
+        denominators: The number that it is divided by, such as the count of samples, [P].
+
+    Raises:
+        ValueError: There are no prompts.
+    """
+    value = _ratio(numerators, denominators)
+    if len(numerators) < 2:
+        return Estimate(float(value))
+    found = stats.bootstrap(
+        (numerators, denominators),
+        _ratio,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=_BATCH,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(_SEED),
+    ).confidence_interval
+    return Estimate(float(value), float(found.low), float(found.high))
+
+
+def _ratio(numerators: Floats, denominators: Floats, axis: int = -1) -> Floats:
+    if numerators.shape[axis] == 0:
+        raise ValueError("there are no prompts to average over")
+    ratio: Floats = numerators.sum(axis=axis) / denominators.sum(axis=axis)
+    return ratio
+
+
+def proportion(successes: int, trials: int) -> Estimate:
+    """A share of independent trials with Wilson's interval (Wilson 1927).
+
+    A bootstrap of a share of 0 or 1 has no width, however few the trials; this interval has.
+
+    Raises:
+        ValueError: There are no trials.
+    """
+    found = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(successes / trials, float(found.low), float(found.high))
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Mean of runs with different seeds, with Student's t interval.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("there are no seeds to average over")
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return Estimate(mean)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    return Estimate(mean, mean - half, mean + half)
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
+
+    Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary at
+    all have neither.
+
+    Raises:
+        ValueError: One of them is empty.
+    """
+    before, after = over_seeds(first), over_seeds(second)
+    difference = after.value - before.value
+    varied = len(first) > 1 and len(second) > 1 and np.std(first) + np.std(second) > 0
+    if not varied:
+        return Difference(Estimate(difference), None)
+    found = stats.ttest_ind(second, first, equal_var=False)
+    ends = found.confidence_interval(CONFIDENCE)
+    estimate = Estimate(difference, float(ends.low), float(ends.high))
+    return Difference(estimate, float(found.pvalue))
+
+
+def paired_difference(first: Floats, second: Floats) -> Difference:
+    """Mean of ``second − first`` over the prompts that two runs have in common.
+
+    The interval is a bootstrap over prompts, the p-value that of a permutation test that swaps the
+    two runs' values within prompts: exact where 2^P is at most :data:`PERMUTATIONS`.
+
+    Args:
+        first: A figure of each prompt in the first run, [P].
+        second: The same prompts' in the second run, [P].
+
+    Raises:
+        ValueError: There are no prompts, or other prompts in each run.
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"the runs have {len(first)} and {len(second)} prompts, and must share")
+    differences = second - first
+    estimate = ratio_of_sums(differences, np.ones_like(differences))
+    if len(differences) < 2:
+        return Difference(estimate, None)
+    found = stats.permutation_test(
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=PERMUTATIONS,
+        batch=_BATCH,
+        rng=np.random.default_rng(_SEED),
+    )
+    return Difference(estimate, float(found.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values of M tests that keep the family-wise error rate (Holm 1979).
+
+    Args:
+        p_values: p-values, [M], in any order.
+
+    Returns:
+        Adjusted p-values in the same order.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def pass_at_k(correct: npt.NDArray[np.int64], samples: npt.NDArray[np.int64], k: int) -> Floats:
+    """Unbiased estimate of the chance that one of k samples is correct, prompt by prompt.
+
+    ``1 − C(n−c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374), as the product
+    of their figure 3, which does not overflow.
+
+    Args:
+        correct: Correct samples c of each prompt, [P].
+        samples: Samples n of each prompt, [P].
+        k: Samples that may be tried.
+
+    Returns:
+        Estimates, [P].
+
+    Raises:
+        ValueError: A prompt has fewer than k samples.
+    """
+    if k < 1 or (len(samples) and samples.min() < k):
+        fewest = int(samples.min()) if len(samples) else 0
+        raise ValueError(f"pass@{k} needs at least {k} samples of each prompt; one has {fewest}")
+    wrong = (samples - correct)[:, None]
+    # The i-th of k draws without replacement is wrong with probability (n−c−i) / (n−i).
+    drawn = np.arange(k)[None, :]
+    missed = np.clip(wrong - drawn, 0, None) / (samples[:, None] - drawn)
+    return np.asarray(1.0 - missed.prod(axis=1), dtype=np.float64)

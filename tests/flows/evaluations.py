@@ -1,0 +1,66 @@
+"""Evaluations written by hand, as far as reports read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from stages.contract.store import Artifact
+from stages.contract.tables import DISTRIBUTIONS, SCORES, write_table
+
+Rewards = Mapping[str, Sequence[float | None]]
+
+
+class Folder:
+    """An artifact as far as the report reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+
+def write_evaluation(
+    folder: Path, policy: Rewards, base: Rewards, metrics: Mapping[str, Any] | None = None
+) -> Artifact:
+    """Writes the samples of an evaluation; log π_ref is −10 · reward, a response has 5 tokens."""
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "model": model,
+            "prompt_id": prompt,
+            "sample_index": index,
+            "reward": reward,
+            "log_pi": -1.0,
+            "log_pi_ref": None if reward is None else -10 * reward,
+            "num_tokens": 5,
+        }
+        for model, rewards in (("policy", policy), ("base", base))
+        for prompt, given in rewards.items()
+        for index, reward in enumerate(given)
+    ]
+    write_table(folder / "distributions.parquet", DISTRIBUTIONS, rows)
+    (folder / "metrics.json").write_text(json.dumps(dict(metrics or {})))
+    return cast(Artifact, Folder(folder))
+
+
+def write_scores(folder: Path, components: Mapping[str, Sequence[Mapping[str, float]]]) -> Artifact:
+    """Writes scores with their components, by prompt and sample."""
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "prompt_id": prompt,
+            "sample_index": index,
+            "score": 0.0,
+            "error": None,
+            "components": list(parts.items()),
+            "oracle": "by hand",
+        }
+        for prompt, given in components.items()
+        for index, parts in enumerate(given)
+    ]
+    write_table(folder / "scores.parquet", SCORES, rows)
+    return cast(Artifact, Folder(folder))

@@ -1,0 +1,166 @@
+"""Intervals and tests of reports against published numbers, scipy's own, and cases done by hand."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flows.report.statistics import (
+    holm,
+    over_seeds,
+    paired_difference,
+    pass_at_k,
+    proportion,
+    ratio_of_sums,
+    welch,
+)
+
+# Darwin's maize, cross- less self-fertilised heights in eighths of an inch, in Fisher, The Design
+# of Experiments (1935), §17 and §21: t = 2.148, 5 % interval from 0.03 to 41.8 eighths; of all 2^15
+# patterns of signs 863 have a sum as large, so that p = 0.05267 two-sided.
+MAIZE = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+
+
+def test_student_s_interval_is_fisher_s_of_darwin_s_maize() -> None:
+    found = over_seeds(MAIZE)
+    assert found.value == pytest.approx(314 / 15)
+    assert found.interval == pytest.approx((0.03, 41.84), abs=0.01)
+
+
+def test_the_permutation_test_is_fisher_s_of_darwin_s_maize() -> None:
+    # Fifteen pairs have more patterns of signs than are drawn: a sample of them.
+    found = paired_difference(np.zeros(15), np.array(MAIZE, float))
+    assert found.p_value == pytest.approx(0.0527, abs=0.006)
+    assert found.estimate.value == pytest.approx(314 / 15)
+
+
+def test_the_permutation_test_is_exact_where_all_patterns_can_be_tried() -> None:
+    differences = np.array([1.0, 2.0, 3.0, -0.5])
+    sums = [sum(s * d for s, d in zip(signs, differences, strict=True)) for signs in _signs(4)]
+    as_large = sum(abs(each) >= abs(differences.sum()) - 1e-12 for each in sums)
+    found = paired_difference(np.zeros(4), differences)
+    assert found.p_value == pytest.approx(as_large / 16)
+
+
+def _signs(count: int) -> list[list[int]]:
+    return [[1 if number >> bit & 1 else -1 for bit in range(count)] for number in range(2**count)]
+
+
+def test_runs_without_a_difference_have_no_evidence_of_one() -> None:
+    same = np.array([0.2, 0.5, 0.9, 0.4])
+    found = paired_difference(same, same)
+    assert found.estimate.interval == (0.0, 0.0)
+    assert found.p_value == 1.0
+
+
+def test_other_prompts_cannot_be_paired() -> None:
+    with pytest.raises(ValueError, match="3 and 4 prompts"):
+        paired_difference(np.zeros(3), np.zeros(4))
+
+
+def test_the_bootstrap_agrees_with_the_normal_interval_of_many_prompts() -> None:
+    values = np.random.default_rng(3).normal(2.0, 1.0, size=2000)
+    found = ratio_of_sums(values, np.ones(2000))
+    half = 1.96 * values.std() / np.sqrt(2000)
+    assert found.interval == pytest.approx((found.value - half, found.value + half), abs=0.006)
+
+
+def test_samples_of_a_prompt_are_one_observation() -> None:
+    # 20 prompts whose 50 samples all agree hold the information of 20 observations, not of 1000.
+    means = np.array([0.0, 1.0] * 10)
+    clustered = ratio_of_sums(means * 50, np.full(20, 50.0))
+    each_prompt_once = ratio_of_sums(means, np.ones(20))
+    assert clustered.value == 0.5
+    assert clustered.interval == each_prompt_once.interval
+    low, high = clustered.interval or (0, 0)
+    assert 0.38 < high - low < 0.5, "2 · 1.96 · 0.5 / √20 is 0.44"
+
+
+def test_the_same_rows_have_the_same_interval() -> None:
+    values = np.arange(10.0)
+    assert ratio_of_sums(values, np.ones(10)) == ratio_of_sums(values, np.ones(10))
+
+
+def test_one_prompt_has_no_interval() -> None:
+    assert ratio_of_sums(np.array([3.0]), np.array([2.0])).interval is None
+    assert paired_difference(np.zeros(1), np.ones(1)).p_value is None
+
+
+def test_wilson_s_interval_is_newcombe_s_examples() -> None:
+    # Newcombe 1998, Statistics in Medicine 17:857, Table I, method 3.
+    for successes, trials, low, high in (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ):
+        found = proportion(successes, trials)
+        assert found.value == successes / trials
+        assert found.interval == pytest.approx((low, high), abs=5e-5)
+
+
+def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
+    # The first example in Wikipedia's article on it: t = −2.46, ν = 25.0, p = 0.021.
+    first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7]
+    first += [21.4]
+    second = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5]
+    second += [24.4]
+    found = welch(first, second)
+    assert found.estimate.value == pytest.approx(np.mean(second) - np.mean(first))
+    assert found.p_value == pytest.approx(0.021, abs=5e-4)
+    low, high = found.estimate.interval or (0, 0)
+    assert low > 0
+    assert (low + high) / 2 == pytest.approx(found.estimate.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [2.0]), ([1.0, 1.0], [2.0, 2.0])]
+)
+def test_seeds_that_are_one_or_do_not_vary_are_not_tested(
+    first: list[float], second: list[float]
+) -> None:
+    found = welch(first, second)
+    assert found.estimate.value == pytest.approx(np.mean(second) - np.mean(first))
+    assert found.estimate.interval is None
+    assert found.p_value is None
+
+
+def test_holm_s_adjustment_is_that_of_r_s_p_adjust() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([0.5]) == [0.5]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+def test_pass_at_k_counts_the_draws_that_hold_a_correct_sample(k: int) -> None:
+    for correct in range(6):
+        samples = [True] * correct + [False] * (5 - correct)
+        draws = list(combinations(samples, k))
+        expected = sum(any(draw) for draw in draws) / len(draws)
+        [found] = pass_at_k(np.array([correct]), np.array([5]), k)
+        assert found == pytest.approx(expected)
+
+
+def test_pass_at_k_is_chen_s_estimator_also_of_many_samples() -> None:
+    # The published code: 1 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)).
+    correct, samples, k = np.array([3, 150, 0, 200]), np.array([200, 200, 200, 200]), 100
+    expected = [
+        1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
+        for c, n in zip(correct, samples, strict=True)
+    ]
+    np.testing.assert_allclose(pass_at_k(correct, samples, k), expected, atol=1e-12)
+
+
+def test_pass_at_k_wants_as_many_samples() -> None:
+    with pytest.raises(ValueError, match="at least 4 samples of each prompt; one has 3"):
+        pass_at_k(np.array([1, 1]), np.array([5, 3]), 4)
+
+
+def test_student_s_interval_is_scipy_s() -> None:
+    values = [0.9, 0.7, 0.8, 0.95, 0.6]
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert over_seeds(values).interval == pytest.approx((expected.low, expected.high))
