@@ -121,7 +121,7 @@ def measure_overlap(folder: Path, oracle_seconds: float) -> dict[str, Any]:
     subprocess.run([*geb, "run", str(config)], check=True, stdout=subprocess.DEVNULL)
     status = [*geb, "status", "overlap", "--store", str(folder / "store"), "--json"]
     output = subprocess.run(status, check=True, stdout=subprocess.PIPE, text=True).stdout
-    records = {each["step"]: each for each in json.loads(output)["overlap"]}
+    records = {each["step"]: each for each in json.loads(output)["overlap"]["steps"]}
     spans = {
         stage: [
             (each["started"], each["ended"])

@@ -10,6 +10,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import State
 
+from flows.execution.attempts import recorded_attempt
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
 from flows.execution.prefect_tasks import step_tasks
@@ -107,11 +108,12 @@ def _run(config: RunConfig) -> RunResult:
         if step.params.writes_registry:
             publish_table(summarise(executor.record), step.iteration)
 
-    with step_tasks(executor, show_iteration) as tasks:
-        walk(config, tasks.submit)
-        tasks.wait()
-    summary = summarise(executor.record)
-    plots = html.draw(summary)
-    report = html.write(executor.record, summary, plots)
-    publish(summary, report, plots)
+    with recorded_attempt(executor.record):
+        with step_tasks(executor, show_iteration) as tasks:
+            walk(config, tasks.submit)
+            tasks.wait()
+        summary = summarise(executor.record)
+        plots = html.draw(summary)
+        report = html.write(executor.record, summary, plots)
+        publish(summary, report, plots)
     return RunResult(summary, report)

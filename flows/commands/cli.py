@@ -11,7 +11,19 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from flows.commands import bandit, evaluate, images, inspect, models, run, store, up, worker
+from flows.commands import (
+    bandit,
+    evaluate,
+    images,
+    inspect,
+    lineage,
+    models,
+    run,
+    status,
+    store,
+    up,
+    worker,
+)
 from flows.pipeline.renamed import RenamedSettingWarning
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -37,7 +49,19 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-for module in (run, evaluate, inspect, models, store, bandit, up, worker, images):
+for module in (
+    run,
+    status,
+    evaluate,
+    inspect,
+    lineage,
+    models,
+    store,
+    bandit,
+    up,
+    worker,
+    images,
+):
     module.register(app)
 
 

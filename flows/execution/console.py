@@ -29,7 +29,12 @@ from stages.contract.request import Request
 _LINE_SECONDS = 5.0
 # What of a stage's metrics tells most at a glance, as far as the stage has them.
 _SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
-_MARKS = {"done": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
+_MARKS = {
+    "done": "[green]✓[/]",
+    "reused": "[cyan]↺[/]",
+    "failed": "[red]✗[/]",
+    "stopped": "[yellow]■[/]",
+}
 
 
 class LineObserver(Observer):
@@ -44,7 +49,7 @@ class LineObserver(Observer):
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        how = "cached" if state == "reused" else f"{seconds:.1f} s"
+        how = _how(state, seconds)
         self._console.print(f"{escape(request.run)}  {_MARKS[state]} {request.step} [dim]{how}[/]")
         if state == "failed":
             self._console.print(f"  [red]{escape(message)}[/]")
@@ -117,9 +122,9 @@ class ConsoleObserver(Observer):
             task = self._tasks.pop(request.step, None)
             if task is not None:
                 self._bars.remove_task(task)
-            if state != "failed":
+            if state in ("done", "reused"):
                 self._num_ended += 1
-            how = "cached" if state == "reused" else f"{seconds:.1f} s"
+            how = _how(state, seconds)
             count = f"{self._num_ended:>3}/{self._num_steps}"
             self._say(f"{count} {_MARKS[state]} {request.step} [dim]{how}[/]")
             if state == "failed":
@@ -142,3 +147,13 @@ class ConsoleObserver(Observer):
     def _say(self, text: str) -> None:
         elapsed = time.monotonic() - self._begun
         self._console.print(f"[dim]{elapsed:7.1f} s[/] {text}", highlight=False)
+
+
+def _how(state: State, seconds: float) -> str:
+    match state:
+        case "reused":
+            return "cached"
+        case "stopped":
+            return f"stopped after {seconds:.1f} s"
+        case _:
+            return f"{seconds:.1f} s"

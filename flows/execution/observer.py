@@ -25,7 +25,7 @@ class Observer:
         """A running stage reports something."""
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
-        """A step is done, was found in the store, or failed (``message`` then says why)."""
+        """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 
 
 Observing = TypeVar("Observing", bound=Observer)

@@ -128,6 +128,10 @@ class StepExecutor:
                     status.started()
                     self.runner.run(request, status.event)
                 artifact = self.store.load(request.stage, request.key)
+        except (StoppedError, KeyboardInterrupt) as error:
+            with contextlib.suppress(StoreError):
+                status.ended("stopped", str(error))
+            raise
         except BaseException as error:
             # If the store failed, its error is the one to report.
             with contextlib.suppress(StoreError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.pipeline.config import RunConfig
+from flows.pipeline.config import Inputs, RunConfig
 from flows.pipeline.inputs import resolve_inputs
 from flows.pipeline.preflight import check_checkpoints
 from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps
+from stages.contract.request import FileInput
 
 Do = Callable[[Step], Output]
 
@@ -108,6 +109,20 @@ def all_steps(config: RunConfig) -> list[Step]:
 
     walk(config, keep)
     return steps
+
+
+def step_names(config: RunConfig) -> list[str]:
+    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
+    unread = FileInput(location="", digest="")
+    external = {name: [unread] for name in Inputs.model_fields}
+    names: list[str] = []
+
+    def keep(step: Step) -> Output:
+        names.append(step.name)
+        return step.output
+
+    iterative_geb(config, Steps(config, external), unread, keep)
+    return names
 
 
 def _train_prompts(

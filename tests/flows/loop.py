@@ -112,7 +112,7 @@ def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     """The run's steps by name, as ``geb status --json`` tells them."""
     done = geb("status", run, "--store", store, "--json")
     assert done.returncode == 0, done.stderr
-    return {each["step"]: each for each in json.loads(done.stdout)[run]}
+    return {each["step"]: each for each in json.loads(done.stdout)[run]["steps"]}
 
 
 def warm_started(finished: Path) -> dict[str, Any]:

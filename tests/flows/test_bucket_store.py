@@ -116,10 +116,10 @@ def _check_commands(url: str) -> None:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert ask("status")["small"]
+    assert ask("status")["small"]["state"] == "completed"
     [[version]] = [each["versions"] for each in ask("models").values()]
     key = version["checkpoint"]["key"]
-    assert ask("lineage", key)["inputs"]["pairs"][0]["stage"] == "pair"
+    assert "pair" in {each["stage"] for each in ask("lineage", key)}
     assert ask("verify")["damaged"] == {}
     same = {"configuration": [], "metrics": [], "differences": []}
     assert ask("diff", "small", "small") == same

@@ -184,7 +184,7 @@ def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
         output, _ = process.communicate()
     assert process.returncode == 130
     assert "geb resume" in output
-    assert steps(tmp_path / "store")["sft"]["state"] == "failed"
+    assert steps(tmp_path / "store")["sft"]["state"] == "stopped"
     left = subprocess.run(
         ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
     )

@@ -214,7 +214,7 @@ def test_every_way_to_go_on_finds_what_is_done(
     ended = go_on(standing, run)
     if ended is None:
         shown = json.loads(geb("status", "again", "--store", standing.store, "--json").stdout)
-        states = {each["step"]: each["state"] for each in shown["again"]}
+        states = {each["step"]: each["state"] for each in shown["again"]["steps"]}
         assert {states[name] for name in done} == {"reused"}
         assert states[failed] == "done"
         return

@@ -1,0 +1,218 @@
+"""Commands ``geb status`` and ``geb logs``: the course of runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from flows.commands.common import AsJson, RunName, StorePath, console, print_json
+from flows.execution.run_record import RunRecord, runs
+from flows.report.status import RunStatus, StepStatus, clock, duration, run_status, step_logs
+from stages.contract.errors import UserError
+from stages.contract.store import Store
+from stages.contract.stores import open_store
+
+_COLOURS = {
+    "done": "green",
+    "completed": "green",
+    "reused": "cyan",
+    "running": "yellow",
+    "stopped": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+    "crashed": "red",
+}
+_WATCH_SECONDS = 1.0
+_FOLLOW_SECONDS = 0.3
+# Of a screen: the lines above a run's steps and below them.
+_ROWS_AROUND = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command()(status)
+    app.command()(logs)
+
+
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run; all if left out.")
+    ] = None,
+    store: StorePath = "store",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew every second while a run is at work.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
+    opened = open_store(store)
+    found = _statuses(opened, name)
+    if as_json:
+        print_json({each.name: each.to_json() for each in found})
+        return
+    if not watch:
+        console.print(_shown(opened, found, name))
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while any(each.state == "running" for each in found):
+            rows = max(1, console.height - _ROWS_AROUND)
+            live.update(_shown(opened, found, name, rows), refresh=True)
+            time.sleep(_WATCH_SECONDS)
+            found = _statuses(opened, name)
+    console.print(_shown(opened, found, name))
+
+
+def logs(
+    name: RunName,
+    step: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STEP]",
+            help="A step; if left out, those that run, else those that failed, else the last.",
+        ),
+    ] = None,
+    store: StorePath = "store",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run, or STEP, has ended.")
+    ] = False,
+) -> None:
+    """Print the log of the last attempt at a step, with the place of its file."""
+    record = RunRecord.existing(open_store(store), name)
+    printer = _LogPrinter(record.store)
+    while True:
+        found = run_status(record)
+        chosen = _chosen(found, step)
+        for each in chosen:
+            printer.print(each, several=len(chosen) > 1)
+        at_work = found.state == "running" and (
+            step is None or any(each.state == "running" for each in chosen)
+        )
+        if not (follow and at_work):
+            break
+        time.sleep(_FOLLOW_SECONDS)
+    if not printer.has_printed:
+        raise UserError(
+            f"there is no log of {', '.join(each.record.step for each in chosen) or name} in "
+            f"{record.store.location}",
+            "a reused step has its log in the store that computed it; name another step",
+        )
+
+
+class _LogPrinter:
+    """Prints what is new in the logs of steps since it last looked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._offsets: dict[Path, int] = {}
+
+    @property
+    def has_printed(self) -> bool:
+        return bool(self._offsets)
+
+    def print(self, step: StepStatus, *, several: bool) -> None:
+        paths = step_logs(self._store, step.record)
+        if not paths:
+            return
+        path = paths[-1]
+        if path not in self._offsets:
+            self._offsets[path] = 0
+            number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
+            console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{escape(str(path))}")
+        with path.open("rb") as file:
+            file.seek(self._offsets[path])
+            # A line that is still being written comes with the next look.
+            new, newline, _ = file.read().rpartition(b"\n")
+        self._offsets[path] += len(new) + len(newline)
+        prefix = f"{step.record.step}: " if several else ""
+        for line in new.decode(errors="replace").split("\n") if newline else ():
+            # Of a progress bar that draws over itself, what it showed last.
+            typer.echo(prefix + line.rstrip("\r").rpartition("\r")[2])
+
+
+def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
+    if step is not None:
+        named = [each for each in found.steps if each.record.step == step]
+        if not named:
+            known = ", ".join(each.record.step for each in found.steps) or "none"
+            raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {known}")
+        return named
+    for states in (("running",), ("failed", "crashed", "stopped"), ("done",), ("reused",)):
+        if of_these := [each for each in found.steps if each.state in states]:
+            return of_these[-1:] if states[0] in ("done", "reused") else of_these
+    return []
+
+
+def _statuses(store: Store, name: str | None) -> list[RunStatus]:
+    names = [name] if name else runs(store)
+    return [run_status(RunRecord.existing(store, each)) for each in names]
+
+
+def _shown(
+    store: Store, found: Sequence[RunStatus], name: str | None, rows: int | None = None
+) -> RenderableType:
+    """The runs, or the steps of one; ``rows`` keeps the last steps only and counts those ahead."""
+    if name is not None:
+        return _one(store, found[0], rows)
+    if not found:
+        return Text(f"no runs in {store.location}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "steps", "started", "took", "left", "attempts"):
+        table.add_column(column, justify="right" if column in ("steps", "attempts") else "left")
+    for each in found:
+        table.add_row(
+            each.name,
+            _coloured(each.state),
+            f"{each.num_done}/{each.num_steps}",
+            clock(each.started),
+            duration(each.elapsed),
+            _about(each.left),
+            str(len(each.attempts) or "-"),
+        )
+    return table
+
+
+def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
+    left = f", about {duration(found.left)} left" if found.left is not None else ""
+    number = f", attempt {len(found.attempts)}" if len(found.attempts) > 1 else ""
+    head = (
+        f"run [bold]{found.name}[/] {_coloured(found.state)}: "
+        f"{found.num_done} of {found.num_steps} steps\n"
+        f"started {clock(found.started)}, {duration(found.elapsed)}{left}{number}\n"
+        f"store   {escape(store.location)}\n"
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "state", "took", "attempts", "key"):
+        table.add_column(column, justify="right" if column in ("took", "attempts") else "left")
+    for each in found.steps[-rows:] if rows else found.steps:
+        table.add_row(
+            each.record.step,
+            _coloured(each.state),
+            duration(each.seconds),
+            str(each.attempts or "-"),
+            each.record.key[:12],
+        )
+    for name in [] if rows else found.waiting:
+        table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
+    parts: list[RenderableType] = [head, table]
+    for each in found.steps:
+        if each.state in ("failed", "crashed") and each.record.message:
+            message = escape(each.record.message.splitlines()[0])
+            parts.append(f"[red]{each.record.step}[/]: {message}")
+    return Group(*parts)
+
+
+def _coloured(state: str) -> str:
+    return f"[{_COLOURS[state]}]{state}[/]"
+
+
+def _about(seconds: float | None) -> str:
+    return "-" if seconds is None else f"~{duration(seconds)}"

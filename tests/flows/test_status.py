@@ -1,0 +1,228 @@
+"""`geb status`, `geb logs` and `geb lineage` over runs in every state."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.execution.attempts import Attempt, attempts, recorded_attempt
+from flows.execution.run_record import RunRecord, State, StepRecord
+from flows.pipeline.algorithm import step_names
+from flows.pipeline.loading import load_config
+from flows.report.status import RunStatus, StepStatus, duration
+from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.local_store import LocalStore
+from tests.flows.loop import geb, plan, steps, write_config
+
+OLD = time.time() - 3600
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    """A run that has a configuration and nothing else."""
+    found = RunRecord(LocalStore.open(str(tmp_path / "store"), create=True), "small")
+    found.save_config(load_config(write_config(tmp_path)))
+    return found
+
+
+def shown(record: RunRecord, *arguments: str) -> str:
+    done = geb(*arguments, "--store", record.store.location)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def note(record: RunRecord, step: str, state: State, message: str = "") -> StepRecord:
+    saved = StepRecord(
+        step=step,
+        stage=step.split("/")[1 if "/" in step else 0],
+        key="0" * 64,
+        key_fields={},
+        state=state,
+        started=time.time(),
+        ended=None if state == "running" else time.time() + 2,
+        message=message,
+    )
+    record.save_step(saved)
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, "completed"),
+        (GebError("no"), "failed"),
+        (RunCancelledError("by a person"), "cancelled"),
+        (KeyboardInterrupt(), "stopped"),
+    ],
+)
+def test_a_run_s_state_is_how_its_last_attempt_ended(
+    record: RunRecord, error: BaseException | None, state: str
+) -> None:
+    with pytest.raises(GebError), recorded_attempt(record):
+        raise GebError("the attempt before")
+    try:
+        with recorded_attempt(record):
+            assert "running" in shown(record, "status")
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    found = json.loads(shown(record, "status", "small", "--json"))["small"]
+    assert found["state"] == state
+    assert [each["state"] for each in found["attempts"]] == ["failed", state]
+    assert state in shown(record, "status")
+
+
+def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(
+    record: RunRecord,
+) -> None:
+    dead = Attempt(id="1", state="running", started=OLD, host=attempt_host(record), pid=1)
+    (record.path / "attempts/1.json").write_text(dead.model_dump_json())
+    note(record, "iteration-1/train", "running")
+    found = json.loads(shown(record, "status", "small", "--json"))["small"]
+    assert found["state"] == "crashed"
+    assert [each["state"] for each in found["steps"]] == ["crashed"]
+    elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
+    (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
+    assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
+
+
+def attempt_host(record: RunRecord) -> str:
+    """This host's name, as attempts note it."""
+    with recorded_attempt(record):
+        pass
+    [attempt] = attempts(record)
+    (record.path / f"attempts/{attempt.id}.json").unlink()
+    return attempt.host
+
+
+def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -> None:
+    note(record, "prepare", "done")
+    time.sleep(0.01)
+    with recorded_attempt(record):
+        note(record, "sft", "done")
+        note(record, "iteration-1/train", "failed", "out of memory\nsecond line")
+        # Ended after the attempt began, unlike the first.
+        first = record.step("prepare")
+        assert first is not None
+        record.save_step(first.model_copy(update={"started": OLD, "ended": OLD}))
+        found = json.loads(shown(record, "status", "small", "--json"))["small"]
+        text = shown(record, "status", "small")
+    assert found["done"] == 1
+    assert found["of"] == len(step_names(record.config())) == 12
+    assert "prepare" in found["waiting"]
+    assert "1 of 12 steps" in text
+    assert "iteration-1/train: out of memory" in text
+    assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+", text), "with its time zone"
+
+
+def test_what_is_left_follows_from_earlier_steps_of_the_same_kind() -> None:
+    def step(name: str, state: State, seconds: float) -> StepStatus:
+        record = StepRecord(
+            step=name, stage="train", key="0", key_fields={}, state=state, started=1.0
+        )
+        return StepStatus(record, state, seconds, 1)
+
+    running = Attempt(id="1", state="running", started=0.0, host="h", pid=1)
+    done = [step("iteration-1/train", "done", 100.0), step("iteration-1/pair", "reused", 10.0)]
+    now = [step("iteration-2/train", "running", 30.0)]
+    found = RunStatus("r", [running], [*done, *now], ["iteration-3/train", "iteration-3/pair"])
+    assert found.left == (100 - 30) + 100 + 10
+    unknown = RunStatus("r", [running], [*done, *now], ["iteration-3/evaluate"])
+    assert unknown.left is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (4.24, "4.2 s"),
+        (59.96, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+    ],
+)
+def test_durations_are_for_a_person(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_names_of_all_steps_are_those_of_the_plan(finished: Path) -> None:
+    assert step_names(load_config(finished)) == list(plan(finished))
+
+
+def test_a_reused_step_shows_the_seconds_of_its_first_computation(
+    finished: Path, tmp_path: Path
+) -> None:
+    store = finished.parent / "store"
+    before = steps(store)["sft"]
+    record = RunRecord(LocalStore.open(str(store)), "small")
+    again = RunRecord(record.store, "again")
+    again.save_config(record.config())
+    kept = record.step("sft")
+    assert kept is not None
+    again.save_step(kept.model_copy(update={"state": "reused", "started": kept.ended}))
+    reused = steps(store, "again")["sft"]
+    assert reused["state"] == "reused"
+    assert 0 < reused["seconds"] <= before["seconds"], "without the start of its process"
+
+
+def test_the_watch_of_a_run_that_has_ended_ends(finished: Path) -> None:
+    done = geb("status", "small", "--watch", "--store", finished.parent / "store")
+    assert done.returncode == 0, done.stderr
+    assert "run small completed: 12 of 12 steps" in done.stdout
+
+
+def test_logs_are_those_of_the_step_with_the_place_of_the_file(finished: Path) -> None:
+    store = finished.parent / "store"
+    done = geb("logs", "small", "iteration-1/train", "--store", store)
+    assert done.returncode == 0, done.stderr
+    head, *lines = done.stdout.splitlines()
+    path = Path(head.rpartition(", ")[2])
+    assert path.read_text().count("\n") == len(lines)
+    assert any("pairs" in line for line in lines)
+    wrong = geb("logs", "small", "iteration-9/train", "--store", store)
+    assert wrong.returncode == 64
+    assert "iteration-1/train" in wrong.stderr
+
+
+def test_logs_without_a_step_are_those_of_what_failed_and_follow_to_the_end(
+    record: RunRecord,
+) -> None:
+    with pytest.raises(GebError), recorded_attempt(record):
+        note(record, "sft", "done")
+        failed = note(record, "iteration-1/train", "failed")
+        folder = record.store.root / "logs" / failed.stage / failed.key
+        folder.mkdir(parents=True)
+        (folder / "20260101-000000-1-1.log").write_text("first\n")
+        (folder / "20260102-000000-1-1.log").write_text("bar 1 %\rbar 100 %\nthe last word\n")
+        raise GebError("no")
+    said = shown(record, "logs", "small", "--follow")
+    assert "iteration-1/train failed, attempt 2 of 2" in said
+    assert said.splitlines()[1:] == ["bar 100 %", "the last word"]
+
+
+def test_lineage_names_each_artifact_once_and_draws_it(finished: Path, tmp_path: Path) -> None:
+    store = finished.parent / "store"
+    key = steps(store)["iteration-1/promote"]["key"]
+    listed = json.loads(geb("lineage", key, "--store", store, "--json").stdout)
+    names = [f"{each['stage']}/{each['key']}" for each in listed]
+    assert len(names) == len(set(names)) == 12, "every step of the run is an ancestor"
+    for place, each in enumerate(listed):
+        for group in each["inputs"].values():
+            for source in group:
+                if source["is_artifact"]:
+                    assert names.index(source["name"]) > place, "made of what comes further down"
+    text = geb("lineage", key[:12], "--store", store).stdout
+    heads = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert len(heads) == 12
+    page = tmp_path / "lineage.html"
+    drawn = geb("lineage", key, "--store", store, "--html", page)
+    assert drawn.returncode == 0, drawn.stderr
+    svg = page.read_text()
+    # The configuration's prompts, its data for the warm start, and its oracle.
+    assert svg.count("<rect") == 12 + 3
+    assert all(f"<title>{name}</title>" in svg for name in names)
