@@ -34,6 +34,8 @@ from flows.execution.recompute import StepFilter
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import inputs_resolved_once
+from flows.planning.estimate import estimate
+from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
 from flows.standing.home import Home, default_home
 from stages.contract.stores import open_store
 
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from flows.report.summary import Summary
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")]
+WithEstimate = Annotated[
+    bool,
+    typer.Option("--estimate", help="Show tokens, operations, memory, disk, hours and price."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -84,13 +90,17 @@ def show_plan(
     store: ConfigStore = None,
     from_stage: FromStage = None,
     from_iteration: FromIteration = 1,
+    with_estimate: WithEstimate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would reuse, what it would compute, and why."""
-    lines = plan(
-        configured(config, overrides, runner, store), forced_from(from_stage, from_iteration)
-    )
-    _show_plan(lines, as_json)
+    """Show what a run would reuse, what it would compute, and why; or what it would cost."""
+    asked = configured(config, overrides, runner, store)
+    with inputs_resolved_once():
+        lines = plan(asked, forced_from(from_stage, from_iteration))
+        if with_estimate:
+            _show_estimate(asked, lines, as_json)
+        else:
+            _show_plan(lines, as_json)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -127,6 +137,9 @@ def _execute(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {open_store(config.store).location}"
     )
+    expected = estimate(config, lines)
+    for line in (summary_line(expected), *warning_lines(expected)):
+        watched.print(line)
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
@@ -176,6 +189,19 @@ def quiet_prefect() -> None:
 def interrupt(signum: int, frame: object) -> None:
     """Signal handler: SIGTERM ends a command as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def _show_estimate(config: RunConfig, lines: list[PlannedStep], as_json: bool) -> None:
+    found = estimate(config, lines)
+    if as_json:
+        print_json(to_json(found))
+        return
+    # A warning stands before the table that it belongs to.
+    for line in warning_lines(found):
+        console.print(line)
+    console.print(step_table(found))
+    console.print(memory_table(found))
+    console.print(summary_line(found))
 
 
 def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:

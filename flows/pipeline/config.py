@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from flows.pipeline.estimation import Estimation
 from flows.pipeline.placement import Execution, resources_of
 from stages.contract.params import Settings
 from stages.evaluate.params import EvaluateParams
@@ -149,6 +150,8 @@ class RunConfig(StageSettings):
     """What each stage may use."""
     execution: Execution = Execution()
     """Settings by which stages are started: runner, retries, limits."""
+    estimation: Estimation = Estimation()
+    """What an estimate of the run assumes: hardware, price, lengths."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> RunConfig:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.loading import load_config, load_overridden
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config, load_overridden, load_settings
 from stages.contract.errors import UserError
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -80,3 +81,19 @@ def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
     )
     config = load_config(path)
     assert (config.resources.generate.cpus, config.resources.score.cpus) == (1, 2)
+
+
+@pytest.mark.parametrize("word", ["off", "Off", "no", "on", "yes"])
+def test_words_are_words_and_truth_values_take_them(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"name: {word}\nmodel: truest\ntrain: {{gradient_checkpointing: {word}}}\n")
+    found = load_config(path)
+    assert found.name == word
+    assert found.train.gradient_checkpointing is (word in ("on", "yes"))
+
+
+def test_off_is_the_setting_of_that_name() -> None:
+    settings = ["train.deepspeed.zero_stage=off", "evaluate.log_pi_ref=off"]
+    found = load_settings(None, settings, RunConfig)
+    assert found.train.deepspeed.zero_stage == "off"
+    assert found.evaluate.log_pi_ref == "off"

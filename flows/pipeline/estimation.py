@@ -1,0 +1,32 @@
+"""Settings of the estimate: hardware, price, and what is assumed of data that is not there yet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from stages.contract.params import Settings
+
+
+class Estimation(Settings):
+    """What `geb plan --estimate` assumes (docs/planning.md). It changes no result and no key."""
+
+    hardware: Literal["a100-40gb", "a100-80gb", "h100", "h200"] = "h100"
+    """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+    """Price of an hour of one GPU, in any currency; unset leaves money out."""
+    prompts_per_iteration: int | None = Field(None, ge=1)
+    """Prompts of an iteration where neither `prepare` nor a local file tells their number."""
+    prompt_tokens: int | None = Field(None, ge=1)
+    """Mean length of a prompt in tokens; unset takes a quarter of the bytes of a row of the local
+    files, or 256 where there are none."""
+    training_efficiency: float | None = Field(None, gt=0, le=1)
+    """Share of the hardware's matrix-product rate that training reaches, recomputation counted;
+    unset takes 0.4 on a GPU, 0.55 on a CPU."""
+    forward_efficiency: float | None = Field(None, gt=0, le=1)
+    """The same of forward passes without gradients; unset takes 0.5 on a GPU, 0.6 on a CPU."""
+    bandwidth_efficiency: float = Field(0.6, gt=0, le=1)
+    """Share of the memory bandwidth that decoding reaches."""
+    node_bandwidth: float = Field(50.0, gt=0)
+    """Bandwidth between nodes for each GPU, in GB/s; 50 is one port of 400 Gbit/s."""

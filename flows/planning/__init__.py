@@ -1,0 +1,1 @@
+"""Estimates of a run before it starts: tokens, operations, memory, disk, hours and money."""

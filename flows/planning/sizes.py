@@ -1,0 +1,112 @@
+"""Numbers of prompts and samples: of artifacts where they are there, else as configured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import External
+from stages.contract.request import FileInput
+from stages.contract.store import Artifact
+from stages.generate.params import GenerateParams
+
+_BYTES_PER_TOKEN = 4
+# Of a prompt of UltraFeedback, about.
+_PROMPT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table; of responses also their mean length and the number of their prompts."""
+
+    rows: float
+    response_tokens: float = 0.0
+    prompts: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a data file outside the store.
+
+    Attributes:
+        number: Rows.
+        tokens: Mean length, at four bytes a token.
+    """
+
+    number: int
+    tokens: float
+
+
+def rows_of(sources: Sequence[External]) -> Rows | None:
+    """Rows of local data files; None where one of them is elsewhere or no table."""
+    counted = [_count(Path(each.location)) for each in sources if isinstance(each, FileInput)]
+    known = [each for each in counted if each is not None]
+    if not sources or len(known) < len(sources):
+        return None
+    number = sum(rows for rows, _ in known)
+    return Rows(number, sum(size for _, size in known) / max(number, 1) / _BYTES_PER_TOKEN)
+
+
+def train_prompts(config: RunConfig, data: Rows | None) -> float | None:
+    """Prompts of one iteration; None where nothing tells their number."""
+    part = config.prepare.prompts_per_iteration
+    assumed = config.estimation.prompts_per_iteration
+    if data is None:
+        return assumed or part
+    held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
+    here = max(data.number - held_out, 0) / config.iterations
+    return min(here, part) if part else here
+
+
+def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
+    """Mean length of a prompt."""
+    longest = config.generate.max_length_tokens
+    mean = config.estimation.prompt_tokens or (data.tokens if data else _PROMPT_TOKENS)
+    return min(mean, longest) if longest else mean
+
+
+def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
+    """Held-out prompts: those of a file of their own, else as many as `prepare` holds out."""
+    if config.inputs.test_prompts and data is not None:
+        return data.number
+    return config.prepare.test_prompts
+
+
+def expected_response(params: GenerateParams) -> float:
+    """Mean length of a response in tokens, as the shards of `generate` count on it."""
+    expected = params.expected_response_tokens or max(1, params.max_new_tokens // 4)
+    return min(expected, params.max_new_tokens)
+
+
+def made_rows(artifact: Artifact, path: str) -> int:
+    """Rows of a table of an artifact."""
+    return pq.read_metadata(artifact.file(path)).num_rows
+
+
+def made_responses(artifact: Artifact) -> Table:
+    """Responses of a finished `generate`."""
+    metrics = json.loads(artifact.file("metrics.json").read_text())
+    answered = metrics["prompts"] - metrics["prompts_dropped_too_long"]
+    return Table(metrics["responses"], metrics["mean_response_tokens"] or 0.0, answered)
+
+
+def _count(path: Path) -> tuple[int, int] | None:
+    """Rows and bytes of a file of prompts or conversations."""
+    if not path.is_file():
+        return None
+    if path.suffix == ".parquet":
+        try:
+            metadata = pq.read_metadata(path)
+        except (OSError, pa.ArrowInvalid):
+            # `prepare` says what is wrong with it.
+            return None
+        groups = range(metadata.num_row_groups)
+        return metadata.num_rows, sum(metadata.row_group(each).total_byte_size for each in groups)
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip()), path.stat().st_size

@@ -1,0 +1,222 @@
+"""Estimates: terms worked out by hand for Llama-3-8B and 70B, savings, and what cannot fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.execution.plan import plan
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from flows.planning.cost import RUNTIME_GPU
+from flows.planning.estimate import Estimate, StepEstimate, estimate
+from flows.planning.schedule import end_of
+from flows.planning.show import to_json
+from tests.flows.loop import ROOT, geb
+
+# config.json of meta-llama/Meta-Llama-3-8B and 70B, as far as their sizes go.
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
+PARAMS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
+SHAPES = {"8B": LLAMA_8B, "70B": LLAMA_70B}
+PROMPTS = 3 * 1000 + 256
+
+
+def configured(folder: Path, size: str, *settings: str) -> RunConfig:
+    """The paper's first experiment with a policy of that size and 1000 prompts an iteration."""
+    model = folder / f"llama-{size}"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SHAPES[size]))
+    (model / "chat_template.jinja").write_text("")
+    row = json.dumps({"prompt": "x" * 1024})
+    (folder / "prompts.jsonl").write_text(f"{row}\n" * PROMPTS)
+    places = {name: str(model) for name in ("policy", "oracle_model")}
+    return load_config(
+        ROOT / "configs/paper/llama3-geb-p-kl.yaml",
+        [
+            f"store={folder / 'store'}",
+            *(f"inputs.{name}={place}" for name, place in places.items()),
+            f"inputs.prompts=[{folder / 'prompts.jsonl'}]",
+            "inputs.test_prompts=null",
+            *settings,
+        ],
+    )
+
+
+def estimated(config: RunConfig) -> Estimate:
+    return estimate(config, plan(config))
+
+
+def step(found: Estimate, name: str) -> StepEstimate:
+    return next(each for each in found.steps if each.step == name)
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "nodes"), [("8B", 8, 1), ("8B", 8, 2), ("70B", 8, 1), ("70B", 8, 2)]
+)
+def test_zero_3_splits_weights_gradients_and_optimizer(
+    tmp_path: Path, size: str, gpus: int, nodes: int
+) -> None:
+    config = configured(
+        tmp_path,
+        size,
+        f"resources.train.gpus={gpus}",
+        f"resources.train.nodes={nodes}",
+        "train.reference_logprobs=sampler",
+    )
+    found = step(estimated(config), "iteration-1/train")
+    params, world, shape = PARAMS[size], gpus * nodes, SHAPES[size]
+    hidden, layers, wide = (
+        shape["hidden_size"],
+        shape["num_hidden_layers"],
+        shape["intermediate_size"],
+    )
+    vocabulary, tokens = shape["vocab_size"], 8192
+    one_layer = 16 * hidden + 2 * (2 * hidden + 2 * 1024 + 4 * wide)
+    expected = {
+        # bfloat16; the float32 gradient of one sub-group of at most 1e9 weights at the step.
+        "weights": 2 * params / world,
+        "gradients": 2 * params / world + 4 * min(1e9, params / world),
+        # AdamW's two moments and the master weights, float32.
+        "optimizer": 12 * params / world,
+        "reduce bucket": 2 * 5e8,
+        "gathered weights": 2 * 1e9 * (1 - 1 / world),
+        # Each layer's input, one layer computed again, and the gradients of its widest tensors.
+        "activations": tokens * (2 * layers * hidden + one_layer + 3 * 2 * wide),
+        "logits": 2 * 64 * 2**20,
+        "head's gradient": 4 * vocabulary * hidden,
+        "runtime": RUNTIME_GPU,
+    }
+    assert found.cost.memory == pytest.approx(expected)
+    assert found.processes == found.gpus == world
+
+
+def test_tokens_and_operations_of_a_training(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B", "resources.train.gpus=8")
+    found = step(estimated(config), "iteration-1/train").cost
+    # Packed: a prompt of 260 tokens once (1040 bytes of a line), two responses of 512.
+    prompt = (len(json.dumps({"prompt": "x" * 1024})) + 1) / 4
+    pair, responses = prompt + 2 * 512, 2 * 512
+    # One pass of the reference and two epochs.
+    assert found.tokens == pytest.approx(1000 * pair * 3)
+    head = 128256 * 4096
+    layers = PARAMS["8B"] - 2 * head - 4096
+    forward = 1000 * 2 * (pair * layers + responses * head)
+    assert found.flops == pytest.approx(forward * (1 + 2 * 3))
+
+
+def test_lora_holds_gradients_and_optimizer_of_the_adapters_alone(tmp_path: Path) -> None:
+    off = ("train.deepspeed.zero_stage=off", "resources.train.gpus=1")
+    config = configured(tmp_path, "8B", *off, "train.lora.rank=16")
+    memory = step(estimated(config), "iteration-1/train").cost.memory
+    # r · (inputs + outputs) of q, k, v, o, gate, up, down.
+    adapters = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    assert memory["weights"] == 2 * (PARAMS["8B"] + adapters)
+    assert memory["gradients"] == 2 * adapters
+    assert memory["optimizer"] == 8 * adapters
+    assert "head's gradient" not in memory
+
+
+def test_offload_moves_the_optimizer_to_the_host(tmp_path: Path) -> None:
+    config = configured(
+        tmp_path, "70B", "resources.train.gpus=8", "train.deepspeed.offload_optimizer=true"
+    )
+    found = step(estimated(config), "iteration-1/train").cost
+    assert "optimizer" not in found.memory
+    assert found.host_memory == {"optimizer": 12 * PARAMS["70B"] / 8}
+
+
+def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
+    config = configured(tmp_path, "70B", "resources.train.gpus=8")
+    warnings = "\n".join(estimated(config).warnings)
+    assert "train does not fit" in warnings
+    assert "train.deepspeed.offload_optimizer=true" in warnings
+    assert "generate.vllm.tensor_parallel_size" in warnings
+    assert "evaluate.dtype=bfloat16" in warnings
+    assert "name another `store`" in warnings
+
+
+def test_an_8b_model_fits_eight_h100(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B", "resources.train.gpus=8")
+    assert not [each for each in estimated(config).warnings if "does not fit" in each]
+
+
+def test_vllm_keeps_what_the_weights_leave_for_keys_and_values(tmp_path: Path) -> None:
+    found = step(estimated(configured(tmp_path, "8B")), "iteration-1/generate/0").cost
+    assert found.memory["weights"] == 2 * PARAMS["8B"]
+    taken = sum(value for name, value in found.memory.items() if name != "logits")
+    assert taken == pytest.approx(0.9 * 80e9)
+
+
+def test_a_slower_gpu_takes_longer_and_money_follows(tmp_path: Path) -> None:
+    price = "estimation.price_per_gpu_hour=2.5"
+    fast = estimated(configured(tmp_path, "8B", price, "estimation.hardware=h200"))
+    slow = estimated(configured(tmp_path, "8B", price, "estimation.hardware=a100-80gb"))
+    assert slow.gpu_hours(cached=False) > 1.5 * fast.gpu_hours(cached=False)
+    assert fast.price(2.0) == 5.0
+
+
+def test_what_the_store_has_counts_as_saved(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B")
+    lines = plan(config)
+    whole = estimate(config, lines)
+    cached = [
+        dataclasses.replace(each, action="reuse") if each.stage == "score" else each
+        for each in lines
+    ]
+    found = estimate(config, cached)
+    scored = sum(each.gpu_hours for each in whole.steps if each.stage == "score")
+    assert found.gpu_hours(cached=True) == pytest.approx(scored)
+    assert found.gpu_hours(cached=False) == pytest.approx(whole.gpu_hours(cached=False) - scored)
+    assert found.seconds < whole.seconds
+
+
+def test_an_unknown_number_of_prompts_is_said(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B")
+    hub = f"nobody/prompts@{'0' * 40}"
+    config = config.model_copy(
+        update={"inputs": config.inputs.model_copy(update={"prompts": (hub,)})}
+    )
+    assert any("estimation.prompts_per_iteration" in each for each in estimated(config).warnings)
+
+
+def test_every_term_is_in_the_json(tmp_path: Path) -> None:
+    found = estimated(configured(tmp_path, "8B"))
+    told: dict[str, Any] = json.loads(json.dumps(to_json(found)))
+    train = next(each for each in told["steps"] if each["step"] == "iteration-1/train")
+    assert train["memory"] == dict(step(found, "iteration-1/train").cost.memory)
+    assert told["gpu_hours"] == pytest.approx(found.gpu_hours(cached=False))
+
+
+def test_steps_wait_for_their_inputs_and_for_a_slot() -> None:
+    steps = [("a", 2.0), ("b", 1.0), ("c", 1.0), ("d", 1.0)]
+    upstream = {"c": ["a"], "d": ["gone"]}
+    assert end_of(steps, upstream, parallel=1) == 5
+    assert end_of(steps, upstream, parallel=2) == 3
+    assert end_of([], {}, parallel=2) == 0
+
+
+def test_the_command_shows_steps_terms_and_the_sum() -> None:
+    done = geb("plan", ROOT / "configs/quickstart.yaml", "--estimate")
+    assert done.returncode == 0, done.stderr
+    assert "iteration-3/train" in done.stdout
+    assert "optimizer" in done.stdout
+    assert "estimate: about" in done.stdout
