@@ -158,7 +158,7 @@ def _config(folder: Path, oracle: Path) -> dict[str, Any]:
         },
         "generate": {"num_shards": 8, "num_samples": 2},
         "evaluation": {"num_samples": 2},
-        "promote": {"min_win_rate": None, "no_regression": False},
+        "promote": {"better_than_base_confidence": None, "no_regression": False},
         "execution": {"parallel": 2},
     }
 

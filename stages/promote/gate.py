@@ -56,6 +56,8 @@ class Decision:
         return {"promoted": self.promoted, "gates": [asdict(gate) for gate in self.gates]}
 
 
+# Share of wins of a model that is neither better nor worse.
+_EVEN = 0.5
 _AT_LEAST = (operator.ge, "at least")
 _AT_MOST = (operator.le, "at most")
 
@@ -80,7 +82,10 @@ def decide(
     Raises:
         UserError: An evaluation lacks a metric that a gate looks at.
     """
-    gates = [
+    gates = []
+    if params.better_than_base_confidence is not None:
+        gates.append(_better_than_base(params.better_than_base_confidence, metrics))
+    gates += [
         _apply(name, metric, metrics, limit, comparison)
         for name, (metric, comparison) in _GATES.items()
         if (limit := getattr(params, name)) is not None
@@ -109,6 +114,24 @@ def _apply(
     shown = "has no value" if value is None else f"is {value:.6g}"
     reason = f"{gate}: {metric} {shown}; the gate wants {words} {limit:.6g}"
     return GateResult(gate, metric, value, limit, passed, reason)
+
+
+def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResult:
+    """Wins against losses; ties say nothing of which model is better."""
+    gate = "better_than_base_confidence"
+    rate = _metric(metrics, "win_rate", gate)
+    prompts, ties = (_metric(metrics, each, gate) for each in ("compared_prompts", "tied_prompts"))
+    if rate is None or not prompts or ties is None:
+        reason = f"{gate}: no prompt is compared; the gate wants more wins than losses"
+        return GateResult(gate, "win_rate", None, _EVEN, False, reason)
+    wins, decided = round(rate * prompts), prompts - ties
+    bound = wilson_lower_bound(wins / decided, decided, confidence) if decided else 0.0
+    reason = (
+        f"{gate}: {wins:g} prompts won, {decided - wins:g} lost, {ties:g} tied; with confidence "
+        f"{confidence:g} at least {bound:.3f} of those that do not tie are won, and the gate wants "
+        f"more than {_EVEN:g}"
+    )
+    return GateResult(gate, "win_rate", bound, _EVEN, bound > _EVEN, reason)
 
 
 def _sure_win_rate(limit: float, confidence: float, metrics: Mapping[str, Any]) -> GateResult:

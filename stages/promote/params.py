@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -37,6 +37,11 @@ class PromoteParams(StageParams):
     aliases: tuple[AliasName, ...] = ("production",)
     """Aliases that move to the checkpoint when it passes all gates."""
 
+    better_than_base_confidence: float | None = Field(0.95, gt=0.5, lt=1.0)
+    """Confidence with which the model must win more of the test prompts than it loses to the base
+    model: the lower bound of its share of the prompts that do not tie (one-sided, by Wilson's
+    interval) must be above ½. Null promotes what nothing shows to be better."""
+
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
@@ -57,10 +62,11 @@ class PromoteParams(StageParams):
     regression_tolerance: float = Field(0.0, ge=0.0)
     """How far it may fall all the same, in the oracle's units."""
 
-    def unused_fields(self) -> frozenset[str]:
-        """The confidence where none is asked for, so that older keys stand."""
-        unset = self.min_win_rate_confidence is None
-        return frozenset({"min_win_rate_confidence"} if unset else ())
+    def result_fields(self) -> dict[str, Any]:
+        """As ever; a confidence that is not asked for stays out, so that older keys stand."""
+        kept = super().result_fields()
+        names = ("better_than_base_confidence", "min_win_rate_confidence")
+        return {name: value for name, value in kept.items() if name not in names or value}
 
     @model_validator(mode="after")
     def _confidence_has_a_gate(self) -> PromoteParams:

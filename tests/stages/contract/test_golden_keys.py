@@ -100,7 +100,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         "77091d7abd51269236c69379b3c35e8ed17ea0d1349ae01f0966472cfd19948a",
     ),
     (
-        PromoteParams(model_name="model"),
+        PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
         "fa42d2113a829423e16d5657fca4798b0c106e25d2d1279a2321b65479e6cb79",
     ),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 from scipy import stats
@@ -8,11 +10,17 @@ from stages.contract.errors import UserError
 from stages.promote.gate import decide, wilson_lower_bound
 from stages.promote.params import PromoteParams
 
+
+def alone(**limits: Any) -> PromoteParams:
+    """The gates named, without the default one."""
+    return PromoteParams(**({"better_than_base_confidence": None} | limits))
+
+
 GOOD = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
 def test_without_gates_everything_passes():
-    decision = decide(PromoteParams(), GOOD, None)
+    decision = decide(alone(), GOOD, None)
     assert decision.promoted
     assert decision.gates == ()
 
@@ -30,14 +38,14 @@ def test_without_gates_everything_passes():
     ],
 )
 def test_limits_are_inclusive_and_all_must_hold(limits, passes):
-    decision = decide(PromoteParams(**limits), GOOD, None)
+    decision = decide(alone(**limits), GOOD, None)
     assert decision.promoted is passes
     assert len(decision.gates) == len(limits)
     assert bool(decision.reasons) is not passes
 
 
 def test_a_failed_gate_says_why():
-    decision = decide(PromoteParams(min_win_rate=0.75), GOOD, None)
+    decision = decide(alone(min_win_rate=0.75), GOOD, None)
     assert decision.reasons == ["min_win_rate: win_rate is 0.6; the gate wants at least 0.75"]
 
 
@@ -54,7 +62,7 @@ def test_a_failed_gate_says_why():
     ],
 )
 def test_a_win_rate_may_have_to_be_sure(rate, prompts, confidence, limit, passes):
-    params = PromoteParams(min_win_rate=limit, min_win_rate_confidence=confidence)
+    params = alone(min_win_rate=limit, min_win_rate_confidence=confidence)
     metrics = GOOD | {"win_rate": rate, "compared_prompts": prompts}
     decision = decide(params, metrics, None)
     assert decision.promoted is passes, decision.reasons
@@ -71,12 +79,12 @@ def test_the_lower_bound_is_scipy_s(wins, prompts, confidence):
 
 def test_a_confidence_needs_a_win_rate_to_be_sure_of():
     with pytest.raises(ValidationError, match="min_win_rate is not"):
-        PromoteParams(min_win_rate_confidence=0.95)
+        alone(min_win_rate_confidence=0.95)
 
 
 def test_a_confidence_that_is_not_asked_for_leaves_the_key_as_it_was():
-    assert "min_win_rate_confidence" not in PromoteParams(min_win_rate=0.5).result_fields()
-    asked = PromoteParams(min_win_rate=0.5, min_win_rate_confidence=0.9)
+    assert "min_win_rate_confidence" not in alone(min_win_rate=0.5).result_fields()
+    asked = alone(min_win_rate=0.5, min_win_rate_confidence=0.9)
     assert asked.result_fields()["min_win_rate_confidence"] == 0.9
 
 
@@ -85,16 +93,16 @@ def test_a_confidence_that_is_not_asked_for_leaves_the_key_as_it_was():
     [(1.5, 0.0, True), (1.6, 0.0, False), (1.6, 0.2, True), (None, 0.0, True)],
 )
 def test_no_regression_compares_with_the_previous_evaluation(before, tolerance, passes):
-    params = PromoteParams(regression_tolerance=tolerance)
+    params = alone(regression_tolerance=tolerance)
     assert decide(params, GOOD, GOOD | {"mean_reward": before}).promoted is passes
 
 
 def test_regression_may_be_allowed():
-    assert decide(PromoteParams(no_regression=False), GOOD, {"mean_reward": 9.0}).promoted
+    assert decide(alone(no_regression=False), GOOD, {"mean_reward": 9.0}).promoted
 
 
 def test_a_metric_without_a_value_does_not_pass():
-    decision = decide(PromoteParams(min_mean_reward=-1.0), GOOD | {"mean_reward": None}, None)
+    decision = decide(alone(min_mean_reward=-1.0), GOOD | {"mean_reward": None}, None)
     assert decision.reasons == [
         "min_mean_reward: mean_reward has no value; the gate wants at least -1"
     ]
@@ -110,7 +118,7 @@ def test_a_metric_without_a_value_does_not_pass():
 )
 def test_what_is_no_evaluation_is_refused(metrics, message):
     with pytest.raises(UserError, match=message):
-        decide(PromoteParams(min_win_rate=0.5), metrics, None)
+        decide(alone(min_win_rate=0.5), metrics, None)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +136,34 @@ def test_what_is_no_evaluation_is_refused(metrics, message):
 def test_wrong_parameters_are_refused(params):
     with pytest.raises(ValidationError):
         PromoteParams.model_validate(params)
+
+
+@pytest.mark.parametrize(
+    ("wins", "ties", "compared", "passes"),
+    [
+        (40, 0, 64, True),
+        (36, 0, 64, False),
+        (20, 40, 64, True),
+        (1, 63, 64, False),
+        (0, 64, 64, False),
+        (0, 63, 64, False),
+        (5, 59, 64, True),
+    ],
+    ids=["clear", "may be luck", "clear among ties", "one win", "all tied", "one loss", "no loss"],
+)
+def test_by_default_a_model_must_be_better_than_the_base_with_confidence(
+    wins: int, ties: int, compared: int, passes: bool
+) -> None:
+    metrics = {
+        "win_rate": wins / compared,
+        "tied_prompts": ties,
+        "compared_prompts": compared,
+    }
+    decision = decide(PromoteParams(), metrics, None)
+    assert decision.promoted is passes
+    [gate] = decision.gates
+    losses = compared - ties - wins
+    assert f"{wins} prompts won, {losses} lost, {ties} tied" in gate.reason
+    # The bound holds what it says: were the odds even, so many wins would be rare.
+    chance = stats.binom.sf(wins - 1, wins + losses, 0.5)
+    assert bool(chance < 0.05) is passes

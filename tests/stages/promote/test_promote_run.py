@@ -31,7 +31,9 @@ def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> 
 def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None, **params: object):
     return call(
         STAGE,
-        PromoteParams.model_validate({"model_name": "tiny"} | params),
+        PromoteParams.model_validate(
+            {"model_name": "tiny", "better_than_base_confidence": None} | params
+        ),
         {"checkpoint": [trained.ref("checkpoint")], "metrics": [metrics]},
         store,
         events=events,
@@ -92,7 +94,12 @@ def test_a_fall_behind_the_previous_evaluation_keeps_the_alias(store, tmp_path):
         "metrics": [evaluated(tmp_path)],
         "previous_metrics": [evaluated(tmp_path, "before.json", mean_reward=2.0)],
     }
-    artifact = call(STAGE, PromoteParams(model_name="tiny"), inputs, store)
+    artifact = call(
+        STAGE,
+        PromoteParams(model_name="tiny", better_than_base_confidence=None),
+        inputs,
+        store,
+    )
     gates = json.loads((artifact.path / "decision.json").read_text())["gates"]
     assert [(gate["gate"], gate["limit"], gate["passed"]) for gate in gates] == [
         ("no_regression", 2.0, False)
@@ -138,7 +145,9 @@ def test_bad_inputs_are_refused(store, tmp_path):
     ]
     for inputs, params, message in cases:
         given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}
-        settings = PromoteParams.model_validate({"model_name": "tiny"} | params)
+        settings = PromoteParams.model_validate(
+            {"model_name": "tiny", "better_than_base_confidence": None} | params
+        )
         with pytest.raises(UserError, match=message):
             call(STAGE, settings, given | inputs, store)
     assert ModelRegistry(store).names() == []
