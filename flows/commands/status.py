@@ -26,11 +26,14 @@ _COLOURS = {
     "completed": "green",
     "reused": "cyan",
     "running": "yellow",
+    "preempted": "magenta",
     "stopped": "yellow",
     "cancelled": "yellow",
     "failed": "red",
     "crashed": "red",
 }
+# Of a step: it goes on, at once or after a while.
+_AT_WORK = ("running", "preempted")
 _WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.3
 # Of a screen: the lines above a run's steps and below them.
@@ -94,7 +97,7 @@ def logs(
         for each in chosen:
             printer.print(each, several=len(chosen) > 1)
         at_work = found.state == "running" and (
-            step is None or any(each.state == "running" for each in chosen)
+            step is None or any(each.state in _AT_WORK for each in chosen)
         )
         if not (follow and at_work):
             break
@@ -145,7 +148,7 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
             known = ", ".join(each.record.step for each in found.steps) or "none"
             raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {known}")
         return named
-    for states in (("running",), ("failed", "crashed", "stopped"), ("done",), ("reused",)):
+    for states in (_AT_WORK, ("failed", "crashed", "stopped"), ("done",), ("reused",)):
         if of_these := [each for each in found.steps if each.state in states]:
             return of_these[-1:] if states[0] in ("done", "reused") else of_these
     return []

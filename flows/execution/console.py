@@ -130,6 +130,14 @@ class ConsoleObserver(Observer):
             if state == "failed":
                 self._say(f"      [red]{escape(message)}[/]")
 
+    def step_preempted(self, request: Request, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        with self._lock:
+            task = self._tasks.pop(request.step, None)
+            if task is not None:
+                self._bars.remove_task(task)
+            self._say(f"  {request.step}: [yellow]preempted: {escape(message)}[/]")
+
     def _progress(self, name: str, event: Progress) -> None:
         metrics = self._metrics.get(name, "")
         task = self._tasks.get(name)

@@ -24,6 +24,9 @@ class Observer:
     def stage_event(self, request: Request, event: Event) -> None:
         """A running stage reports something."""
 
+    def step_preempted(self, request: Request, message: str) -> None:
+        """A running stage lost its machine; it starts again, and `step_started` tells when."""
+
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 

@@ -22,7 +22,7 @@ from stages.contract.store import Store
 from stages.train.params import DEFAULT_KAPPA
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-State = Literal["running", "done", "reused", "failed", "stopped"]
+State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
 
 
 class StepRecord(BaseModel):

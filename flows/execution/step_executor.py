@@ -18,7 +18,12 @@ from flows.pipeline.steps import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import make_runner
 from stages.contract.disk import explain_disk_errors
-from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
+from stages.contract.errors import (
+    DamagedArtifactError,
+    PreemptedError,
+    StoppedError,
+    StoreError,
+)
 from stages.contract.events import Event, Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, key_fields, make_request
@@ -125,8 +130,7 @@ class StepExecutor:
                 with self._slots:
                     if self.stopping:
                         raise StoppedError(f"{step.name}: not started, the run stops")
-                    status.started()
-                    self.runner.run(request, status.event)
+                    self._run_to_its_end(request, status)
                 artifact = self.store.load(request.stage, request.key)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
@@ -144,6 +148,23 @@ class StepExecutor:
             )
         status.ended("done")
         return StepResult(artifact, reused=False)
+
+    def _run_to_its_end(self, request: Request, status: _StepStatus) -> None:
+        """Runs the stage; again after a preemption, if the attempt got further than any before."""
+        seen = {self.store.work_files(request.stage, request.key)}
+        while True:
+            status.started()
+            try:
+                self.runner.run(request, status.event)
+                return
+            except PreemptedError as error:
+                saved = self.store.work_files(request.stage, request.key)
+                if saved in seen or self.stopping:
+                    raise
+                seen.add(saved)
+                status.preempted(str(error))
+            if self._stopping.wait(self.config.execution.retry_delay_seconds):
+                raise StoppedError(f"{request.step}: preempted, and the run stops")
 
     def _find(self, request: Request, on_event: OnEvent) -> Artifact | None:
         return self.store.find(
@@ -195,6 +216,11 @@ class _StepStatus:
         for observer in self._observers:
             observer.step_started(self._request)
 
+    def preempted(self, message: str) -> None:
+        for observer in self._observers:
+            observer.step_preempted(self._request, message)
+        self._save("preempted", message)
+
     def event(self, event: Event) -> None:
         for observer in self._observers:
             observer.stage_event(self._request, event)
@@ -214,7 +240,7 @@ class _StepStatus:
                 key_fields=key_fields(self._step.params, self._step.seed, self._request.inputs),
                 state=state,
                 started=self._started,
-                ended=None if state == "running" else time.time(),
+                ended=None if state in ("running", "preempted") else time.time(),
                 message=message,
             )
         )

@@ -26,7 +26,7 @@ class StepStatus:
 
     Attributes:
         record: What the run's record says of it.
-        state: `running`, `done`, `reused`, `failed`, `stopped` or `crashed`.
+        state: `running`, `preempted`, `done`, `reused`, `failed`, `stopped` or `crashed`.
         seconds: Time that its stage took, or has taken so far; of a reused step, that of the
             computation which made its artifact. None where nobody knows.
         attempts: Number of its stage's logs; 0 on a host that has none of them.
@@ -188,14 +188,14 @@ def duration(seconds: float | None) -> str:
 
 def _step(store: Store, record: StepRecord, run_ended: bool) -> StepStatus:
     state: str = record.state
-    if state == "running" and run_ended:
+    if state in ("running", "preempted") and run_ended:
         state = "crashed"
     seconds: float | None = None
     if state == "reused":
         seconds = _computed_seconds(store, record)
     elif record.ended is not None:
         seconds = record.ended - record.started
-    elif state == "running":
+    elif state in ("running", "preempted"):
         seconds = time.time() - record.started
     return StepStatus(record, state, seconds, len(step_logs(store, record)))
 

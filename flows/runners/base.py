@@ -37,6 +37,8 @@ class Runner(Protocol):
         Raises:
             UserError: The stage refused the request or its data (exit code 64).
             StageFailedError: It ended otherwise; a retry may help.
+            PreemptedError: The scheduler or the host took its machine from it: a kind of
+                StageFailedError that uses up no retry while checkpoints move on.
             StoppedError: :meth:`stop_all` ended it.
         """
         ...

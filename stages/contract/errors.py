@@ -67,3 +67,10 @@ class StageFailedError(GebError):
     def __init__(self, message: str, last_lines: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.last_lines = last_lines
+
+
+class PreemptedError(StageFailedError):
+    """A stage's machine was taken from it: preemption, drain, spot notice, time limit, node lost.
+
+    Nobody's fault: it starts again as long as its work folder moves on, and uses up no retry.
+    """

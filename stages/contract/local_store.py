@@ -97,6 +97,11 @@ class LocalStore(Store):
         """Folder that survives failed attempts at a key and goes when the artifact is there."""
         return self.root / "work" / stage / key
 
+    def work_files(self, stage: str, key: str) -> frozenset[str]:
+        """See :class:`Store`."""
+        work = self.work_path(stage, key)
+        return frozenset(each.relative_to(work).as_posix() for each in work.rglob("*"))
+
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
         return self.root / "logs" / stage / key

@@ -99,6 +99,13 @@ class Store(Protocol):
         """The lease on computing a key."""
 
     @abstractmethod
+    def work_files(self, stage: str, key: str) -> frozenset[str]:
+        """Names of what attempts at a key have saved so far: checkpoints, finished chunks.
+
+        An attempt that got further than the one before has saved something under a new name.
+        """
+
+    @abstractmethod
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
         """Finds and checks an artifact.
 

@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import (
 )
 from pydantic import BaseModel
 
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import PreemptedError, StageFailedError, UserError
 
 # A table with this first column is a failure.
 _FIELD = "failure"
@@ -32,13 +32,14 @@ class StageFailure(BaseModel):
     """Why a stage's flow run failed.
 
     Attributes:
-        kind: A person's mistake, which no retry cures, or something that one may.
+        kind: A person's mistake, which no retry cures, something that one may, or a machine that
+            was taken away.
         message: What went wrong.
         remedy: What a person can do about it.
         last_lines: The end of the stage's log.
     """
 
-    kind: Literal["user", "stage"]
+    kind: Literal["user", "stage", "preempted"]
     message: str
     remedy: str = ""
     last_lines: str = ""
@@ -49,13 +50,17 @@ class StageFailure(BaseModel):
         if isinstance(error, UserError):
             return cls(kind="user", message=error.message, remedy=error.remedy)
         lines = "\n".join(error.last_lines)[-_MAX_CHARACTERS:]
-        return cls(kind="stage", message=str(error), last_lines=lines)
+        kind: Literal["stage", "preempted"] = (
+            "preempted" if isinstance(error, PreemptedError) else "stage"
+        )
+        return cls(kind=kind, message=str(error), last_lines=lines)
 
     def error(self) -> UserError | StageFailedError:
         """The error that :meth:`of` described."""
         if self.kind == "user":
             return UserError(self.message, self.remedy)
-        return StageFailedError(self.message, tuple(self.last_lines.splitlines()))
+        made = PreemptedError if self.kind == "preempted" else StageFailedError
+        return made(self.message, tuple(self.last_lines.splitlines()))
 
     def publish(self, key: str) -> None:
         """Creates the artifact; to be called inside the flow run."""

@@ -27,7 +27,7 @@ from flows.runners.local.bucket_inputs import upload_inputs
 from flows.runners.work_pool.failure import StageFailure
 from flows.runners.work_pool.health import why_nobody_serves
 from flows.runners.work_pool.polling import FlowRunPoller
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Request
 
@@ -206,7 +206,10 @@ class WorkPoolRunner:
         failure = StageFailure.read(client, ended.id)
         if failure is not None:
             raise failure.error()
-        raise StageFailedError(
+        # A worker that is drained or killed reports its flow runs as Crashed, and so does the
+        # automation on those whose heartbeat is missed.
+        made = PreemptedError if state.is_crashed() else StageFailedError
+        raise made(
             f"{where}: flow run {ended.name!r} ended {state.name}: {state.message}",
             tuple((state.message or "").splitlines()),
         )

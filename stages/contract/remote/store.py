@@ -124,6 +124,10 @@ class RemoteStore(Store):
             writer=folder_id(self.root),
         )
 
+    def work_files(self, stage: str, key: str) -> frozenset[str]:
+        """See :class:`~stages.contract.store.Store`: those of the last snapshot."""
+        return self.work(stage, key).files()
+
     def drop_local(self, stage: str, key: str) -> None:
         """Removes what the local folder has of an artifact."""
         shutil.rmtree(self.local.artifact_path(stage, key), ignore_errors=True)

@@ -94,15 +94,9 @@ class RemoteWork:
         Raises:
             DamagedArtifactError: The snapshot is not what was saved.
         """
-        found = self._bucket.get(f"{self._name}/{_SNAPSHOT}")
-        if found is None:
+        snapshot = self._snapshot()
+        if snapshot is None:
             return False
-        try:
-            snapshot = _Snapshot.model_validate_json(found.data)
-        except ValidationError as error:
-            raise DamagedArtifactError(
-                f"{self._bucket.url}/{self._name}/{_SNAPSHOT} is unreadable"
-            ) from error
         if snapshot.writer == self._writer and self._local.exists():
             return False
         incoming = self._scratch / f"incoming-{uuid.uuid4().hex[:8]}"
@@ -115,6 +109,24 @@ class RemoteWork:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         return True
+
+    def files(self) -> frozenset[str]:
+        """Names of the files of the last snapshot; none where it cannot be read."""
+        with contextlib.suppress(DamagedArtifactError):
+            if (snapshot := self._snapshot()) is not None:
+                return frozenset(snapshot.files)
+        return frozenset()
+
+    def _snapshot(self) -> _Snapshot | None:
+        found = self._bucket.get(f"{self._name}/{_SNAPSHOT}")
+        if found is None:
+            return None
+        try:
+            return _Snapshot.model_validate_json(found.data)
+        except ValidationError as error:
+            raise DamagedArtifactError(
+                f"{self._bucket.url}/{self._name}/{_SNAPSHOT} is unreadable"
+            ) from error
 
     def _download(self, snapshot: _Snapshot, target: Path, on_bytes: OnBytes | None) -> None:
         # Equal files are one object.

@@ -1,0 +1,163 @@
+"""A stage whose machine was taken from it: it starts again, and no retry is used up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
+from prefect.client.schemas.sorting import TaskRunSort
+
+from flows.execution.observer import Observer, observing
+from flows.execution.run_record import RunRecord
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.placement import Execution
+from flows.pipeline.steps import Step
+from flows.runners import choose
+from flows.runners.base import OnEvent, Runner
+from flows.runners.local.process import ProcessRunner
+from flows.runners.work_pool.failure import StageFailure
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from tests.flows.probe_flow import ProbeConfig, probes
+from tests.flows.probes import wait_until, write_probes
+from tests.probe_stage import ProbeParams, install
+
+STEP = Step("probe/0", ProbeParams(), {})
+
+
+class Preempting:
+    """A scheduler that takes the machine from a stage some times before it lets it run.
+
+    Args:
+        saved: What the stage saves into its work folder before each preemption, in turn.
+    """
+
+    name = "preempting"
+
+    def __init__(self, *saved: str) -> None:
+        self.attempts = 0
+        self._saved = saved
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        self.attempts += 1
+        if self.attempts <= len(self._saved):
+            work = LocalStore.open(request.store).work_path(request.stage, request.key)
+            work.mkdir(parents=True, exist_ok=True)
+            (work / self._saved[self.attempts - 1]).touch()
+            raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")
+        ProcessRunner().run(request, on_event)
+
+    def stop_all(self) -> None:
+        pass
+
+    def has_running(self, request: Request) -> bool:
+        return False
+
+
+class Heard(Observer):
+    """What became of a step, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def step_started(self, request: Request) -> None:
+        self.calls.append("started")
+
+    def step_preempted(self, request: Request, message: str) -> None:
+        self.calls.append("preempted")
+
+    def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
+        self.calls.append(state)
+
+
+def run(path: str) -> None:
+    """Runs the flow of probes in this process, its first one preempted twice."""
+    runner = Preempting("checkpoint-1", "checkpoint-2")
+    choose.RUNNERS = {"process": lambda execution: runner}
+    probes(ProbeConfig.model_validate_json(Path(path).read_text()))
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeConfig:
+    install(tmp_path / "code", monkeypatch)
+    return ProbeConfig(
+        store=str(tmp_path / "store"),
+        probes=(ProbeParams(),),
+        execution=Execution(retries=0, retry_delay_seconds=0),
+    )
+
+
+def executor_with(config: ProbeConfig, runner: Runner) -> StepExecutor:
+    executor = StepExecutor(config)
+    executor.runner = runner
+    return executor
+
+
+def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeConfig) -> None:
+    runner, heard = Preempting("checkpoint-1", "checkpoint-2", "checkpoint-3"), Heard()
+    with observing(heard):
+        result = executor_with(config, runner).execute(STEP, {})
+    assert result.artifact.path.exists()
+    assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
+
+
+def test_without_another_checkpoint_it_is_a_failure_like_others(config: ProbeConfig) -> None:
+    runner = Preempting("checkpoint-1", "checkpoint-1", "checkpoint-2")
+    executor = executor_with(config, runner)
+    with pytest.raises(StageFailedError, match="job 2 was preempted"):
+        executor.execute(STEP, {})
+    assert runner.attempts == 2
+
+
+def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it_again(
+    config: ProbeConfig,
+) -> None:
+    runner = Preempting("checkpoint-1")
+    execution = config.execution.model_copy(update={"retry_delay_seconds": 3600})
+    executor = executor_with(config.model_copy(update={"execution": execution}), runner)
+    record = RunRecord(executor.store, config.name)
+
+    def stop_once_preempted() -> None:
+        wait_until(lambda: [each.state for each in record.steps()] == ["preempted"])
+        executor.stop()
+
+    stopper = threading.Thread(target=stop_once_preempted)
+    stopper.start()
+    with pytest.raises(StoppedError):
+        executor.execute(STEP, {})
+    stopper.join()
+    assert runner.attempts == 1
+
+
+def test_it_reaches_the_orchestrator_from_another_host() -> None:
+    sent = StageFailure.of(PreemptedError("train: node gone", ("its", "last lines")))
+    error = StageFailure.model_validate_json(sent.model_dump_json()).error()
+    assert isinstance(error, PreemptedError)
+    assert error.last_lines == ("its", "last lines")
+
+
+def test_prefect_shows_a_state_of_its_own_and_no_retry_is_used_up(
+    prefect_server: str, config: ProbeConfig, tmp_path: Path
+) -> None:
+    code = "import sys; from tests.flows import test_preemption; test_preemption.run(sys.argv[1])"
+    path = write_probes(tmp_path, config)
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    with SyncPrefectClient(prefect_server) as client:
+
+        def names() -> list[str]:
+            found = client.read_task_runs(
+                task_run_filter=TaskRunFilter(name=TaskRunFilterName(any_=["probe/0"])),
+                sort=TaskRunSort.EXPECTED_START_TIME_DESC,
+                limit=1,
+            )
+            states = [client.read_task_run_states(each.id) for each in found]
+            return [each.name or "" for each in states[0]] if states else []
+
+        wait_until(lambda: "Completed" in names())
+        assert names() == ["Pending", "Running", *("Preempted", "Running") * 2, "Completed"]
