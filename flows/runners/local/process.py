@@ -68,22 +68,19 @@ class ProcessRunner:
             ) as gpus,
             log.open("w", encoding="utf-8") as file,
             self._start(request, gpus) as process,
+            _logged_stderr(process, log_file := AttemptLog(file, tail)),
             _ended_by_an_error(process),
         ):
-            log_file = AttemptLog(file, tail)
             overdue = threading.Event()
             timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
-            reader = threading.Thread(target=log_file.write_all, args=(process.stderr,))
-            reader.start()
             assert process.stdout is not None
             for line in process.stdout:
                 log_file.handle_line(line, on_event)
             code = process.wait()
-            reader.join()
             timer.cancel()
-            log_file.warn_if_incomplete(log, on_event)
             with self._lock:
                 del self._live[process.pid]
+        log_file.warn_if_incomplete(log, on_event)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
         tail.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
@@ -162,6 +159,17 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     # The stage's own environment must not resolve packages of the orchestrator's.
     environment.pop("VIRTUAL_ENV", None)
     return environment
+
+
+@contextlib.contextmanager
+def _logged_stderr(process: subprocess.Popen[str], log: AttemptLog) -> Iterator[None]:
+    """Writes the stage's stderr to the log in a thread, which ends before the pipe is closed."""
+    reader = threading.Thread(target=log.write_all, args=(process.stderr,))
+    reader.start()
+    try:
+        yield
+    finally:
+        reader.join()
 
 
 @contextlib.contextmanager

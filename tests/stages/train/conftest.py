@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import forked_python
+from tests.stages.train.train_helpers import Trained, make_pairs, train
 from tests.tiny_models import make_tiny_llama
 
 
@@ -15,6 +16,24 @@ from tests.tiny_models import make_tiny_llama
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of random weights, small enough to train in seconds."""
     return make_tiny_llama(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second policy, of other weights."""
+    return make_tiny_llama(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, policy: Path, pairs: Path) -> Trained:
+    """The policy, trained on the pairs with the usual settings."""
+    return train(tmp_path_factory.mktemp("store"), policy, [pairs])
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preference pairs, two of them ties."""
+    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
 
 
 @pytest.fixture

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from stages.contract.errors import UserError
-from stages.contract.tables import PAIRS, read_rows, write_table
-from stages.train.params import TrainParams
+from stages.contract.tables import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
-from tests.stages.train.train_helpers import PARAMS, make_pairs, request_for, train
-from tests.tiny_models import make_tiny_llama
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("other"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", ties=(3, 7))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, policy, pairs):
-    return train(tmp_path_factory.mktemp("store"), policy, [pairs])
-
-
-def weights_of(trained):
-    return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
+from tests.stages.train.checkpoints import first_logprob, weights_of
+from tests.stages.train.train_helpers import PARAMS, make_pairs, train
 
 
 def assert_same_training(left, right, tolerance=1e-4):
@@ -44,35 +21,12 @@ def assert_same_training(left, right, tolerance=1e-4):
         torch.testing.assert_close(weight, expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
-def first_logprob(checkpoint, pairs, token):
-    """Mean log π(token | prompt) over the pairs' prompts."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    total, prompts = 0.0, [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
-    for prompt in prompts:
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
-        total += float(logits.log_softmax(dim=-1)[token])
-    return total / len(prompts)
-
-
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
     checkpoint = trained.artifact.path / "checkpoint"
     assert first_logprob(checkpoint, pairs, 7) > first_logprob(policy, pairs, 7) + 0.5
     assert first_logprob(checkpoint, pairs, 8) < first_logprob(policy, pairs, 8) - 0.5
     assert trained.summary["metrics"]["accuracy"] > 0.9
     assert trained.records[-1]["preference_loss"] < trained.records[0]["preference_loss"]
-
-
-def test_the_checkpoint_is_an_ordinary_one(trained, policy):
-    checkpoint = trained.artifact.path / "checkpoint"
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(policy).chat_template
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    assert model.config.use_cache
-    assert model.config.dtype == torch.float32
-    assert (checkpoint / "generation_config.json").exists()
-    assert str(policy) not in (checkpoint / "config.json").read_text()
-    assert weights_of(trained).keys() == load_file(policy / "model.safetensors").keys()
 
 
 def test_the_policy_starts_at_its_reference(trained):
@@ -217,105 +171,6 @@ def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
     assert listed.summary["kappa"] == 0.25
 
 
-def test_an_average_reference_is_written(tmp_path, policy, other, pairs):
-    found = train(
-        tmp_path / "store", policy, [pairs], reference=other, reference_kind="ema", ema_decay=0.75
-    )
-    old, new = load_file(other / "model.safetensors"), weights_of(found)
-    average = load_file(found.artifact.path / "ema" / "model.safetensors")
-    for name, weight in average.items():
-        torch.testing.assert_close(weight, 0.75 * old[name] + 0.25 * new[name])
-    AutoTokenizer.from_pretrained(found.artifact.path / "ema")
-
-
-def test_lora_saves_merged_weights(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], lora={"rank": 4, "alpha": 8.0})
-    start, end = load_file(policy / "model.safetensors"), weights_of(found)
-    assert start.keys() == end.keys()
-    changed = {name for name in end if not torch.equal(start[name], end[name])}
-    assert changed == {name for name in end if "_proj" in name}
-    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
-    # The merged checkpoint is what was trained: its log-ratios go on where training ended.
-    again = train(
-        tmp_path / "again",
-        found.artifact.path / "checkpoint",
-        [pairs],
-        reference=policy,
-        epochs=1,
-        learning_rate=1e-9,
-    )
-    assert again.records[0]["margin"] > 1.0
-
-
-def test_lora_keeps_its_result_when_the_merge_is_reloaded(tmp_path, policy, pairs):
-    params = {"lora": {"rank": 4, "alpha": 8.0}, "global_batch_pairs": 32, "epochs": 3}
-    params |= {"lr_schedule": "constant", "warmup_ratio": 0.0}
-    found = train(tmp_path / "store", policy, [pairs], **params)
-    longer = train(tmp_path / "longer", policy, [pairs], **params | {"epochs": 4})
-    merged = train(
-        tmp_path / "merged",
-        found.artifact.path / "checkpoint",
-        [pairs],
-        reference=policy,
-        global_batch_pairs=32,
-        epochs=1,
-    )
-    assert merged.losses[0] == pytest.approx(longer.losses[3], rel=1e-4)
-
-
-def test_a_lora_layer_that_is_not_there_is_refused(tmp_path, policy, pairs):
-    with pytest.raises(UserError, match="target_modules"):
-        train(tmp_path / "store", policy, [pairs], lora={"rank": 2, "target_modules": ["nope"]})
-
-
-def test_weights_are_saved_in_the_dtype_asked_for(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], save_dtype="bfloat16", epochs=1)
-    assert {weight.dtype for weight in weights_of(found).values()} == {torch.bfloat16}
-    config = json.loads((found.artifact.path / "checkpoint" / "config.json").read_text())
-    assert config["dtype"] == "bfloat16"
-
-
-def test_bfloat16_training_keeps_float32_weights(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], precision="bfloat16")
-    assert {weight.dtype for weight in weights_of(found).values()} == {torch.float32}
-    assert found.records[0]["chosen_logratio"] == pytest.approx(0.0, abs=1e-3)
-    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
-
-
-def test_tied_embeddings_stay_tied(tmp_path, pairs):
-    tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
-    found = train(tmp_path / "store", tied, [pairs])
-    assert weights_of(found).keys() == load_file(tied / "model.safetensors").keys()
-    checkpoint = found.artifact.path / "checkpoint"
-    assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"design": "selm", "divergence": "forward_kl"}, "not defined under forward_kl"),
-        ({"learning_rate": 1e30}, "training diverged at step"),
-        ({"report_to": ["nothing-of-the-kind"]}, "report_to: nothing-of-the-kind"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        train(tmp_path / "store", policy, [pairs], **changes)
-    assert caught.value.remedy
-
-
-def test_lengths_at_which_sequences_change_their_neighbours_are_refused(tmp_path, pairs):
-    stretched = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    short = make_tiny_llama(
-        tmp_path / "short", max_position_embeddings=8, rope_parameters=stretched
-    )
-    with pytest.raises(UserError, match="rotary embedding") as caught:
-        train(tmp_path / "store", short, [pairs])
-    assert caught.value.remedy == "set train.max_length_tokens=8"
-    remedied = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
-    assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
-
-
 def test_a_tracker_is_told_the_curves(tmp_path, monkeypatch, policy, pairs):
     # Set by the first training of a process, whose folder it then names.
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
@@ -328,13 +183,6 @@ def test_a_tracker_is_told_the_curves(tmp_path, monkeypatch, policy, pairs):
     assert len(found.records) == 4
 
 
-def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
-    bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
-    with pytest.raises(UserError, match="tokenizer"):
-        train(tmp_path / "store", bare, [pairs])
-
-
 def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     found = train(
         tmp_path / "store", policy, [pairs], max_length_tokens=8, max_prompt_tokens=4, epochs=1
@@ -344,74 +192,7 @@ def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):
     assert any("longer than 8 tokens" in message for message in warnings)
 
 
-def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
-    plain = request_for(tmp_path / "store", policy, [pairs])
-    fast = request_for(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        processes=2,
-        micro_batch_tokens=1,
-        gradient_checkpointing=True,
-        deepspeed={"zero_stage": 3},
-        checkpoint_every_steps=1,
-        report_to=["tensorboard"],
-    )
-    assert fast.key == plain.key
-    assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
-
-
 def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
     asked = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
     plain = train(tmp_path / "plain", policy, [pairs], design="none")
     assert asked.weights == plain.weights
-
-
-def test_a_published_bonus_without_a_value_is_explained(tmp_path, policy, pairs):
-    # log π of a tied pair's response is 0 where one token is all of the vocabulary's mass.
-    model = AutoModelForCausalLM.from_pretrained(policy)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.zero_()
-        model.get_input_embeddings().weight.fill_(1.0)
-        model.get_output_embeddings().weight[5] = 1000.0
-    model.save_pretrained(tmp_path / "sure")
-    AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "sure")
-    settings = {"design": "arctanh", "divergence": "forward_kl", "numerics": "paper"}
-    sure = make_sure_pairs(tmp_path / "sure.parquet", 5)
-    with pytest.raises(UserError, match=r"train\.numerics 'paper'.*π > 1 − 1e-5") as caught:
-        train(tmp_path / "store", tmp_path / "sure", [sure], **settings)
-    assert "'exact'" in caught.value.remedy
-    found = train(tmp_path / "exact", tmp_path / "sure", [sure], **settings | {"numerics": "exact"})
-    assert all(math.isfinite(loss) for loss in found.losses)
-
-
-def make_sure_pairs(path, token):
-    """Pairs whose responses are one token, over and over."""
-    rows = list(read_rows(make_pairs(path.with_suffix(".random"), 8), PAIRS))
-    for row in rows:
-        for side in ("chosen", "rejected"):
-            row[f"{side}_token_ids"] = [token] * len(row[f"{side}_token_ids"])
-    write_table(path, PAIRS, iter(rows))
-    return path
-
-
-@pytest.mark.parametrize("reference", ["initial", "ema"])
-def test_the_sampler_is_no_other_reference(reference):
-    with pytest.raises(ValueError, match=f"reference = '{reference}'.*would be ignored"):
-        TrainParams(reference_logprobs="sampler", reference=reference)
-
-
-@pytest.mark.parametrize(
-    "given", [{"kappa": 1.0}, {"kappa_values": (1.0,), "kappa_schedule": "per_iteration"}]
-)
-def test_kappa_is_given_or_calibrated(given):
-    with pytest.raises(ValueError, match=r"exclude each other.*`train\.kappa: null`"):
-        TrainParams(target_ratio=0.1, **given)
-
-
-@pytest.mark.parametrize("given", [{}, {"kappa": 0.5}, {"target_ratio": 0.1}])
-def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
-    params = TrainParams(**given)
-    again = TrainParams.model_validate_json(params.model_dump_json())
-    assert again == params
-    assert again.result_fields()["kappa"] == given.get("kappa", 1.0)

@@ -1,0 +1,28 @@
+"""Contents of checkpoints that the train stage wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from stages.contract.tables import PAIRS, read_rows
+from tests.stages.train.train_helpers import Trained
+
+
+def weights_of(trained: Trained) -> dict[str, torch.Tensor]:
+    """Weights that a training wrote, by name."""
+    return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
+
+
+def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:
+    """Mean log π(token | prompt) over the pairs' prompts."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    total, prompts = 0.0, [row["prompt_token_ids"] for row in read_rows(pairs, PAIRS)]
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        total += float(logits.log_softmax(dim=-1)[token])
+    return total / len(prompts)

@@ -1,0 +1,94 @@
+"""Weights that a training writes: names, dtypes, merged adapters, the average reference."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.stages.train.checkpoints import first_logprob, weights_of
+from tests.stages.train.train_helpers import train
+from tests.tiny_models import make_tiny_llama
+
+
+def test_the_checkpoint_is_an_ordinary_one(trained, policy):
+    checkpoint = trained.artifact.path / "checkpoint"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(policy).chat_template
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert model.config.use_cache
+    assert model.config.dtype == torch.float32
+    assert (checkpoint / "generation_config.json").exists()
+    assert str(policy) not in (checkpoint / "config.json").read_text()
+    assert weights_of(trained).keys() == load_file(policy / "model.safetensors").keys()
+
+
+def test_an_average_reference_is_written(tmp_path, policy, other, pairs):
+    found = train(
+        tmp_path / "store", policy, [pairs], reference=other, reference_kind="ema", ema_decay=0.75
+    )
+    old, new = load_file(other / "model.safetensors"), weights_of(found)
+    average = load_file(found.artifact.path / "ema" / "model.safetensors")
+    for name, weight in average.items():
+        torch.testing.assert_close(weight, 0.75 * old[name] + 0.25 * new[name])
+    AutoTokenizer.from_pretrained(found.artifact.path / "ema")
+
+
+def test_lora_saves_merged_weights(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], lora={"rank": 4, "alpha": 8.0})
+    start, end = load_file(policy / "model.safetensors"), weights_of(found)
+    assert start.keys() == end.keys()
+    changed = {name for name in end if not torch.equal(start[name], end[name])}
+    assert changed == {name for name in end if "_proj" in name}
+    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
+    # The merged checkpoint is what was trained: its log-ratios go on where training ended.
+    again = train(
+        tmp_path / "again",
+        found.artifact.path / "checkpoint",
+        [pairs],
+        reference=policy,
+        epochs=1,
+        learning_rate=1e-9,
+    )
+    assert again.records[0]["margin"] > 1.0
+
+
+def test_lora_keeps_its_result_when_the_merge_is_reloaded(tmp_path, policy, pairs):
+    params = {"lora": {"rank": 4, "alpha": 8.0}, "global_batch_pairs": 32, "epochs": 3}
+    params |= {"lr_schedule": "constant", "warmup_ratio": 0.0}
+    found = train(tmp_path / "store", policy, [pairs], **params)
+    longer = train(tmp_path / "longer", policy, [pairs], **params | {"epochs": 4})
+    merged = train(
+        tmp_path / "merged",
+        found.artifact.path / "checkpoint",
+        [pairs],
+        reference=policy,
+        global_batch_pairs=32,
+        epochs=1,
+    )
+    assert merged.losses[0] == pytest.approx(longer.losses[3], rel=1e-4)
+
+
+def test_weights_are_saved_in_the_dtype_asked_for(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], save_dtype="bfloat16", epochs=1)
+    assert {weight.dtype for weight in weights_of(found).values()} == {torch.bfloat16}
+    config = json.loads((found.artifact.path / "checkpoint" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+
+
+def test_bfloat16_training_keeps_float32_weights(tmp_path, policy, pairs):
+    found = train(tmp_path / "store", policy, [pairs], precision="bfloat16")
+    assert {weight.dtype for weight in weights_of(found).values()} == {torch.float32}
+    assert found.records[0]["chosen_logratio"] == pytest.approx(0.0, abs=1e-3)
+    assert found.records[-1]["preference_loss"] < found.records[0]["preference_loss"]
+
+
+def test_tied_embeddings_stay_tied(tmp_path, pairs):
+    tied = make_tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
+    found = train(tmp_path / "store", tied, [pairs])
+    assert weights_of(found).keys() == load_file(tied / "model.safetensors").keys()
+    checkpoint = found.artifact.path / "checkpoint"
+    assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
