@@ -13,6 +13,7 @@ from prefect.states import State
 from flows.execution.attempts import recorded_attempt
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
+from flows.execution.oracle_trial import try_oracle
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import walk
@@ -100,6 +101,7 @@ def iterate_resolved(config: RunConfig) -> RunResult:
 
 def _run(config: RunConfig) -> RunResult:
     label(config)
+    try_oracle(config)
     executor = StepExecutor(config)
     executor.record.save_config(config)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.commands.common import (
@@ -29,11 +30,13 @@ from flows.commands.common import (
     forced_from,
     print_json,
 )
+from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import PlannedStep, plan
 from flows.execution.recompute import StepFilter
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import inputs_resolved_once
+from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
 from flows.standing.home import Home, default_home
@@ -97,6 +100,7 @@ def show_plan(
     asked = configured(config, overrides, runner, store)
     with inputs_resolved_once():
         lines = plan(asked, forced_from(from_stage, from_iteration))
+        _check_before(asked, lines)
         if with_estimate:
             _show_estimate(asked, lines, as_json)
         else:
@@ -121,10 +125,27 @@ def _run(
     # The run's inputs are those of its plan.
     with inputs_resolved_once():
         lines = plan(config, forced)
+        _check_before(config, lines)
         if dry_run:
             _show_plan(lines, as_json)
             return
         _execute(config, lines, forced, as_json)
+
+
+def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
+    """Tries the oracle, and warns of settings that cannot work, where they are still to matter.
+
+    Raises:
+        UserError: The oracle cannot work.
+    """
+    to_run = {line.stage for line in lines if line.action == "run"}
+    if "score" in to_run:
+        try_oracle(config)
+    if "train" in to_run:
+        # On stderr: stdout may be for a document.
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        for each in cautions(config):
+            errors.print(f"[bold yellow]warning[/] {escape(each)}")
 
 
 def _execute(

@@ -106,8 +106,11 @@ def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
     Raises:
         UserError: The file does not run, or has no such function.
     """
-    path = ctx.path("code")
-    name = ctx.params.python.function
+    return load_file(ctx.path("code"), ctx.params.python.function)
+
+
+def load_file(path: Path, name: str) -> PythonOracle:
+    """Loads the function ``name`` of a file; see :func:`load`."""
     namespace = _execute(path)
     function = namespace.get(name)
     if not callable(function):

@@ -153,12 +153,10 @@ def test_a_policy_without_chat_template_is_refused_before_anything_starts(tmp_pa
             _prompts('{"messages": [{"role": "system", "content": "hi"}]}\n'),
             ["prompts.jsonl", "line 1", "user"],
         ),
-        (_oracle("[float('nan')] * len(responses)"), ["nan", "oracle.py"]),
-        (_oracle("[1.0]"), ["1 scores for", "oracle.py"]),
         (_oracle("[1.0] * len(responses)"), ["are ties"]),
         (_checkpoint_without("tokenizer*"), ["tokenizer"]),
     ],
-    ids=["empty", "no-user-turn", "nan", "wrong-count", "all-tied", "no-tokenizer"],
+    ids=["empty", "no-user-turn", "all-tied", "no-tokenizer"],
 )
 def test_wrong_data_is_refused_by_its_stage(
     finished: Path,

@@ -1,0 +1,35 @@
+"""Trial of a ``python`` oracle: ``python -m stages.score.trial CODE FUNCTION ROWS.json``.
+
+Loads the function in the score stage's environment and calls it once on the rows, so that a run
+learns before it pays for anything that its oracle cannot work. Exit code 64, and the message and
+remedy as JSON on stdout, where it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, GebError, UserError
+from stages.score.python_function import load_file
+
+
+def main() -> int:
+    """Tries the oracle that the command line names."""
+    code, function, rows = sys.argv[1:]
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    try:
+        oracle = load_file(Path(code), function)
+        list(oracle.score(json.loads(Path(rows).read_text())))
+    except UserError as error:
+        stdout.write(json.dumps({"message": error.message, "remedy": error.remedy}))
+        return EXIT_USER
+    except GebError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

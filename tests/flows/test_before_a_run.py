@@ -1,0 +1,79 @@
+"""What `geb plan` and `geb run` say before the first stage: cautions, and an oracle that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.config import RunConfig
+from flows.planning.cautions import cautions
+from tests.flows.loop import geb, write_config
+
+
+def config(folder: Path, rows: int, **changes: Any) -> RunConfig:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(rows)))
+    values = {"inputs": {"prompts": [str(prompts)]}, "iterations": 1} | changes
+    return RunConfig.model_validate(values)
+
+
+def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numbers(
+    tmp_path: Path,
+) -> None:
+    [steps, move, prompts] = cautions(config(tmp_path, 137, prepare={"test_prompts": 16}))
+    assert "2 steps in an iteration: at most 121 pairs in batches of 256, 2 epochs" in steps
+    assert "train.global_batch_pairs to 12 or less" in steps
+    assert "train.learning_rate is 5e-07" in move
+    assert "16 held-out prompts" in prompts
+    assert "±24 points" in prompts
+
+
+def test_settings_that_can_work_are_not_told_of(tmp_path: Path) -> None:
+    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
+    assert cautions(config(tmp_path, 1000, train=train)) == []
+    [told] = cautions(
+        config(tmp_path, 1000, train=train, promote={"better_than_base_confidence": None})
+    )
+    assert "promotion asks for no win over the base" in told
+
+
+def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
+    done = geb("plan", write_config(tmp_path), "--json")
+    assert done.returncode == 0
+    assert "warning train takes 4 steps" in " ".join(done.stderr.split())
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def score(prompts, responses, references):\n    return 1 / 0\n", "ZeroDivisionError"),
+        ("import no_such_module\n", "No module named 'no_such_module'"),
+        ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
+        (
+            "def score(prompts, responses, references):\n    return [1.0]\n",
+            "returned 1 scores for 4 responses",
+        ),
+        (
+            "def score(prompts, responses, references):\n    return [float('nan')] * 4\n",
+            "returned score nan",
+        ),
+    ],
+    ids=["raises", "import", "name", "count", "nan"],
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_oracle_that_cannot_work_is_refused_before_the_first_stage(
+    tmp_path: Path, command: str, code: str, said: str
+) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text(code)
+    done = geb(command, write_config(tmp_path, inputs={"oracle_code": str(oracle)}))
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 64, message
+    assert said in message
+    assert str(oracle) in message or "oracle.py:score" in message
+    assert "remedy" in message
+    assert not (tmp_path / "store/artifacts").exists()
