@@ -18,7 +18,7 @@ setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
 $(STAMP): pyproject.toml constraints/torch.txt
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,torch,dev]'
+	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)

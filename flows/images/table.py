@@ -81,12 +81,18 @@ IMAGES: tuple[Image, ...] = (
         *(
             "flows",
             "the orchestrator, workers, the Prefect server",
-            ("orchestrator", "server", "bucket"),
+            ("orchestrator", "server", "bucket", "kubernetes"),
         ),
         "constraints/torch.txt",
         code=("stages", "flows"),
     ),
 )
+
+
+def images_named(name: str, *, gpus: int) -> list[Image]:
+    """Images of a name that serve so many GPUs, the best first."""
+    flavours = (None, "gpu") if gpus else (None, "cpu", "gpu")
+    return [image for image in IMAGES if image.name == name and image.flavour in flavours]
 
 
 def geb_version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from flows.pipeline.estimation import Estimation
 from flows.pipeline.placement import Execution, resources_of
 from stages.contract.params import Settings
+from stages.contract.stores import cache_home, location_of
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
@@ -179,6 +181,7 @@ class RunConfig(StageSettings):
             self._check_server()
         self._check_engine()
         self._check_nodes()
+        self._check_volumes()
         return self
 
     def _check_server(self) -> None:
@@ -241,6 +244,19 @@ class RunConfig(StageSettings):
                     f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
                     f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
                 )
+
+    def _check_volumes(self) -> None:
+        """Refuses a store that pods would not see."""
+        if self.execution.runner != "kubernetes":
+            return
+        place = cache_home() if "://" in self.store else Path(location_of(self.store))
+        if self.execution.kubernetes.volume_at(place) is None:
+            what = "the cache of the store" if "://" in self.store else "the store"
+            raise ValueError(
+                f"execution.runner is 'kubernetes', and pods see no volume at {place}, where "
+                f"{what} is: name the claim that holds it in execution.kubernetes.volumes "
+                f"(`{place}: {{claim: NAME}}`)"
+            )
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model
 
+from flows.pipeline.kubernetes import KubernetesSettings
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
@@ -80,9 +81,9 @@ class WorkPoolSettings(Settings):
 class Execution(Settings):
     """How stages are started. Changes speed and place only."""
 
-    runner: Literal["process", "docker", "work_pool"] = "process"
-    """Where stages run: subprocesses of this machine, containers of its Docker engine, or workers
-    of Prefect work pools."""
+    runner: Literal["process", "docker", "work_pool", "kubernetes"] = "process"
+    """Where stages run: subprocesses of this machine, containers of its Docker engine, workers of
+    Prefect work pools, or pods of a Kubernetes cluster."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
@@ -103,3 +104,5 @@ class Execution(Settings):
     """Containers of the docker runner."""
     work_pool: WorkPoolSettings = WorkPoolSettings()
     """Deployments and workers of the work-pool runner."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """Pods of the kubernetes runner."""

@@ -65,6 +65,16 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
                 for place, mode in docker["mounts"].items()
             }
 
+    kubernetes = execution.get("kubernetes")
+    if isinstance(kubernetes, dict):
+        if _is_path(kubernetes.get("kubeconfig")):
+            kubernetes["kubeconfig"] = _absolute(kubernetes["kubeconfig"], folder, "kubeconfig")
+        if isinstance(kubernetes.get("volumes"), dict):
+            kubernetes["volumes"] = {
+                _absolute(place, folder, "volumes") if _is_path(place) else place: claim
+                for place, claim in kubernetes["volumes"].items()
+            }
+
 
 def _input(place: Any, folder: Path, name: str) -> Any:
     if not _is_path(place):

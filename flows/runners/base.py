@@ -102,6 +102,17 @@ class FailureTail:
             tuple(self.lines),
         )
 
+    def raise_out_of_memory(self, request: Request, code: int, log: str) -> NoReturn:
+        """Raises the error of a stage that used up its memory."""
+        limit = request.resources.memory_gib
+        of = f"its memory limit of {limit:g} GiB" if limit is not None else "its machine's memory"
+        raise StageFailedError(
+            f"{request.step or request.stage}: the stage used up {of} and the kernel killed it "
+            f"(exit code {code}); raise resources.{request.stage}.memory_gib, or give the stage "
+            f"less to do at a time; log: {log}",
+            tuple(self.lines),
+        )
+
 
 def _describe(code: int) -> str:
     if code <= 128:

@@ -31,10 +31,19 @@ def _work_pool(execution: Execution) -> Runner:
     return WorkPoolRunner(execution)
 
 
+def _kubernetes(execution: Execution) -> Runner:
+    # Here: only these runs need the cluster's client.
+    from flows.runners.kubernetes.runner import KubernetesRunner
+
+    runner = KubernetesRunner(execution.kubernetes, execution.grace_seconds)
+    return BucketSyncRunner(runner, execution.sync_seconds)
+
+
 RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
     "process": _process,
     "docker": _docker,
     "work_pool": _work_pool,
+    "kubernetes": _kubernetes,
 }
 
 

@@ -5,6 +5,9 @@ of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
 that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
 
+With ``--sign FILE`` the same happens when the file has not changed for ``--sign-seconds``: the
+orchestrator is on another host and renews it while it lives.
+
 With ``--secrets`` the first line of stdin is a JSON object of environment variables for the stage:
 so they are neither on a command line nor in a container's configuration.
 
@@ -22,9 +25,11 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 DEFAULT_GRACE_SECONDS = 30.0
+_SIGN_POLL_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -56,14 +61,44 @@ def _kill_leftovers(group: int) -> None:
                 os.waitpid(pid, 0)
 
 
-def _wait_for_end_or_wish(ended: int, wake: int) -> None:
-    """Returns when the child has ended, a signal came, or stdin was closed."""
+class _Sign:
+    """A file that changes as long as the orchestrator lives.
+
+    Times are this host's own: clocks of hosts differ.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._seen = self._look()
+        self._seen_at = time.monotonic()
+
+    def is_overdue(self) -> bool:
+        """Whether the file has not changed for so long."""
+        seen = self._look()
+        if seen is not None and seen != self._seen:
+            self._seen, self._seen_at = seen, time.monotonic()
+        return time.monotonic() - self._seen_at > self._seconds
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
+    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue."""
     watched = select.poll()
     watched.register(ended, select.POLLIN)
     watched.register(wake, select.POLLIN)
     # No read event: only the end of a pipe counts. A terminal or /dev/null never ends the stage.
     watched.register(0, 0)
-    watched.poll()
+    while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
+        if sign is not None and sign.is_overdue():
+            sys.stderr.write("no sign of the orchestrator: the stage ends\n")
+            return
 
 
 def _read_line() -> bytes:
@@ -74,7 +109,9 @@ def _read_line() -> bytes:
     return line
 
 
-def supervise(command: list[str], grace_seconds: float, secrets: dict[str, str]) -> int:
+def supervise(
+    command: list[str], grace_seconds: float, secrets: dict[str, str], sign: _Sign | None = None
+) -> int:
     """Runs ``command`` until it ends by itself or is told to; returns its exit code."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
@@ -94,7 +131,7 @@ def supervise(command: list[str], grace_seconds: float, secrets: dict[str, str])
         sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
         return 127
     ended = os.pidfd_open(child.pid)
-    _wait_for_end_or_wish(ended, wake_read)
+    _wait_for_end_or_wish(ended, wake_read, sign)
     _signal_group(child.pid, signal.SIGTERM)
     finished = select.poll()
     finished.register(ended, select.POLLIN)
@@ -110,10 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.contract.supervisor")
     parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
     parser.add_argument("--secrets", action="store_true", help="read them from stdin")
+    parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
+    parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     secrets = json.loads(_read_line() or "{}") if options.secrets else {}
-    sys.exit(supervise(options.command, options.grace, secrets))
+    sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
+    sys.exit(supervise(options.command, options.grace, secrets, sign))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import ipaddress
 import json
+import os
 import socket
 import struct
 import time
@@ -34,6 +35,8 @@ from stages.contract.errors import StageFailedError, UserError
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.2
 CONNECT_TIMEOUT = timedelta(seconds=5)
+ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
+"""Environment variable with this node's address, where its host name leads nowhere."""
 TIMEOUT_SECONDS = 600.0
 """How long nodes wait for each other before training starts."""
 HEARTBEAT_SECONDS = 5
@@ -224,7 +227,7 @@ def _try_to_join(path: Path) -> Rendezvous | None:
 
 def _parse(address: str) -> tuple[str, int]:
     if not address:
-        return socket.gethostname(), 0
+        return os.environ.get(ADDRESS_VARIABLE) or socket.gethostname(), 0
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(

@@ -9,11 +9,11 @@ from docker.errors import ImageNotFound
 
 from flows.images.table import (
     CODE_LABEL,
-    IMAGES,
     REVISION_LABEL,
     VERSION_LABEL,
     Image,
     geb_version,
+    images_named,
     stages_digest,
 )
 from flows.pipeline.placement import DockerSettings
@@ -23,8 +23,7 @@ from stages.contract.request import Request
 
 def images_for(request: Request) -> list[Image]:
     """This project's images that can run a request, the best first."""
-    flavours = (None, "gpu") if request.resources.gpus else (None, "cpu", "gpu")
-    return [image for image in IMAGES if image.name == request.image and image.flavour in flavours]
+    return images_named(request.image, gpus=request.resources.gpus)
 
 
 def find_image(client: docker.DockerClient, request: Request, settings: DockerSettings) -> Any:

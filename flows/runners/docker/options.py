@@ -13,6 +13,7 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from flows.pipeline.placement import DockerSettings
+from flows.runners.local.outputs import writable_folders
 from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, HubInput, Request
 
@@ -31,20 +32,6 @@ ALIVE_LABEL = "geb.alive"
 AT_WORK = ["running", "paused"]
 GPUS_LABEL = "geb.gpus"
 DEATH_LABEL = "geb.on_orchestrator_death"
-
-
-def writable_folders(request: Request) -> list[Path]:
-    """What a stage writes to of the store; it sees the rest read-only."""
-    store = LocalStore.open(request.store)
-    folders = [
-        store.root / "artifacts" / request.stage,
-        store.root / "leases" / request.stage,
-        store.work_path(request.stage, request.key),
-        store.log_path(request.stage, request.key),
-    ]
-    if request.writes_registry:
-        folders.append(store.root / "models")
-    return folders
 
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:

@@ -23,7 +23,7 @@ from docker.errors import APIError
 from flows.pipeline.placement import DockerSettings
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.docker.client import connect
-from flows.runners.docker.container import Ending, StageContainer, stop, time_limit
+from flows.runners.docker.container import StageContainer, stop, time_limit
 from flows.runners.docker.images import find_image
 from flows.runners.docker.options import (
     ALIVE_LABEL,
@@ -37,10 +37,10 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.docker.ownership import chown_outputs
 from flows.runners.docker.reaper import reap
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
+from flows.runners.local.outputs import chown_outputs
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_locks import AliveLock, is_held
@@ -100,7 +100,7 @@ class DockerRunner:
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
         if ending.out_of_memory and ending.code and not self._stopping.is_set():
-            _raise_out_of_memory(request, ending, log, tail)
+            tail.raise_out_of_memory(request, ending.code, str(log))
         tail.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
 
     def stop_all(self) -> None:
@@ -173,7 +173,7 @@ class DockerRunner:
             )
         image = find_image(client, request, settings)
         user = user_for(settings, image.attrs["Config"]["User"])
-        chown_outputs(request, user)
+        chown_outputs(request, *_ids_of(user, request))
         supervisor = ["python", "-m", "stages.contract.supervisor"]
         supervisor += ["--grace", str(self._grace_seconds)]
         supervisor += ["--secrets"] if settings.secrets.get(request.stage) else []
@@ -244,6 +244,16 @@ def _take_over(client: docker.DockerClient, request: Request) -> StageContainer 
     return None
 
 
+def _ids_of(user: str, request: Request) -> tuple[int, int]:
+    uid, _, gid = user.partition(":")
+    if not (uid.isdecimal() and gid.isdecimal()):
+        raise UserError(
+            f"the image for stage {request.stage!r} runs as {user!r}, not as a user and group id",
+            "set execution.docker.user, such as 1000:1000",
+        )
+    return int(uid), int(gid)
+
+
 def _name_for(request: Request) -> str:
     place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.step or request.stage)
     return f"geb-{request.run}-{place}-{request.key[:8]}-{uuid.uuid4().hex[:6]}"
@@ -264,14 +274,3 @@ def _refused(request: Request, error: APIError) -> Exception:
             "correct execution.docker, or what it names",
         )
     return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
-
-
-def _raise_out_of_memory(request: Request, ending: Ending, log: Path, tail: FailureTail) -> None:
-    limit = request.resources.memory_gib
-    of = f"its memory limit of {limit:g} GiB" if limit is not None else "the memory of this machine"
-    raise StageFailedError(
-        f"{request.step or request.stage}: the stage used up {of} and the kernel killed it (exit "
-        f"code {ending.code}); raise resources.{request.stage}.memory_gib, or give the stage less "
-        f"to do at a time; log: {log}",
-        tuple(tail.lines),
-    )

@@ -1,4 +1,4 @@
-"""Ownership of a stage's writable folders, where the orchestrator is root and the stage is not."""
+"""Folders of the store that a stage writes to, and their owner where the orchestrator is root."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.runners.docker.options import writable_folders
-from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
 
-def chown_outputs(request: Request, user: str) -> None:
+def writable_folders(request: Request) -> list[Path]:
+    """Folders of the store that a stage writes to; it sees the rest read-only."""
+    store = LocalStore.open(request.store)
+    folders = [
+        store.root / "artifacts" / request.stage,
+        store.root / "leases" / request.stage,
+        store.work_path(request.stage, request.key),
+        store.log_path(request.stage, request.key),
+    ]
+    if request.writes_registry:
+        folders.append(store.root / "models")
+    return folders
+
+
+def chown_outputs(request: Request, uid: int, gid: int) -> None:
     """Makes the folders that a stage writes to, and gives them to its user.
 
     Only root can give something away, and only root has to: any other orchestrator's stages run
@@ -20,23 +32,15 @@ def chown_outputs(request: Request, user: str) -> None:
 
     Args:
         request: The request.
-        user: User and group id, ``1000:1000``.
-
-    Raises:
-        UserError: The user is not given by numbers.
+        uid: Its stage's user.
+        gid: And group.
     """
     for folder in writable_folders(request):
         folder.mkdir(parents=True, exist_ok=True)
-    uid, _, gid = user.partition(":")
-    if not (uid.isdecimal() and gid.isdecimal()):
-        raise UserError(
-            f"the image for stage {request.stage!r} runs as {user!r}, not as a user and group id",
-            "set execution.docker.user, such as 1000:1000",
-        )
-    if os.geteuid() != 0 or int(uid) == 0:
+    if os.geteuid() != 0 or uid == 0:
         return
     for path in _needed(request):
-        os.chown(path, int(uid), int(gid), follow_symlinks=False)
+        os.chown(path, uid, gid, follow_symlinks=False)
 
 
 def _needed(request: Request) -> Iterator[Path]:

@@ -1,0 +1,1 @@
+"""Stages in pods of a Kubernetes cluster."""

@@ -1,0 +1,221 @@
+"""One attempt at a stage in its pods: followed until all of them have ended.
+
+The first pod runs the stage's program, whose artifact and exit code count. The end of any of them
+is the end of all: the others are asked to end, and get their grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kubernetes.client.exceptions import ApiException
+
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.base import OnEvent
+from flows.runners.kubernetes.client import UNREACHABLE, Cluster
+from flows.runners.kubernetes.diagnosis import (
+    Ending,
+    Event,
+    ending_of,
+    has_started,
+    is_asked_to_end,
+    is_lost,
+    why_taken,
+)
+from flows.runners.kubernetes.labels import Pod, name_of
+from flows.runners.kubernetes.logs import LogReader
+from flows.runners.kubernetes.manifest import SUPERVISOR_SECONDS
+from flows.runners.kubernetes.starting import Starting
+from flows.runners.kubernetes.watch import PodChange, PodWatch
+from stages.contract.errors import EXIT_STOPPED, StageFailedError
+from stages.contract.request import Request
+
+_TICK_SECONDS = 1.0
+# Without an answer for so long the attempt is given up; the next one takes its pods over.
+_API_SECONDS = 300.0
+# After the end of a pod's grace period: the time for its node to say so.
+_REPORT_SECONDS = 20.0
+_AWAY = (ApiException, *UNREACHABLE)
+
+
+class ClusterAwayError(StageFailedError):
+    """The API server does not answer; what becomes of the pods is not known."""
+
+
+class _Node:
+    """One pod, and how it ended."""
+
+    def __init__(self, name: str, starting: Starting) -> None:
+        self.name = name
+        self.starting = starting
+        self.pod: dict[str, Any] | None = None
+        self.ending: Ending | None = None
+        self.reader: LogReader | None = None
+        self.is_ended_by_us = False
+
+
+class PodAttempt:
+    """The pods of one attempt.
+
+    Args:
+        cluster: The cluster.
+        request: What they compute.
+        settings: The kubernetes runner's settings.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+        pods: The pods, as the API server made or found them; the stage's program is in the first.
+        on_event: Called with what keeps them from starting.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: Request,
+        settings: KubernetesSettings,
+        grace_seconds: float,
+        pods: Sequence[Pod],
+        on_event: OnEvent,
+    ) -> None:
+        self._cluster = cluster
+        self._where = request.step or request.stage
+        self._nodes = {
+            name_of(pod): _Node(
+                name_of(pod), Starting(request, settings, self._events_of, on_event)
+            )
+            for pod in pods
+        }
+        self._numbers = {name: number for number, name in enumerate(self._nodes)}
+        self._queue: queue.SimpleQueue[PodChange | tuple[int, str]] = queue.SimpleQueue()
+        # A node may be slow to say that a pod has ended, or never do so.
+        self._seconds_to_end = grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
+        self._given_up_at: float | None = None
+
+    def follow(
+        self,
+        watch: PodWatch,
+        on_line: Callable[[int, str], None],
+        check: Callable[[], None],
+        stopping: threading.Event,
+    ) -> list[Ending]:
+        """Passes on what the pods print until all have ended.
+
+        Args:
+            watch: Tells of their changes.
+            on_line: Called with a pod's number and a line of its log.
+            check: Raises where the attempt is another orchestrator's by now.
+            stopping: Set when they shall end.
+
+        Returns:
+            How each pod ended, the first pod first.
+
+        Raises:
+            UserError: A pod cannot start, for a reason that a person has to change.
+            StageFailedError: A pod did not start in time.
+            ClusterAwayError: The API server does not answer.
+        """
+        try:
+            with watch.watched(list(self._nodes), self._queue):
+                while any(node.ending is None for node in self._nodes.values()):
+                    self._handle_what_came(on_line)
+                    check()
+                    self._check_api(watch)
+                    if stopping.is_set() or any(node.ending for node in self._nodes.values()):
+                        self._end_all()
+                    else:
+                        self._check_starts()
+        finally:
+            self._finish_logs(on_line)
+        return [node.ending for node in self._nodes.values() if node.ending is not None]
+
+    def remove(self) -> None:
+        """Removes the pods, running or not; without an API server the reaper finds them."""
+        for node in self._nodes.values():
+            lost = node.pod is not None and is_lost(node.pod)
+            with contextlib.suppress(*_AWAY):
+                self._cluster.delete_pod(node.name, grace_seconds=0 if lost else None)
+
+    def _handle_what_came(self, on_line: Callable[[int, str], None]) -> None:
+        """Handles all that is in the queue, and waits where it is empty."""
+        wait: float | None = _TICK_SECONDS
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
+                wait = None
+                if isinstance(item, PodChange):
+                    self._change(self._nodes[item.name], item.pod)
+                else:
+                    on_line(*item)
+
+    def _change(self, node: _Node, pod: dict[str, Any] | None) -> None:
+        if node.ending is not None:
+            return
+        if pod is None:
+            node.ending = self._ending_without_word(node)
+            return
+        node.pod = pod
+        if node.reader is None and has_started(pod):
+            number = self._numbers[node.name]
+            node.reader = LogReader(
+                self._cluster, node.name, lambda line: self._queue.put((number, line))
+            )
+        node.ending = ending_of(pod)
+        deleted = is_asked_to_end(pod)
+        if node.ending is None and deleted and is_lost(pod):
+            # Its node cannot confirm anything. Should it still work there, the lease in the store
+            # keeps the next attempt waiting.
+            node.ending = self._ending_without_word(node)
+        elif node.ending is not None and deleted and not node.is_ended_by_us:
+            node.ending = node.ending.or_taken(lambda: why_taken(pod, self._events_of(node.name)))
+
+    def _ending_without_word(self, node: _Node) -> Ending:
+        if node.is_ended_by_us:
+            return Ending("exited", EXIT_STOPPED)
+        return Ending("taken", None, why_taken(node.pod, self._events_of(node.name)))
+
+    def _end_all(self) -> None:
+        """Asks those that have not ended to end, and waits for that no longer than it may take."""
+        now = time.monotonic()
+        if self._given_up_at is None:
+            self._given_up_at = now + self._seconds_to_end
+        for node in self._nodes.values():
+            if node.ending is not None:
+                continue
+            if now > self._given_up_at:
+                node.ending = Ending("taken", None, "its node does not answer")
+            elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
+                with contextlib.suppress(*_AWAY):
+                    self._cluster.delete_pod(node.name)
+                    node.is_ended_by_us = True
+
+    def _check_starts(self) -> None:
+        for node in self._nodes.values():
+            if node.pod is not None and not has_started(node.pod):
+                node.starting.check(node.pod)
+
+    def _check_api(self, watch: PodWatch) -> None:
+        silent = watch.silent_seconds()
+        if silent > _API_SECONDS:
+            raise ClusterAwayError(
+                f"{self._where}: the API server {self._cluster.server} has not answered for "
+                f"{silent:.0f} s; the next attempt takes over what still runs"
+            )
+
+    def _events_of(self, name: str) -> list[Event]:
+        try:
+            return self._cluster.events(name)
+        except _AWAY:
+            return []
+
+    def _finish_logs(self, on_line: Callable[[int, str], None]) -> None:
+        for node in self._nodes.values():
+            if node.reader is not None:
+                node.reader.finish()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if not isinstance(item, PodChange):
+                    on_line(*item)

@@ -1,0 +1,210 @@
+"""Reasons why a pod does not start, or has ended, told from what the API says of it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flows.runners.kubernetes.labels import Pod
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
+
+Event = dict[str, Any]
+
+_PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
+# Answers of a registry after which no further attempt will help.
+_NO_IMAGE = re.compile(
+    r"not found|manifest unknown|does not exist|unauthorized|denied|forbidden|no basic auth", re.I
+)
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
+_NO_REFERENCE = re.compile(r'(?:secret|configmap) "[^"]+" not found|couldn\'t find key', re.I)
+_OWN_LIMIT = re.compile(r"exceeds the (?:total )?limit|local ephemeral storage usage", re.I)
+
+# Conditions DisruptionTarget (Kubernetes) and TerminationTarget (Kueue), by their reason.
+_DISRUPTIONS = {
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "PreemptionByKueueScheduler": "preempted in its queue",
+    "DeletionByTaintManager": "its node got a taint that it does not tolerate",
+    "EvictionByEvictionAPI": "evicted by request: its node is drained, or its queue needs room",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "ended by its node, which shuts down or is short of something",
+}
+# Events of a pod that is deleted, where the API has no such conditions.
+_EVENTS = {
+    "Preempted": "preempted by a pod of higher priority",
+    "TaintManagerEviction": "its node does not answer, or got a taint that it does not tolerate",
+    "NodeNotReady": "its node does not answer",
+}
+# Reasons of a failed pod that its node, not its program, is the cause of.
+_NODE_REASONS = {
+    "NodeLost": "its node does not answer",
+    "NodeShutdown": "its node shuts down",
+    "Shutdown": "its node shuts down",
+    "Terminated": "its node shuts down",
+    "Preempting": "its node made room for a critical pod",
+}
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Something that keeps a pod from starting.
+
+    Attributes:
+        message: What it is.
+        remedy: What a person can do about it.
+        wait: How long it is worth waiting: ``never``: not at all; ``briefly``: a registry may be
+            away for a moment; ``a_while``: the cluster may be busy; ``always``: a queue.
+    """
+
+    message: str
+    remedy: str
+    wait: Literal["never", "briefly", "a_while", "always"] = "a_while"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a pod ended.
+
+    Attributes:
+        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``full``: it filled
+            more disk than it may; ``overdue``: its time limit; ``taken``: the cluster took its
+            place; ``refused``: its program could not be started.
+        code: Exit code, where its program had one.
+        message: The cluster's words.
+    """
+
+    kind: Literal["exited", "out_of_memory", "full", "overdue", "taken", "refused"]
+    code: int | None = None
+    message: str = ""
+
+    def or_taken(self, why: Callable[[], str]) -> Ending:
+        """This ending of a pod that was deleted: ``taken``, unless its program ended by itself."""
+        if self.kind == "exited" and self.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER):
+            return Ending("taken", self.code, why())
+        return self
+
+
+def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
+    """What a pod waits for that has no place yet, or whose container has not started."""
+    if pod["status"].get("phase") != "Pending":
+        return None
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _unscheduled(condition, stage)
+    waiting = _container(pod).get("state", {}).get("waiting", {})
+    reason, said = waiting.get("reason", ""), waiting.get("message", "")
+    image = pod["spec"]["containers"][0]["image"]
+    if reason in _PULL or reason in ("InvalidImageName", "ErrImageNeverPull"):
+        hopeless = reason not in _PULL or _NO_IMAGE.search(said)
+        return Obstacle(
+            f"the image {image} cannot be had: {said or reason}",
+            f"push it to where nodes find it, or correct execution.kubernetes.registry, "
+            f"stages.{stage}.image, pull_policy or pull_secrets",
+            "never" if hopeless else "briefly",
+        )
+    if reason in ("CreateContainerConfigError", "CreateContainerError"):
+        return Obstacle(
+            f"the container cannot be made: {said}",
+            "create what it names in the namespace, or correct execution.kubernetes",
+            "never" if _NO_REFERENCE.search(said) else "briefly",
+        )
+    warnings = [each for each in events if each.get("type") == "Warning"]
+    if warnings:
+        return Obstacle(
+            f"the pod does not start: {warnings[-1].get('message', '')}",
+            "correct execution.kubernetes.volumes, or mend what the message names",
+        )
+    return None
+
+
+def _unscheduled(condition: dict[str, Any], stage: str) -> Obstacle:
+    said = condition.get("message", "")
+    if condition.get("reason") == "SchedulingGated":
+        return Obstacle("it waits in its queue", "", "always")
+    missing = _NO_CLAIM.search(said)
+    if missing is not None:
+        return Obstacle(
+            f"there is no claim {missing[1]!r} in the namespace",
+            "create it, or correct execution.kubernetes.volumes",
+            "never",
+        )
+    return Obstacle(
+        f"no node takes the pod: {said or condition.get('reason', '')}",
+        f"lower resources.{stage}, correct execution.kubernetes.node_selector or tolerations, "
+        "or raise pending_seconds where the cluster is only busy",
+    )
+
+
+def has_started(pod: Pod) -> bool:
+    """Whether the pod's container runs or has run: it has a log."""
+    state = _container(pod).get("state", {})
+    return "running" in state or "terminated" in state
+
+
+def is_lost(pod: Pod) -> bool:
+    """Whether the pod's node does not answer: it runs, as far as is known, and is not ready."""
+    running = "running" in _container(pod).get("state", {})
+    ready = {each["type"]: each["status"] for each in pod["status"].get("conditions") or ()}.get(
+        "Ready"
+    )
+    return running and ready == "False"
+
+
+def is_asked_to_end(pod: Pod) -> bool:
+    """Whether somebody has deleted the pod; its program may still save what it has."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def ending_of(pod: Pod) -> Ending | None:
+    """How a pod ended, as far as it tells itself; None where it has not."""
+    status = pod["status"]
+    terminated = _container(pod).get("state", {}).get("terminated")
+    if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    code = terminated["exitCode"] if terminated else None
+    reason, said = status.get("reason", ""), status.get("message", "")
+    if code == 0:
+        return Ending("exited", 0)
+    if reason == "DeadlineExceeded":
+        return Ending("overdue", code, said)
+    if reason == "Evicted":
+        return Ending("full" if _OWN_LIMIT.search(said) else "taken", code, f"evicted: {said}")
+    if terminated and terminated.get("reason") == "OOMKilled":
+        return Ending("out_of_memory", code)
+    if reason in _NODE_REASONS:
+        return Ending("taken", code, f"{_NODE_REASONS[reason]}: {said}")
+    disruption = next(_disruptions(pod), None)
+    if disruption is not None:
+        return Ending("taken", code, disruption)
+    if terminated and terminated.get("reason") in ("StartError", "ContainerCannotRun"):
+        return Ending("refused", code, terminated.get("message", ""))
+    if terminated is None:
+        # A kubelet may refuse what the scheduler gave it: OutOfcpu, NodeAffinity, ….
+        return Ending("taken", None, f"its node refused it: {reason}: {said}")
+    return Ending("exited", code)
+
+
+def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
+    """Why a pod was deleted that its orchestrator did not delete."""
+    for said in _disruptions(pod) if pod is not None else ():
+        return said
+    for event in reversed(events):
+        if event.get("reason") in _EVENTS:
+            return f"{_EVENTS[event['reason']]}: {event.get('message', '')}"
+    if pod is not None and is_lost(pod):
+        return _EVENTS["NodeNotReady"]
+    return "somebody deleted its pod (kubectl drain, kubectl delete pod)"
+
+
+def _disruptions(pod: Pod) -> Iterator[str]:
+    for condition in pod["status"].get("conditions") or ():
+        is_one = condition["type"] in ("DisruptionTarget", "TerminationTarget")
+        if is_one and condition["status"] == "True":
+            reason = condition.get("reason", "")
+            said = condition.get("message", "")
+            yield f"{_DISRUPTIONS.get(reason, reason)}: {said}"
+
+
+def _container(pod: Pod) -> dict[str, Any]:
+    return next(iter(pod["status"].get("containerStatuses") or ()), {})

@@ -1,0 +1,241 @@
+"""Pods of a stage request: what they run, what they may use, and what is forbidden.
+
+Pure. The security context is not a matter of settings: every pod holds to the level "restricted" of
+Kubernetes' Pod Security Standards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.kubernetes import KubernetesSettings, PodSettings
+from flows.runners.kubernetes.labels import (
+    ATTEMPT,
+    GROUP,
+    GROUP_RETRIES,
+    GROUP_SIZE,
+    QUEUE,
+    QUEUE_PRIORITY,
+    annotations_for,
+    labels_for,
+)
+from flows.runners.kubernetes.mounts import mounts_for, volumes_for
+from stages.contract.request import Request
+
+CONTAINER = "stage"
+# A stage is killed after its grace period; the supervisor needs a moment to see that through.
+SUPERVISOR_SECONDS = 10
+_HOSTNAME = "kubernetes.io/hostname"
+# Taints of a node that does not answer; the cluster waits 300 seconds otherwise.
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a request, in one pod for each of its nodes.
+
+    Attributes:
+        name: Name that its pods share.
+        image: Image.
+        uid: User of the stage.
+        gid: Group of the stage.
+        request_path: Request file in the store.
+        sign: File that the orchestrator renews while it lives.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+        owner: The orchestrator's own pod as an owner reference, where it is one.
+    """
+
+    name: str
+    image: str
+    uid: int
+    gid: int
+    request_path: str
+    sign: Path
+    grace_seconds: float
+    owner: dict[str, Any] | None = None
+
+
+def attempt_name(request: Request, unique: str) -> str:
+    """Name of an attempt: a DNS label with room for a pod's number."""
+    place = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.step or request.stage}".lower())
+    return f"geb-{place.strip('-')[:40].strip('-')}-{unique}"
+
+
+def pods_for(
+    request: Request, settings: KubernetesSettings, attempt: Attempt
+) -> list[dict[str, Any]]:
+    """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
+
+    Raises:
+        UserError: The store or an input lies in no claim.
+    """
+    return [
+        _pod(request, settings, attempt, node) for node in range(max(1, request.resources.nodes))
+    ]
+
+
+def _pod(
+    request: Request, settings: KubernetesSettings, attempt: Attempt, node: int
+) -> dict[str, Any]:
+    chosen = settings.pod_of(request.stage)
+    labels = labels_for(request, attempt.name, node)
+    annotations = annotations_for(request, settings.on_orchestrator_death)
+    if chosen.queue is not None:
+        labels[QUEUE] = chosen.queue
+        if chosen.queue_priority is not None:
+            labels[QUEUE_PRIORITY] = chosen.queue_priority
+        if request.resources.nodes > 1:
+            labels[GROUP] = attempt.name
+            annotations[GROUP_SIZE] = str(request.resources.nodes)
+            # The next attempt is a group of its own.
+            annotations[GROUP_RETRIES] = "false"
+    metadata: dict[str, Any] = {
+        "name": f"{attempt.name}-{node}",
+        "labels": labels,
+        "annotations": annotations,
+    }
+    if attempt.owner is not None:
+        metadata["ownerReferences"] = [attempt.owner]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": _spec(request, settings, chosen, attempt, node),
+    }
+
+
+def _spec(
+    request: Request,
+    settings: KubernetesSettings,
+    chosen: PodSettings,
+    attempt: Attempt,
+    node: int,
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(attempt.grace_seconds) + SUPERVISOR_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": attempt.uid,
+            "runAsGroup": attempt.gid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(request, settings, chosen, attempt, node)],
+        "volumes": volumes_for(settings),
+        "nodeSelector": chosen.node_selector,
+        "tolerations": _tolerations(settings, chosen),
+    }
+    if request.resources.timeout_seconds is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(request.resources.timeout_seconds)
+    if request.resources.nodes > 1:
+        spec["affinity"] = _apart(attempt)
+    if settings.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": each} for each in settings.pull_secrets]
+    if chosen.service_account is not None:
+        spec["serviceAccountName"] = chosen.service_account
+    if chosen.priority_class is not None:
+        spec["priorityClassName"] = chosen.priority_class
+    return spec
+
+
+def _container(
+    request: Request,
+    settings: KubernetesSettings,
+    chosen: PodSettings,
+    attempt: Attempt,
+    node: int,
+) -> dict[str, Any]:
+    limits = _limits(request, settings)
+    return {
+        "name": CONTAINER,
+        "image": attempt.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": _command(request, settings, attempt, node),
+        "env": _environment(request, chosen),
+        # The same as limits and requests: memory that is not there cannot be taken from a stage.
+        "resources": {"limits": limits, "requests": limits},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": mounts_for(request, settings),
+    }
+
+
+def _command(
+    request: Request, settings: KubernetesSettings, attempt: Attempt, node: int
+) -> list[str]:
+    supervisor = ["python", "-m", "stages.contract.supervisor"]
+    supervisor += ["--grace", str(attempt.grace_seconds)]
+    if settings.on_orchestrator_death == "stop":
+        supervisor += ["--sign", str(attempt.sign)]
+        supervisor += ["--sign-seconds", str(settings.orchestrator_seconds)]
+    if node == 0:
+        return [*supervisor, "--", "python", "-m", f"stages.{request.stage}", attempt.request_path]
+    work = str(Path(request.store) / "work" / request.stage / request.key)
+    return [*supervisor, "--", "python", "-m", "stages.training.node", work]
+
+
+def _environment(request: Request, chosen: PodSettings) -> list[dict[str, Any]]:
+    # Libraries ask for the user's name and home, which an image knows for its own user alone.
+    plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
+    if request.resources.cpus is not None:
+        threads = str(max(1, int(request.resources.cpus)))
+        plain |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    plain |= chosen.environment
+    address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [
+        *({"name": name, "value": value} for name, value in plain.items()),
+        # A pod's name leads nowhere on other nodes.
+        {"name": "GEB_NODE_ADDRESS", "valueFrom": address},
+        *(
+            {
+                "name": name,
+                "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}},
+            }
+            for name, secret in chosen.secrets.items()
+        ),
+    ]
+
+
+def _limits(request: Request, settings: KubernetesSettings) -> dict[str, str]:
+    resources, limits = request.resources, {}
+    if resources.cpus is not None:
+        limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"
+    if resources.memory_gib is not None:
+        limits["memory"] = f"{math.ceil(resources.memory_gib * 1024)}Mi"
+    if resources.gpus:
+        limits[settings.gpu_resource] = str(resources.gpus)
+    return limits
+
+
+def _tolerations(settings: KubernetesSettings, chosen: PodSettings) -> list[dict[str, Any]]:
+    lost = [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": settings.node_lost_seconds,
+        }
+        for key in _LOST
+    ]
+    return [*(each.model_dump(exclude_none=True) for each in chosen.tolerations), *lost]
+
+
+def _apart(attempt: Attempt) -> dict[str, Any]:
+    """No two pods of an attempt on one node."""
+    term = {
+        "labelSelector": {"matchLabels": {ATTEMPT: attempt.name}},
+        "topologyKey": _HOSTNAME,
+    }
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

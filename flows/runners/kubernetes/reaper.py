@@ -1,0 +1,74 @@
+"""Reaper: removes pods whose orchestrator is dead.
+
+An orchestrator holds a lease in the store for each key that it looks after, which says on every
+host that sees the store whether it lives. Pods of a store that is not to be seen here are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from kubernetes.client.exceptions import ApiException
+
+from flows.runners.kubernetes.client import Cluster
+from flows.runners.kubernetes.diagnosis import ending_of, has_started
+from flows.runners.kubernetes.labels import (
+    COMPONENT,
+    DEATH,
+    FULL_KEY,
+    STORE_PLACE,
+    Pod,
+    annotation,
+    label,
+    name_of,
+    selector,
+)
+from stages.contract.file_lease import FileLease
+
+
+def sign_of(store: str, stage: str, key: str) -> Path:
+    """File of the lease that the orchestrator of a key holds."""
+    return Path(store) / "orchestrators" / stage / key
+
+
+def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
+    """The right to look after the pods of a key."""
+    return FileLease(sign_of(store, stage, key))
+
+
+def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
+    """Removes pods that dead orchestrators left; a stage at work gets its grace period.
+
+    Args:
+        cluster: The cluster.
+        keep_running: Leave pods at work that were told to outlive their orchestrator.
+
+    Returns:
+        A line for each pod that was removed.
+    """
+    removed = []
+    for pod in cluster.pods(selector()).pods:
+        is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
+        if (is_kept and keep_running) or not Path(annotation(pod, STORE_PLACE)).is_dir():
+            continue
+        place = annotation(pod, STORE_PLACE), label(pod, COMPONENT), annotation(pod, FULL_KEY)
+        if orchestrator_lease(*place).holder() is not None:
+            continue
+        _save_log(cluster, pod)
+        cluster.delete_pod(name_of(pod))
+        removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
+    return removed
+
+
+def _save_log(cluster: Cluster, pod: Pod) -> None:
+    """Keeps what a pod has said since its orchestrator's death: it is nowhere else."""
+    if not has_started(pod):
+        return
+    folder = Path(annotation(pod, STORE_PLACE)) / "logs" / label(pod, COMPONENT)
+    log = folder / annotation(pod, FULL_KEY) / f"left-{name_of(pod)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Its node may be gone, and the log with it.
+    with contextlib.suppress(ApiException), log.open("wb") as file:
+        for line in cluster.log(name_of(pod), follow=False, since_seconds=None):
+            file.write(line + b"\n")

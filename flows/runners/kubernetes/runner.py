@@ -1,0 +1,270 @@
+"""Kubernetes runner: each stage in a pod of its own, or in one for each of its nodes.
+
+The orchestrator holds a lease in the store for what it looks after. Under ``on_orchestrator_death:
+stop`` the supervisor in the pod ends the stage when that lease is not renewed any more. The next
+orchestrator that wants the key takes over pods that still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kubernetes.client.exceptions import ApiException
+
+from flows.images.table import images_named
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.base import FailureTail, OnEvent, log_once
+from flows.runners.kubernetes.attempt import ClusterAwayError, PodAttempt
+from flows.runners.kubernetes.client import Cluster, explained, reason_of
+from flows.runners.kubernetes.diagnosis import ending_of, is_asked_to_end
+from flows.runners.kubernetes.labels import (
+    ATTEMPT,
+    NODE,
+    NODES,
+    annotation,
+    label,
+    name_of,
+    selector,
+)
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
+from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
+from flows.runners.kubernetes.refusal import QuotaInUseError, refused
+from flows.runners.kubernetes.verdict import raise_for
+from flows.runners.kubernetes.watch import PodWatch
+from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.local.outputs import chown_outputs
+from stages.contract.errors import LeaseLostError, StoppedError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+
+_QUOTA_POLL_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class KubernetesRunner:
+    """Runs each stage in pods. Constructing one removes pods of dead orchestrators.
+
+    Args:
+        settings: Cluster, images, volumes, places.
+        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+
+    Raises:
+        UserError: No cluster is configured, or this account may not use it.
+        StageFailedError: The cluster does not answer.
+    """
+
+    name = "kubernetes"
+
+    def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
+        self._settings = settings
+        self._grace_seconds = grace_seconds
+        self._uid, self._gid = _user_of(settings)
+        self._cluster = Cluster(settings)
+        self._watches: dict[str, PodWatch] = {}
+        self._stopping = threading.Event()
+        self._ended = threading.Condition()
+        self._num_running = 0
+        with explained(self._cluster):
+            self._owner = _owner_of(self._cluster, settings)
+            for line in reap(self._cluster, keep_running=True):
+                _log.warning(line)
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        lease = orchestrator_lease(request.store, request.stage, request.key)
+        with self._counted(), explained(self._cluster):
+            lease.acquire(
+                waiting=lambda holder: on_event(
+                    Log(message=f"another run on {holder['host']} looks after it; waiting for it")
+                ),
+                stopping=self._stopping,
+            )
+            with lease:
+                self._run(request, on_event, lease.check)
+
+    def stop_all(self) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        self._stopping.set()
+        with self._ended:
+            self._ended.wait_for(lambda: not self._num_running)
+
+    def has_running(self, request: Request) -> bool:
+        """See :class:`flows.runners.base.Runner`."""
+        with explained(self._cluster):
+            if not any(_is_whole(pods) for pods in self._attempts(request)):
+                return False
+        lease = orchestrator_lease(request.store, request.stage, request.key)
+        return lease.holder() is None
+
+    def _run(self, request: Request, on_event: OnEvent, check_lease: Callable[[], None]) -> None:
+        log = new_log(request)
+        pods = self._take_over(request, on_event) or self._create(request, on_event)
+        attempt = PodAttempt(
+            self._cluster, request, self._settings, self._grace_seconds, pods, on_event
+        )
+        tails = [FailureTail() for _ in pods]
+        with contextlib.ExitStack() as stack:
+            logs = [
+                AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
+                for path, tail in zip(_log_paths(log, len(pods)), tails, strict=True)
+            ]
+
+            def handle(node: int, line: str) -> None:
+                # Other nodes' events are in their logs alone.
+                logs[node].handle_line(line, on_event if node == 0 else _ignore)
+
+            try:
+                endings = attempt.follow(self._watch(request), handle, check_lease, self._stopping)
+            except (LeaseLostError, ClusterAwayError):
+                # The pods are another orchestrator's by now, or will be the next attempt's.
+                raise
+            except BaseException:
+                attempt.remove()
+                raise
+            attempt.remove()
+            logs[0].warn_if_incomplete(log, on_event)
+        # Empty by now, but a mount while the pod ran: the stage itself could not remove it.
+        with contextlib.suppress(OSError):
+            LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
+        raise_for(endings, tails, request, stopped=self._stopping.is_set(), log=log)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._ended:
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._num_running -= 1
+                self._ended.notify_all()
+
+    def _watch(self, request: Request) -> PodWatch:
+        with self._ended:
+            if request.store not in self._watches:
+                self._watches[request.store] = PodWatch(
+                    self._cluster, selector(store=request.store)
+                )
+            return self._watches[request.store]
+
+    def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
+        """Pods for a key, by attempt, each in the order of its nodes."""
+        attempts: dict[str, list[dict[str, Any]]] = {}
+        for pod in self._cluster.pods(selector(store=request.store, key=request.key)).pods:
+            attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
+        return [sorted(pods, key=lambda pod: int(label(pod, NODE))) for pods in attempts.values()]
+
+    def _take_over(self, request: Request, on_event: OnEvent) -> list[dict[str, Any]] | None:
+        """Running pods that compute the request; others for its key are removed."""
+        taken = None
+        for pods in self._attempts(request):
+            if taken is None and _is_whole(pods):
+                taken = pods
+                names = ", ".join(map(name_of, pods))
+                on_event(Log(message=f"taking over {names}, which computes this already"))
+                continue
+            for pod in pods:
+                self._cluster.delete_pod(name_of(pod))
+        return taken
+
+    def _create(self, request: Request, on_event: OnEvent) -> list[dict[str, Any]]:
+        chown_outputs(request, self._uid, self._gid)
+        attempt = Attempt(
+            name=attempt_name(request, uuid.uuid4().hex[:6]),
+            image=_image_of(request, self._settings),
+            uid=self._uid,
+            gid=self._gid,
+            request_path=write_request(request),
+            sign=sign_of(request.store, request.stage, request.key),
+            grace_seconds=self._grace_seconds,
+            owner=self._owner,
+        )
+        manifests = pods_for(request, self._settings, attempt)
+        say = log_once(on_event)
+        rounds = max(1, round(self._settings.pending_seconds / _QUOTA_POLL_SECONDS))
+        for left in reversed(range(rounds)):
+            try:
+                return self._create_all(request, manifests)
+            except QuotaInUseError as error:
+                if not left:
+                    raise
+                say(f"waiting: {error}")
+            if self._stopping.wait(_QUOTA_POLL_SECONDS):
+                break
+        raise StoppedError(f"{request.step}: stopped while waiting for the quota")
+
+    def _create_all(
+        self, request: Request, manifests: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Creates all pods of an attempt, or none."""
+        made: list[dict[str, Any]] = []
+        try:
+            for manifest in manifests:
+                made.append(self._cluster.create_pod(manifest))
+        except BaseException as error:
+            for pod in made:
+                self._cluster.delete_pod(name_of(pod))
+            if isinstance(error, ApiException):
+                where = request.step or request.stage
+                said = reason_of(error)
+                raise refused(error.status, said, where, request.stage) from error
+            raise
+        return made
+
+
+def _is_whole(pods: list[dict[str, Any]]) -> bool:
+    """Whether all pods of an attempt are there and at work."""
+    at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
+    return len(at_work) == int(annotation(pods[0], NODES) or 1)
+
+
+def _image_of(request: Request, settings: KubernetesSettings) -> str:
+    chosen = settings.pod_of(request.stage).image
+    if chosen is not None:
+        return chosen
+    [image, *_] = images_named(request.image, gpus=request.resources.gpus)
+    return f"{settings.registry.rstrip('/')}/{image.tag}" if settings.registry else image.tag
+
+
+def _user_of(settings: KubernetesSettings) -> tuple[int, int]:
+    """User and group of the stages; never root."""
+    if settings.user is not None:
+        uid, gid = settings.user.split(":")
+        return int(uid), int(gid)
+    if os.geteuid() == 0:
+        raise UserError(
+            "the orchestrator runs as root, and pods must not",
+            "set execution.kubernetes.user, such as 1000:1000, or run geb as that user",
+        )
+    return os.geteuid(), os.getegid()
+
+
+def _owner_of(cluster: Cluster, settings: KubernetesSettings) -> dict[str, Any] | None:
+    """The orchestrator's own pod as the owner of its stages' pods, which go when it is deleted."""
+    if settings.on_orchestrator_death == "keep":
+        return None
+    own = cluster.own_pod()
+    if own is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": name_of(own),
+        "uid": own["metadata"]["uid"],
+    }
+
+
+def _log_paths(log: Path, nodes: int) -> list[Path]:
+    return [log, *(log.with_suffix(f".node{node}.log") for node in range(1, nodes))]
+
+
+def _ignore(event: Event) -> None:
+    """Events of other nodes: the first one repeats what counts."""

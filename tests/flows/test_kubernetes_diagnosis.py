@@ -1,0 +1,273 @@
+"""What a pod's state means for a person, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.runners.base import FailureTail
+from flows.runners.kubernetes.diagnosis import Ending, ending_of, obstacle_of, why_taken
+from flows.runners.kubernetes.refusal import QuotaInUseError, refused
+from flows.runners.kubernetes.verdict import raise_for
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
+from stages.contract.events import Failure
+from stages.contract.request import Resources, make_request
+from stages.train.params import TrainParams
+from tests.stage_calls import stand_ins
+
+
+def pod(
+    phase: str,
+    *,
+    state: dict[str, Any] | None = None,
+    conditions: tuple[dict[str, Any], ...] = (),
+    **status: Any,
+) -> dict[str, Any]:
+    containers = [] if state is None else [{"name": "stage", "state": state}]
+    return {
+        "metadata": {"name": "geb-x-0"},
+        "spec": {"containers": [{"image": "geb-torch:1"}]},
+        "status": {
+            "phase": phase,
+            "containerStatuses": containers,
+            "conditions": list(conditions),
+            **status,
+        },
+    }
+
+
+def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return pod("Pending", conditions=(condition,))
+
+
+def waiting(reason: str, message: str) -> dict[str, Any]:
+    return pod("Pending", state={"waiting": {"reason": reason, "message": message}})
+
+
+def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "reason": reason}}
+    return pod("Failed" if code else "Succeeded", state=state, **status)
+
+
+@pytest.mark.parametrize(
+    ("state", "wait", "said", "remedy"),
+    [
+        (
+            unscheduled("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
+            "a_while",
+            "Insufficient nvidia.com/gpu",
+            "lower resources.train",
+        ),
+        (
+            unscheduled('persistentvolumeclaim "store" not found'),
+            "never",
+            "no claim 'store'",
+            "execution.kubernetes.volumes",
+        ),
+        (unscheduled("", "SchedulingGated"), "always", "queue", ""),
+        (
+            waiting("ErrImagePull", 'failed to resolve "geb-torch:1": not found'),
+            "never",
+            "the image geb-torch:1 cannot be had",
+            "execution.kubernetes.registry",
+        ),
+        (waiting("ImagePullBackOff", "dial tcp: i/o timeout"), "briefly", "i/o timeout", "push it"),
+        (waiting("InvalidImageName", "couldn't parse"), "never", "couldn't parse", "correct"),
+        (
+            waiting("CreateContainerConfigError", 'secret "hub" not found'),
+            "never",
+            'secret "hub" not found',
+            "create what it names",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_starting_is_told_apart(
+    state: dict[str, Any], wait: str, said: str, remedy: str
+) -> None:
+    found = obstacle_of(state, "train")
+    assert found is not None
+    assert found.wait == wait
+    assert said in found.message
+    assert remedy in found.remedy
+
+
+def test_volumes_that_cannot_be_mounted_show_in_events_alone() -> None:
+    creating = waiting("ContainerCreating", "")
+    assert obstacle_of(creating, "train") is None
+    failed = {"type": "Warning", "reason": "FailedMount", "message": "no such device"}
+    found = obstacle_of(creating, "train", [failed])
+    assert found is not None
+    assert "no such device" in found.message
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "said"),
+    [
+        (terminated(0, "Completed"), "exited", ""),
+        (terminated(64), "exited", ""),
+        (terminated(137, "OOMKilled"), "out_of_memory", ""),
+        (
+            pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
+            "taken",
+            "low on resource: memory",
+        ),
+        (
+            pod(
+                "Failed",
+                reason="Evicted",
+                message='Usage of EmptyDir "tmp" exceeds the limit "1Mi"',
+            ),
+            "full",
+            "exceeds the limit",
+        ),
+        (pod("Failed", reason="DeadlineExceeded"), "overdue", ""),
+        (pod("Failed", reason="NodeLost"), "taken", "does not answer"),
+        (pod("Failed", reason="NodeShutdown"), "taken", "shuts down"),
+        (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "taken", "OutOfcpu"),
+        (terminated(128, "StartError"), "refused", ""),
+        (
+            terminated(
+                143,
+                conditions=(
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "PreemptionByScheduler",
+                        "message": "preempting to accommodate a higher priority pod",
+                    },
+                ),
+            ),
+            "taken",
+            "pod of higher priority",
+        ),
+    ],
+)
+def test_how_a_pod_ended_is_told_apart(state: dict[str, Any], kind: str, said: str) -> None:
+    found = ending_of(state)
+    assert found is not None
+    assert found.kind == kind
+    assert said in found.message
+
+
+def test_a_pod_at_work_has_not_ended() -> None:
+    assert ending_of(pod("Running", state={"running": {}})) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Preempted", "pod of higher priority"),
+        ("TaintManagerEviction", "does not answer"),
+        ("Killing", "somebody deleted its pod"),
+    ],
+)
+def test_why_a_pod_was_deleted_is_in_its_events(reason: str, said: str) -> None:
+    assert said in why_taken(pod("Running"), [{"reason": reason, "message": "by x"}])
+
+
+def test_a_pod_that_failed_by_itself_was_not_taken() -> None:
+    assert Ending("exited", 1).or_taken(lambda: "drained") == Ending("exited", 1)
+    assert Ending("exited", 143).or_taken(lambda: "drained").kind == "taken"
+
+
+PARAMS = TrainParams()
+REQUEST = make_request(
+    PARAMS,
+    inputs=stand_ins(PARAMS),
+    seed=0,
+    store="store",
+    resources=Resources(nodes=2, memory_gib=4),
+)
+LOG = Path("stage.log")
+
+
+def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = None) -> Any:
+    tails = [FailureTail() for _ in endings]
+    if failure is not None:
+        tails[0].record_event(failure)
+    with pytest.raises(BaseException) as caught:
+        raise_for(endings, tails, REQUEST, stopped=stopped, log=LOG)
+    return caught.value
+
+
+def test_a_pod_that_was_taken_explains_the_failure_of_the_others() -> None:
+    error = error_of(Ending("exited", 1), Ending("taken", 143, "preempted"))
+    assert isinstance(error, PreemptedError)
+    assert "node 2 of 2" in str(error)
+
+
+def test_memory_explains_the_failure_of_the_others() -> None:
+    error = error_of(Ending("exited", 1), Ending("out_of_memory", 137))
+    assert not isinstance(error, PreemptedError)
+    assert "memory limit of 4 GiB" in str(error)
+
+
+def test_a_mistake_comes_before_everything() -> None:
+    failure = Failure(kind="user", message="bad value", remedy="use 8")
+    error = error_of(Ending("exited", 64), Ending("taken", 143, "x"), failure=failure)
+    assert isinstance(error, UserError)
+    assert error.remedy == "use 8"
+
+
+def test_what_the_run_ended_itself_is_stopped() -> None:
+    assert isinstance(error_of(Ending("exited", 143), stopped=True), StoppedError)
+
+
+def test_a_first_pod_that_ended_well_is_enough() -> None:
+    raise_for(
+        [Ending("exited", 0), Ending("exited", 143)],
+        [FailureTail(), FailureTail()],
+        REQUEST,
+        stopped=False,
+        log=LOG,
+    )
+
+
+QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: {}, used: {}, limited: {}'
+
+
+def test_a_quota_that_is_used_up_is_waited_for() -> None:
+    said = QUOTA.format(
+        "limits.memory=2Gi,pods=1", "limits.memory=3Gi,pods=2", "limits.memory=4Gi,pods=4"
+    )
+    assert isinstance(refused(403, said, "train", "train"), QuotaInUseError)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "message", "remedy"),
+    [
+        (
+            403,
+            QUOTA.format("limits.memory=8Gi", "limits.memory=0", "limits.memory=4000M"),
+            "the quota 'team' of the namespace does not allow the pod",
+            "lower resources.train",
+        ),
+        (
+            403,
+            "failed quota: team: must specify limits.memory",
+            "wants limits.memory to be given",
+            "resources.train.memory_gib",
+        ),
+        (
+            403,
+            'pods is forbidden: User "x" cannot create resource "pods" in API group ""',
+            "may not create pods",
+            "kubectl apply -k",
+        ),
+        (422, "spec.x: Invalid value", "the cluster refuses the pod", "correct"),
+    ],
+)
+def test_a_refused_pod_is_a_mistake_with_its_remedy(
+    status: int, said: str, message: str, remedy: str
+) -> None:
+    error = refused(status, said, "train", "train")
+    assert isinstance(error, UserError)
+    assert message in error.message
+    assert remedy in error.remedy
+
+
+def test_an_api_server_in_trouble_is_tried_again() -> None:
+    assert type(refused(500, "etcd is gone", "train", "train")) is StageFailedError

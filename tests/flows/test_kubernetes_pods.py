@@ -1,0 +1,244 @@
+"""How a request becomes pods, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.loading import load_config
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
+from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
+from stages.contract.params import StageParams
+from stages.contract.request import FileInput, Request, Resources, make_request
+from stages.pair.params import PairParams
+from stages.promote.params import PromoteParams
+from stages.train.params import TrainParams
+from tests.flows.loop import write_config
+from tests.stage_calls import stand_ins
+
+# Volumes that Pod Security "restricted" allows; a path of the host is none of them.
+ALLOWED_VOLUMES = {"persistentVolumeClaim", "emptyDir"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
+
+
+def request_for(store: LocalStore, params: StageParams | None = None, **fields: Any) -> Request:
+    params = params or PairParams()
+    inputs = stand_ins(params) | fields.pop("inputs", {})
+    return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
+
+
+def pods(request: Request, owner: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
+    values = {"volumes": {request.store: {"claim": "store"}}} | settings
+    # Where the inputs of these requests are, which are nobody's.
+    values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
+    attempt = Attempt(
+        name=attempt_name(request, "abc123"),
+        image="geb-core:1",
+        uid=1000,
+        gid=1000,
+        request_path=f"{request.store}/request.json",
+        sign=Path(request.store) / "orchestrators/key",
+        grace_seconds=30,
+        owner=owner,
+    )
+    return pods_for(request, KubernetesSettings.model_validate(values), attempt)
+
+
+def pod(request: Request, **settings: Any) -> Any:
+    [made] = pods(request, **settings)
+    return made
+
+
+def container(request: Request, **settings: Any) -> Any:
+    [made] = pod(request, **settings)["spec"]["containers"]
+    return made
+
+
+def environment(request: Request, **settings: Any) -> dict[str, Any]:
+    return {each["name"]: each for each in container(request, **settings)["env"]}
+
+
+# Everything that a person may set of a pod, each to something.
+EVERYTHING: dict[str, Any] = {
+    "node_selector": {"pool": "a100"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "environment": {"A": "1"},
+    "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
+    "service_account": "stages",
+    "priority_class": "low",
+    "queue": "research",
+    "queue_priority": "low",
+    "pull_secrets": ["registry"],
+    "pull_policy": "Always",
+    "gpu_resource": "amd.com/gpu",
+    "user": "2000:2000",
+    "shm_gib": 8,
+    "tmp_gib": 8,
+    "on_orchestrator_death": "keep",
+    "stages": {"pair": {"image": "other:1", "environment": {"B": "2"}}},
+}
+
+
+@pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
+def test_every_pod_holds_to_restricted(store: LocalStore, settings: dict[str, Any]) -> None:
+    """Level "restricted" of the Pod Security Standards, point by point."""
+    resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
+    for made in pods(request_for(store, resources=resources), **settings):
+        spec = made["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert not {"initContainers", "ephemeralContainers"} & spec.keys()
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        for volume in spec["volumes"]:
+            assert set(volume) - {"name"} <= ALLOWED_VOLUMES
+        for each in spec["containers"]:
+            context = each["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["privileged"] is False
+            assert "ports" not in each
+
+
+@pytest.mark.parametrize("user", ["0:0", "0:1000", "root"])
+def test_no_setting_makes_a_pod_run_as_root(user: str) -> None:
+    with pytest.raises(ValueError, match="user"):
+        KubernetesSettings(user=user)
+
+
+def test_resources_are_limits_and_requests(store: LocalStore) -> None:
+    resources = Resources(gpus=2, cpus=1.5, memory_gib=3, timeout_seconds=90.5)
+    request = request_for(store, resources=resources)
+    expected = {"cpu": "1500m", "memory": "3072Mi", "nvidia.com/gpu": "2"}
+    assert container(request)["resources"] == {"limits": expected, "requests": expected}
+    assert pod(request)["spec"]["activeDeadlineSeconds"] == 91
+    assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
+
+
+def test_a_stage_has_its_own_settings_over_those_of_all(store: LocalStore) -> None:
+    own = {"node_selector": {"pool": "big"}, "queue": "gpus"}
+    settings = EVERYTHING | {"stages": {"train": own}}
+    train = pod(request_for(store, TrainParams()), **settings)
+    pair = pod(request_for(store), **settings)
+    assert train["spec"]["nodeSelector"] == {"pool": "big"}
+    assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
+    assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+
+
+def test_secrets_are_named_and_their_values_nowhere(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "hidden-value")
+    made = environment(request_for(store), secrets={"TOKEN": {"name": "hub", "key": "token"}})
+    assert made["TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert "hidden-value" not in json.dumps(pods(request_for(store)))
+
+
+def mounts(request: Request, **settings: Any) -> dict[str, Any]:
+    return {each["mountPath"]: each for each in container(request, **settings)["volumeMounts"]}
+
+
+def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: LocalStore) -> None:
+    request = request_for(store)
+    found = mounts(request)
+    assert found[request.store]["readOnly"] is True
+    artifacts = found[f"{request.store}/artifacts/pair"]
+    assert (artifacts["readOnly"], artifacts["subPath"]) == (False, "artifacts/pair")
+    assert f"{request.store}/models" not in found
+    assert f"{request.store}/models" in mounts(request_for(store, PromoteParams()))
+
+
+def test_a_claim_may_hold_the_store_in_a_folder(store: LocalStore) -> None:
+    request = request_for(store)
+    parent = str(store.root.parent)
+    found = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
+    assert found[parent]["subPath"] == "team/geb"
+    work = f"work/pair/{request.key}"
+    assert found[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
+
+
+def test_a_volume_inside_another_comes_after_it(store: LocalStore) -> None:
+    request = request_for(store)
+    outer, inner = str(store.root.parent), request.store
+    found = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
+    assert found.index(outer) < found.index(inner) < found.index(f"{inner}/artifacts/pair")
+
+
+def test_a_store_or_an_input_in_no_volume_is_refused(store: LocalStore) -> None:
+    with pytest.raises(UserError, match="the store is at") as caught:
+        pods(request_for(store), volumes={"/elsewhere": {"claim": "store"}})
+    assert "execution.kubernetes.volumes" in caught.value.remedy
+    policy = {"policy": [FileInput(location="/models/a", digest="1")]}
+    with pytest.raises(UserError, match="an input is at /models/a"):
+        pods(request_for(store, TrainParams(), inputs=policy))
+
+
+def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    chosen = ["execution.runner=kubernetes"]
+    with pytest.raises(UserError, match="pods see no volume at"):
+        load_config(config, chosen)
+    volumes = json.dumps({str(tmp_path): {"claim": "store"}})
+    load_config(config, [*chosen, f"execution.kubernetes.volumes={volumes}"])
+
+
+@pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
+def test_with_a_store_in_a_bucket_pods_must_see_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, covered: bool
+) -> None:
+    monkeypatch.setenv("GEB_CACHE", place)
+    volumes = json.dumps({"/srv": {"claim": "cache"}})
+    chosen = ["execution.runner=kubernetes", f"execution.kubernetes.volumes={volumes}"]
+    config = write_config(tmp_path, store="s3://bucket/prefix")
+    if covered:
+        load_config(config, chosen)
+        return
+    with pytest.raises(UserError, match="where the cache of the store is"):
+        load_config(config, chosen)
+
+
+def test_several_nodes_are_pods_of_one_group_on_different_hosts(store: LocalStore) -> None:
+    request = request_for(store, TrainParams(), resources=Resources(nodes=2))
+    first, second = pods(request, queue="research")
+    command = second["spec"]["containers"][0]["command"]
+    work = str(store.work_path("train", request.key))
+    assert command[-3:] == ["-m", "stages.training.node", work]
+    assert "stages.train" in first["spec"]["containers"][0]["command"]
+    for made in (first, second):
+        metadata = made["metadata"]
+        assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == first["metadata"]["name"][:-2]
+        assert metadata["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+        [term] = made["spec"]["affinity"]["podAntiAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+
+
+@pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])
+def test_the_supervisor_watches_for_a_sign_or_does_not(
+    store: LocalStore, death: str, watches: bool
+) -> None:
+    command = container(request_for(store), on_orchestrator_death=death)["command"]
+    assert ("--sign" in command) is watches
+
+
+def test_names_and_labels_are_what_the_api_takes(store: LocalStore) -> None:
+    request = request_for(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
+    made = pod(request)["metadata"]
+    assert len(made["name"]) <= 63
+    assert made["name"] == made["name"].lower()
+    assert all(len(value) <= 63 for value in made["labels"].values())
+    assert made["annotations"]["geb/full-key"] == request.key

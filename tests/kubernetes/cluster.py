@@ -1,0 +1,178 @@
+"""A real cluster for tests: one that KUBECONFIG names, or one that is started for them.
+
+Its nodes see this machine's folders at the same paths. So a pod needs no more of an image than a
+root folder: libraries, interpreter, packages and code are mounted from here, through a claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.kubernetes import KubernetesSettings
+from tests.flows.loop import ROOT
+from tests.lacking import lacking
+
+TOOLS = ROOT.parent / "shared/cluster/k8s"
+IMAGE = "localhost/geb-root:1"
+USER = 1000
+
+
+def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str:
+    """Runs kubectl with a manifest as its input, and returns what it printed."""
+    done = subprocess.run(
+        ["kubectl", *arguments], input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def reachable_cluster(folder: Path) -> Iterator[None]:
+    """A cluster that kubectl reaches; one that this starts is gone at the end of the block."""
+    # The cluster is no matter for a proxy.
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+    if _answers():
+        yield
+        return
+    if not (TOOLS / "up").exists() or os.geteuid() != 0:
+        lacking(f"a cluster: KUBECONFIG names none that answers, and {TOOLS}/up wants root")
+    environment = os.environ | {"K8S_TOP": str(folder)}
+    done = subprocess.run(
+        [TOOLS / "up"], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lacking(f"{TOOLS}/up: {done.stderr}")
+    try:
+        os.environ["KUBECONFIG"] = str(folder / "kubeconfig")
+        os.environ["K8S_TOP"] = str(folder)
+        yield
+    finally:
+        subprocess.run([TOOLS / "down"], env=environment, check=True)
+
+
+def _answers() -> bool:
+    if "KUBECONFIG" not in os.environ:
+        return False
+    with contextlib.suppress(OSError):
+        command = ["kubectl", "get", "--raw", "/readyz", "--request-timeout=5s"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return False
+
+
+def load_image(folder: Path) -> None:
+    """Loads an image that is a root folder with this machine's links, and nothing else."""
+    root = folder / "root"
+    for name in ("dev", "etc", "proc", "sys", "tmp", "usr", "var"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        if (Path("/") / name).is_symlink():
+            (root / name).symlink_to((Path("/") / name).readlink())
+    archive = folder / "root.tar"
+    subprocess.run([TOOLS / "make-image", IMAGE, archive, root], check=True)
+    subprocess.run([TOOLS / "load-image", archive], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace whose claim ``machine`` is this machine's root folder.
+
+    Attributes:
+        name: Its name.
+    """
+
+    name: str
+
+    def apply(self, *things: dict[str, Any]) -> None:
+        """Creates or changes objects in the namespace."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)})
+        kubectl("-n", self.name, "apply", "-f", "-", text=text)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """All pods of the namespace."""
+        found: list[dict[str, Any]] = json.loads(
+            kubectl("-n", self.name, "get", "pods", "-o", "json")
+        )["items"]
+        return found
+
+    def settings(self, *folders: Path, **changes: Any) -> KubernetesSettings:
+        """Settings of the runner whose pods see the interpreter, the code and these folders."""
+        places = {Path("/usr"), ROOT, Path(sys.prefix), Path(sys.base_prefix)}
+        # An environment may take packages from another one's folder.
+        places |= {Path(each) for each in sys.path if each.endswith("site-packages")}
+        places |= set(folders)
+        values: dict[str, Any] = {
+            "namespace": self.name,
+            "image": IMAGE,
+            "user": f"{USER}:{USER}",
+            "volumes": {str(each): _of_machine(each) for each in _outermost(places)},
+            "environment": {
+                "PATH": f"{sys.prefix}/bin:/usr/bin",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+            },
+            "shm_gib": 0.25,
+            "tmp_gib": 0.25,
+        }
+        return KubernetesSettings.model_validate(values | changes)
+
+
+def _of_machine(place: Path) -> dict[str, str]:
+    return {"claim": "machine", "sub_path": str(place.relative_to("/"))}
+
+
+def _outermost(places: set[Path]) -> list[Path]:
+    return [
+        each
+        for each in sorted(places)
+        if not any(each != other and each.is_relative_to(other) for other in places)
+    ]
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[Namespace]:
+    """A namespace of its own, gone at the end of the block."""
+    name = f"geb-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    made = Namespace(name)
+    size = {"storage": "1Gi"}
+    try:
+        made.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": name},
+                "spec": {
+                    "capacity": size,
+                    "accessModes": ["ReadWriteMany"],
+                    "storageClassName": "",
+                    "claimRef": {"name": "machine", "namespace": name},
+                    "hostPath": {"path": "/", "type": "Directory"},
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "machine"},
+                "spec": {
+                    "accessModes": ["ReadWriteMany"],
+                    "storageClassName": "",
+                    "volumeName": name,
+                    "resources": {"requests": size},
+                },
+            },
+        )
+        yield made
+    finally:
+        kubectl("delete", "namespace", name, "--wait=false")
+        kubectl("delete", "persistentvolume", name, "--wait=false")

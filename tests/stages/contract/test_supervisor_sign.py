@@ -1,0 +1,57 @@
+"""Supervisor of a stage whose orchestrator is on another host: it waits for signs of life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WORKS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(7)); signal.pause()"
+
+
+def supervised(sign: Path, seconds: float, program: str) -> subprocess.Popen[str]:
+    """A program below a supervisor that never sees the end of its stdin."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "stages.contract.supervisor", "--grace", "30"),
+            *("--sign", str(sign), "--sign-seconds", str(seconds)),
+            *("--", sys.executable, "-c", program),
+        ],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_without_a_sign_the_stage_ends_in_its_own_way(tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    sign.touch()
+    with supervised(sign, 1.0, WORKS) as process:
+        assert process.stderr is not None
+        assert "no sign of the orchestrator" in process.stderr.read()
+    assert process.returncode == 7
+
+
+def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path: Path) -> None:
+    sign, done = tmp_path / "sign", tmp_path / "done"
+    sign.touch()
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.1)"
+    with supervised(sign, 4.0, waits) as process:
+        # Twice the time that it may go without one.
+        for beat in range(32):
+            os.utime(sign, (beat, beat))
+            try:
+                process.wait(0.25)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        assert process.poll() is None
+        done.touch()
+    assert process.returncode == 0
+
+
+def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
+    with supervised(tmp_path / "never made", 1000.0, "exit(3)") as process:
+        pass
+    assert process.returncode == 3
