@@ -28,6 +28,7 @@ from flows.pipeline.inputs import (
     resolve,
     resolve_inputs,
     resolve_model,
+    suite_inputs,
 )
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
@@ -62,12 +63,16 @@ class Models:
             folder, or a hub id.
         base: The same, for the model that it is compared with; None for the one that the
             configuration starts from.
-        prompts: File or hub data set of prompts; None for those that the configuration holds out.
+        prompts: File or hub data set of prompts; None for those that the configuration holds out,
+            or the suite's.
+        suite: Suite of the configuration whose prompts, sampling and oracle are used; None for the
+            evaluation on held-out prompts.
     """
 
     policy: str
     base: str | None = None
     prompts: str | None = None
+    suite: str | None = None
 
 
 @dataclass
@@ -139,6 +144,7 @@ def evaluate(
     policy: str,
     base: str = "",
     prompts: str = "",
+    suite: str = "",
     preset: Preset = DEFAULT_PRESET,
     config: Overrides = NOTHING,
 ) -> Comparison | State[Any]:
@@ -150,6 +156,8 @@ def evaluate(
         base: The model to compare with; empty takes the one that the configuration starts from.
         prompts: File or hub data set of prompts; empty takes those that the configuration holds
             out.
+        suite: Suite of the configuration whose prompts, sampling and oracle are used; empty takes
+            the evaluation on held-out prompts.
         preset: The configuration whose sampling, oracle and metrics are used.
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default where the preset has none.
@@ -158,7 +166,7 @@ def evaluate(
     try:
         asked = configured(preset, config)
         asked = asked.model_copy(update={"name": f"{asked.name}-evaluation"})
-        return _evaluate(asked, Models(policy, base or None, prompts or None))
+        return _evaluate(asked, Models(policy, base or None, prompts or None, suite or None))
     except RunCancelledError:
         raise
     except GebError as error:
@@ -174,18 +182,26 @@ def evaluate_resolved(config: RunConfig, models: Models) -> Comparison:
         GebError: The evaluation failed.
     """
     whole = json.loads(config.to_json())
-    return evaluate(models.policy, models.base or "", models.prompts or "", NO_PRESET, whole)
+    places = models.base or "", models.prompts or "", models.suite or ""
+    return evaluate(models.policy, *places, NO_PRESET, whole)
 
 
-def num_steps(config: RunConfig) -> int:
-    """Steps of an evaluation: prompts, both models' samples and their scores, and the metrics."""
-    return 2 + 4 * config.evaluation.num_shards
+def num_steps(config: RunConfig, suite: str | None) -> int:
+    """Steps of an evaluation: prompts, both models' samples and their scores, and the metrics.
+
+    Raises:
+        UserError: There is no such suite.
+    """
+    evaluation = config.for_suite(suite).evaluation if suite else config.evaluation
+    return 2 + 4 * evaluation.num_shards
 
 
 def _evaluate(config: RunConfig, models: Models) -> Comparison:
     store = open_store(config.store, create=True)
     external = _external(config, models, store)
-    if models.prompts is not None:
+    if models.suite is not None:
+        config = config.for_suite(models.suite)
+    elif models.prompts is not None:
         config = config.model_copy(update={"iterations": 0})
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
@@ -207,7 +223,9 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
             "name one as the base, for example a first version (`quickstart:1`)",
         )
     inputs = config.inputs
-    if models.prompts is None:
+    if models.suite is not None:
+        external = _of_suite(config, models.suite, models.prompts)
+    elif models.prompts is None:
         external = resolve_inputs(config)
     else:
         require_oracle_inputs(config)
@@ -222,6 +240,18 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
         "policy": [resolve_model(models.policy, store)],
         "base": [resolve_model(base, store)],
     }
+
+
+def _of_suite(config: RunConfig, suite: str, prompts: str | None) -> dict[str, list[External]]:
+    if config.for_suite(suite).suites[suite].score is None:
+        require_oracle_inputs(config)
+    inputs = config.inputs
+    run = {
+        "oracle_model": [resolve(each, "model") for each in (inputs.oracle_model,) if each],
+        "oracle_code": [resolve(each, "dataset") for each in (inputs.oracle_code,) if each],
+    }
+    found = suite_inputs(config, suite, run)
+    return found | ({"test_prompts": [resolve(prompts, "dataset")]} if prompts else {})
 
 
 def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:

@@ -53,6 +53,10 @@ def evaluate(
         str | None,
         typer.Option(metavar="FILE", help="Prompts, in place of those that CONFIG holds out."),
     ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A suite of CONFIG: its prompts, sampling and oracle."),
+    ] = None,
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
@@ -70,8 +74,8 @@ def evaluate(
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"), watched.print)
-    with ConsoleObserver(watched, num_steps(settings)) as observer, observing(observer):
-        found = evaluate_resolved(settings, Models(policy, base, prompts))
+    with ConsoleObserver(watched, num_steps(settings, suite)) as observer, observing(observer):
+        found = evaluate_resolved(settings, Models(policy, base, prompts, suite))
     if as_json:
         print_json(found.to_json())
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -75,7 +75,13 @@ def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             rows += _fields(kind, f"{prefix}{name}.")
-        else:
-            default = json.dumps(field.get_default(call_default_factory=True), default=str)
-            rows.append((f"{prefix}{name}", default, " ".join((field.description or "").split())))
+            continue
+        default = json.dumps(field.get_default(call_default_factory=True), default=str)
+        meaning = " ".join((field.description or "").split())
+        shown = "required" if field.is_required() else default
+        rows.append((f"{prefix}{name}", shown, meaning))
+        # Sections under names of one's own, such as `suites`.
+        section = get_args(kind)[-1] if get_origin(kind) is dict else None
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            rows += _fields(section, f"{prefix}{name}.NAME.")
     return rows

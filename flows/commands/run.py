@@ -195,7 +195,8 @@ def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json() | {"report": page})
         return
-    console.print(summary.table())
+    for table in summary.tables():
+        console.print(table)
     for line in summary.places():
         console.print(line)
     console.print(f"report      {page}")

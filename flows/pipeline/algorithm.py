@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from flows.pipeline.config import Inputs, RunConfig
-from flows.pipeline.inputs import resolve_inputs
+from flows.pipeline.inputs import SUITE_INPUTS, resolve_inputs, suite_input
 from flows.pipeline.preflight import check_checkpoints
-from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps
+from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps, suite_place
 from stages.contract.request import FileInput
 
 Do = Callable[[Step], Output]
@@ -28,6 +29,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     assert base is not None
     evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", 0, evaluation, base, test_prompts)
+    suites = _base_of_suites(config, steps, do, base)
     train_prompts = {
         iteration: _train_prompts(config, steps, do, iteration, base, prompts)
         for iteration in range(1, config.iterations + 1)
@@ -53,6 +55,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             steps, do, evaluate, iteration, evaluation, policy, test_prompts, base_samples
         )
         evaluated = do(steps.evaluate(evaluate, iteration, own, base_samples, base))
+        _run_suites(config, suites, do, iteration, policy, base)
         metrics = evaluated.at("metrics.json")
         do(steps.promote(iteration, policy, metrics, previous_metrics))
         previous_metrics = metrics
@@ -91,6 +94,46 @@ def sample_and_score(
     return samples
 
 
+@dataclass(frozen=True)
+class _Suite:
+    """A suite whose prompts the base has answered."""
+
+    steps: Steps
+    prompts: Output
+    base_samples: Samples
+
+
+def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Source) -> dict[str, _Suite]:
+    """Samples and scores the base's responses to the prompts of each suite, once for all."""
+    suites = {}
+    for name in config.suites:
+        own, place = steps.of_suite(name), suite_place("base", name)
+        prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
+        samples = sample_and_score(own, do, place, 0, own.for_evaluation(), base, prompts)
+        suites[name] = _Suite(own, prompts, samples)
+    return suites
+
+
+def _run_suites(
+    config: RunConfig,
+    suites: Mapping[str, _Suite],
+    do: Do,
+    iteration: int,
+    policy: Source,
+    base: Source,
+) -> None:
+    """Compares the policy with the base on the suites that are due after an iteration."""
+    for name, each in suites.items():
+        if config.suites[name].after == "last" and iteration < config.iterations:
+            continue
+        place = suite_place(f"iteration-{iteration}/evaluate", name)
+        sampling, base_samples = each.steps.for_evaluation(), each.base_samples
+        own = sample_and_score(
+            each.steps, do, place, iteration, sampling, policy, each.prompts, base_samples
+        )
+        do(each.steps.evaluate(place, iteration, own, base_samples, base))
+
+
 def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     """Hands every step of a run to ``do``, in an order in which they could be computed."""
     external = resolve_inputs(config)
@@ -114,7 +157,9 @@ def all_steps(config: RunConfig) -> list[Step]:
 def step_names(config: RunConfig) -> list[str]:
     """Names of a run's steps, in order; its inputs are neither read nor looked for."""
     unread = FileInput(location="", digest="")
-    external = {name: [unread] for name in Inputs.model_fields}
+    places = [*Inputs.model_fields]
+    places += [suite_input(suite, name) for suite in config.suites for name in SUITE_INPUTS]
+    external = {name: [unread] for name in places}
     names: list[str] = []
 
     def keep(step: Step) -> Output:

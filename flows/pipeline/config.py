@@ -8,7 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from flows.pipeline.estimation import Estimation
+from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
 from flows.pipeline.placement import Execution, resources_of
+from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.contract.stores import cache_home, location_of
 from stages.evaluate.params import EvaluateParams
@@ -36,10 +38,6 @@ BEFORE_ITERATIONS = ("prepare", "sft")
 """Stages that run once; all others belong to an iteration."""
 
 
-REPORTED = ("correct_from", "pass_at_k")
-"""Settings of an evaluation that only its report reads."""
-
-
 class Inputs(Settings):
     """What comes from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
 
@@ -55,48 +53,6 @@ class Inputs(Settings):
     """Reward model, for the oracles that are one."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
-
-
-class Evaluation(Settings):
-    """Sampling on the held-out prompts; the defaults are the paper's in-domain evaluation."""
-
-    num_samples: int = Field(64, ge=1)
-    """Samples per prompt."""
-    temperature: float = Field(0.6, ge=0)
-    """Sampling temperature; 0 is greedy."""
-    top_p: float = Field(0.9, gt=0, le=1)
-    """Nucleus sampling mass."""
-    max_new_tokens: int = Field(4096, ge=1)
-    """Longest response in tokens."""
-    num_shards: int = Field(1, ge=1)
-    """Shards of the held-out prompts, each a task of its own."""
-    backend: Literal["transformers", "vllm"] | None = None
-    """Engine that samples; unset takes that of `generate`."""
-    correct_from: float | None = None
-    """Smallest score of a correct response; where it is set, reports have the accuracy (the share
-    of correct responses). Changes reports only."""
-    pass_at_k: tuple[int, ...] = ()
-    """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
-    correct, estimated without bias from `num_samples` (Chen et al. 2021). Changes reports only."""
-
-    @model_validator(mode="after")
-    def _check_pass_at_k(self) -> Evaluation:
-        if self.pass_at_k and self.correct_from is None:
-            raise ValueError(
-                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
-                "response (1 for the oracle math_verify)"
-            )
-        for k in self.pass_at_k:
-            if not 1 <= k <= self.num_samples:
-                raise ValueError(
-                    f"pass_at_k has {k}, and num_samples is {self.num_samples}: pass@k takes at "
-                    "least k samples a prompt; raise num_samples, or leave it out"
-                )
-        return self
-
-    def sampling(self) -> dict[str, Any]:
-        """What of these settings the generate stage takes in place of its own."""
-        return self.model_dump(exclude=set(REPORTED), exclude_none=True)
 
 
 class StageSettings(Settings):
@@ -134,6 +90,9 @@ class StageSettings(Settings):
     """Sampling on the held-out prompts."""
     evaluate: EvaluateParams = EvaluateParams()
     """Metrics."""
+    suites: dict[SuiteName, Suite] = Field({})
+    """Further evaluations by name, each on prompts and by an oracle of its own
+    (docs/evaluation.md)."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
 
@@ -260,13 +219,37 @@ class RunConfig(StageSettings):
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""
-        hidden = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
+        hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
+        hidden["suites"] = {"__all__": {"prepare": set(UNUSED_BY_SUITES)}}
         return self.model_dump_json(indent=2, exclude=hidden)
 
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
         own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
         return self.generate.model_copy(update=own)
+
+    def for_suite(self, name: str) -> RunConfig:
+        """The configuration by which the steps of a suite are made.
+
+        Raises:
+            UserError: There is no such suite.
+        """
+        if name not in self.suites:
+            raise UserError(
+                f"there is no suite {name!r}",
+                f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
+            )
+        suite = self.suites[name]
+        return self.model_copy(
+            update={
+                "seed": suite.seed,
+                "iterations": 0,
+                "prepare": suite.prepare,
+                "evaluation": suite,
+                "score": suite.score or self.score,
+                "evaluate": suite.evaluate or self.evaluate,
+            }
+        )
 
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""

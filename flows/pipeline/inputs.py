@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -128,7 +128,52 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     found = {name: [resolve(place, "model")] for name, place in models.items() if place}
     found |= {name: [resolve(place, "dataset")] for name, place in files.items() if place}
     found["prompts"] = [resolve(place, "dataset") for place in inputs.prompts]
-    return {name: found.get(name, []) for name in (*models, *files, "prompts")}
+    whole = {name: found.get(name, []) for name in (*models, *files, "prompts")}
+    for name in config.suites:
+        for place, sources in suite_inputs(config, name, whole).items():
+            whole[suite_input(name, place)] = sources
+    return whole
+
+
+SUITE_INPUTS = ("prompts", "test_prompts", *ORACLE_INPUTS.values())
+"""Inputs of a suite, by the names that a run's own have."""
+
+
+def suite_input(suite: str, name: str) -> str:
+    """Name of a suite's input among those of its run."""
+    return f"suites.{suite}.{name}"
+
+
+def suite_inputs(
+    config: RunConfig, name: str, run: Mapping[str, list[External]]
+) -> dict[str, list[External]]:
+    """Finds what comes into a suite from outside, by the names that a run's own inputs have.
+
+    Args:
+        config: The run's configuration.
+        name: Name of the suite.
+        run: The run's inputs, of which a suite without an oracle takes the oracle's.
+
+    Raises:
+        UserError: Something is missing, or what is needed is not named.
+    """
+    suite = config.suites[name]
+    found: dict[str, list[External]] = {"prompts": []}
+    try:
+        found["test_prompts"] = [resolve(suite.prompts, "dataset")]
+    except UserError as error:
+        raise UserError(f"suites.{name}.prompts: {error.message}", error.remedy) from error
+    if suite.score is None:
+        return found | {place: list(run[place]) for place in ORACLE_INPUTS.values()}
+    for needed in ORACLES[suite.score.oracle].needs:
+        if getattr(suite, ORACLE_INPUTS[needed]) is None:
+            raise UserError(
+                f"the oracle {suite.score.oracle} needs suites.{name}.{ORACLE_INPUTS[needed]}",
+                "name it; docs/oracles.md tells what each oracle needs",
+            )
+    models = [resolve(place, "model") for place in (suite.oracle_model,) if place]
+    code = [resolve(place, "dataset") for place in (suite.oracle_code,) if place]
+    return found | {"oracle_model": models, "oracle_code": code}
 
 
 def require_oracle_inputs(config: RunConfig) -> None:

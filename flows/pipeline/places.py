@@ -11,6 +11,7 @@ from typing import Any
 from stages.contract.errors import UserError
 
 _MODELS_AND_FILES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
+_OF_SUITES = ("prompts", "oracle_model", "oracle_code")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
@@ -32,6 +33,12 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     inputs = values.get("inputs")
     if isinstance(inputs, dict):
         _anchor_inputs(inputs, folder)
+    suites = values.get("suites")
+    for suite in suites.values() if isinstance(suites, dict) else ():
+        if isinstance(suite, dict):
+            for name in _OF_SUITES:
+                if name in suite:
+                    suite[name] = _input(suite[name], folder, name)
     execution = values.get("execution")
     if isinstance(execution, dict):
         _anchor_execution(execution, folder)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import ORACLE_INPUTS, External
+from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, External, suite_input
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams
@@ -124,7 +124,8 @@ class Steps:
     Args:
         config: The run's configuration.
         external: Its outside inputs, resolved: ``policy``, ``prompts``, ``test_prompts``,
-            ``warm_start``, ``oracle_model``, ``oracle_code``.
+            ``warm_start``, ``oracle_model``, ``oracle_code``, and the suites' by
+            :func:`flows.pipeline.inputs.suite_input`.
     """
 
     def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -134,11 +135,16 @@ class Steps:
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self._config.seed, *names)
 
-    def prepare(self) -> Step:
+    def of_suite(self, name: str) -> Steps:
+        """Builds the steps of one of the run's suites."""
+        external = {place: self._external[suite_input(name, place)] for place in SUITE_INPUTS}
+        return Steps(self._config.for_suite(name), external)
+
+    def prepare(self, name: str = "prepare") -> Step:
         """Splits the prompts into D_1…D_T and a held-out test set."""
         params = self._config.prepare.model_copy(update={"iterations": self._config.iterations})
         inputs = {"train": self._external["prompts"], "test": self._external["test_prompts"]}
-        return Step("prepare", params, _given(inputs), self._seed("prepare"))
+        return Step(name, params, _given(inputs), self._seed("prepare"))
 
     def warm_start(self) -> Step:
         """Makes the starting policy by supervised training."""
@@ -261,6 +267,11 @@ class Steps:
             "previous_metrics": [previous] if previous else [],
         }
         return Step(f"iteration-{iteration}/promote", params, _given(inputs), iteration=iteration)
+
+
+def suite_place(place: str, suite: str) -> str:
+    """Prefix of the names of a suite's steps: ``base/suite-math``."""
+    return f"{place}/suite-{suite}"
 
 
 def _given(inputs: Mapping[str, Sequence[Source]]) -> dict[str, Sequence[Source]]:

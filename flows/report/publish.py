@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
-from flows.report.summary import Summary
+from flows.report.summary import Figures, Summary
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
 _MAX_IMAGE_BYTES = 200_000
@@ -58,13 +58,15 @@ def publish_table(summary: Summary, iteration: int) -> None:
 @survives_outage
 def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
     """Creates the report artifact and one for each plot (SVG); to be called inside a flow run."""
-    rows = list(_rows(summary, summary.config.iterations))
-    titles = list(rows[0])
-    lines = [titles, ["---"] * len(titles), *(list(row.values()) for row in rows)]
-    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    tables = [_markdown(list(_rows(summary, summary.config.iterations)))]
+    tables += [
+        f"## Suite {each.name}\n\n{_markdown([_row(each, row) for row in each.rows])}"
+        for each in summary.suites
+    ]
+    joined = "\n\n".join(tables)
     places = "\n".join([*summary.places(), f"report      {report}"])
     create_markdown_artifact(
-        f"# {summary.run}\n\n{table}\n\n```\n{places}\n```\n",
+        f"# {summary.run}\n\n{joined}\n\n```\n{places}\n```\n",
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
     )
@@ -77,5 +79,15 @@ def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
 
 def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:
     for row in summary.rows[: last + 1]:
-        cells = {title: str(cell) for title, cell in summary.cells(row).items()}
-        yield {"iteration": row["iteration"] or "base", **cells}
+        yield _row(summary, row)
+
+
+def _row(figures: Figures, row: dict[str, Any]) -> dict[str, Any]:
+    cells = {title: str(cell) for title, cell in figures.cells(row).items()}
+    return {"iteration": row["iteration"] or "base", **cells}
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> str:
+    titles = list(rows[0])
+    lines = [titles, ["---"] * len(titles), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
+from flows.pipeline.evaluation import Evaluation
+from flows.pipeline.steps import suite_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact, Store
 from stages.train.params import TrainParams
+
+Model = Literal["policy", "base"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ COLUMNS = (
     Column("bonus ratio", "train", "summary.json", "bonus_ratio", ".3g"),
 )
 
+SUITE_COLUMNS = (
+    *(each for each in COLUMNS if each.stage == "evaluate"),
+    Column("tokens", "evaluate", "metrics.json", "mean_response_tokens", ".1f"),
+    Column("cut off", "evaluate", "metrics.json", "truncated_share"),
+)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -60,46 +70,18 @@ class Cell:
         return f"{self.text} {self.interval}".rstrip()
 
 
-@dataclass
-class Summary:
-    """Results of a run, as far as its artifacts are there.
+class Figures:
+    """A table of figures: a row for the base and one for each iteration."""
 
-    Attributes:
-        run: Its name.
-        config: Its configuration.
-        artifacts: Artifacts by the name of their step; steps without one are missing.
-        rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
-            with `components` of the oracle, `solved` (accuracy, pass@k), and `intervals` by the
-            names of :func:`flows.report.prompt_figures.prompt_figures`; row 0 is the base policy.
-        checkpoint: Place of the last trained checkpoint.
-        registered: What the registry knows of the run's model, line by line.
-    """
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]]
 
-    run: str
-    config: RunConfig
-    store: str
-    artifacts: dict[str, Artifact] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    checkpoint: str | None = None
-    registered: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        return {
-            "run": self.run,
-            "store": self.store,
-            "rows": self.rows,
-            "checkpoint": self.checkpoint,
-            "registered": self.registered,
-            "artifacts": {step: each.address() for step, each in self.artifacts.items()},
-        }
-
-    def table(self) -> Table:
-        """The table that a run ends with."""
-        table = Table(title=f"run {self.run}", title_justify="left", box=None, pad_edge=False)
+    def table(self, title: str) -> Table:
+        """The table for a terminal."""
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("iteration", justify="right")
-        for title in self.titles():
-            table.add_column(title, justify="right")
+        for each in self.titles():
+            table.add_column(each, justify="right")
         for row in self.rows:
             cells = self.cells(row).values()
             # Below the figure, an interval does not make the table wider than a terminal.
@@ -112,7 +94,7 @@ class Summary:
 
     def titles(self) -> list[str]:
         """Titles of the table's columns after the first, which is the iteration."""
-        return [each.title for each in COLUMNS] + self.solved() + self.components()
+        return [each.title for each in self.columns] + self.solved() + self.components()
 
     def cells(self, row: Mapping[str, Any]) -> dict[str, Cell]:
         """A row of the table by the titles of its columns."""
@@ -121,20 +103,14 @@ class Summary:
         def cell(value: float | None, form: str, name: str) -> Cell:
             return Cell(formatted(value, form), interval_text(intervals.get(name), form))
 
-        known = {each.title: cell(row.get(each.name), each.form, each.name) for each in COLUMNS}
+        known = {
+            each.title: cell(row.get(each.name), each.form, each.name) for each in self.columns
+        }
         known |= {name: cell(row["solved"].get(name), ".3f", name) for name in self.solved()}
         return known | {
             name: cell(row["components"].get(name), ".3f", f"components.{name}")
             for name in self.components()
         }
-
-    def kappa(self) -> str:
-        """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
-        found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]
-        label = kappa_label(self.config.train)
-        if self.config.train.target_ratio is None or not (label and found):
-            return label
-        return f"{label} (κ {', '.join(f'{each:.3g}' for each in found)})"
 
     def components(self) -> list[str]:
         """Names of the oracle's components, in which it explains its scores."""
@@ -143,6 +119,72 @@ class Summary:
     def solved(self) -> list[str]:
         """Names of the figures of solved problems, the accuracy first."""
         return list(dict.fromkeys(name for row in self.rows for name in row["solved"]))
+
+
+@dataclass
+class SuiteFigures(Figures):
+    """Figures of one suite.
+
+    Attributes:
+        name: Its name.
+        rows: As those of :class:`Summary`, for the iterations after which it was run.
+    """
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    columns: Sequence[Column] = SUITE_COLUMNS
+
+
+@dataclass
+class Summary(Figures):
+    """Results of a run, as far as its artifacts are there.
+
+    Attributes:
+        run: Its name.
+        config: Its configuration.
+        artifacts: Artifacts by the name of their step; steps without one are missing.
+        rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
+            with `components` of the oracle, `solved` (accuracy, pass@k), and `intervals` by the
+            names of :func:`flows.report.prompt_figures.prompt_figures`; row 0 is the base policy.
+        checkpoint: Place of the last trained checkpoint.
+        registered: What the registry knows of the run's model, line by line.
+        suites: Figures of the suites that have results.
+    """
+
+    run: str
+    config: RunConfig
+    store: str
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: str | None = None
+    registered: list[str] = field(default_factory=list)
+    suites: list[SuiteFigures] = field(default_factory=list)
+    columns: Sequence[Column] = COLUMNS
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return {
+            "run": self.run,
+            "store": self.store,
+            "rows": self.rows,
+            "suites": {each.name: each.rows for each in self.suites},
+            "checkpoint": self.checkpoint,
+            "registered": self.registered,
+            "artifacts": {step: each.address() for step, each in self.artifacts.items()},
+        }
+
+    def tables(self) -> list[Table]:
+        """The tables that a run ends with: its own, and one for each suite."""
+        suites = [each.table(f"suite {each.name}") for each in self.suites]
+        return [self.table(f"run {self.run}"), *suites]
+
+    def kappa(self) -> str:
+        """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
+        found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]
+        label = kappa_label(self.config.train)
+        if self.config.train.target_ratio is None or not (label and found):
+            return label
+        return f"{label} (κ {', '.join(f'{each:.3g}' for each in found)})"
 
     def places(self) -> list[str]:
         """Lines with the places of checkpoint, artifacts and registered models."""
@@ -175,6 +217,9 @@ def summarise(record: RunRecord) -> Summary:
                 found.artifacts[step.step] = artifact
     for iteration in range(config.iterations + 1):
         found.rows.append(iteration_row(found, iteration))
+    for name in config.suites:
+        rows = suite_rows(found, name)
+        found.suites += [SuiteFigures(name, rows)] if rows else []
     trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
     done = [each for each in trained if each is not None]
     found.checkpoint = done[-1].address("checkpoint") if done else None
@@ -195,40 +240,76 @@ def _registered(store: Store, model: str) -> list[str]:
 
 def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
-    row: dict[str, Any] = {"iteration": iteration, "components": {}}
-    artifacts = found.artifacts
     # Every evaluation repeats the base's figures beside the policy's own.
-    evaluated = artifacts.get(f"iteration-{iteration or 1}/evaluate")
-    metrics = _json(evaluated, "metrics.json")
+    place = f"iteration-{iteration or 1}/evaluate"
+    of_samples = [each for each in COLUMNS if each.stage == "evaluate"]
+    row = dict.fromkeys([each.name for each in COLUMNS])
+    model: Model = "policy" if iteration else "base"
+    row |= _evaluated(found, found.config.evaluation, of_samples, place, "base", model)
+    row["iteration"] = iteration
     if iteration == 0:
-        row |= {each.name: metrics.get(f"base_{each.name}") for each in COLUMNS}
-        row["components"] = metrics.get("base_reward_components", {})
-        return row | _estimated(found, evaluated, 1, "base")
+        return row
     for each in COLUMNS:
-        values = _json(artifacts.get(f"iteration-{iteration}/{each.stage}"), each.file)
-        row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
-    row["kappa"] = _json(artifacts.get(f"iteration-{iteration}/train"), "summary.json").get("kappa")
-    row["components"] = metrics.get("reward_components", {})
-    return row | _estimated(found, evaluated, iteration, "policy")
+        if each.stage != "evaluate":
+            values = _json(found.artifacts.get(f"iteration-{iteration}/{each.stage}"), each.file)
+            row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
+    trained = found.artifacts.get(f"iteration-{iteration}/train")
+    return row | {"kappa": _json(trained, "summary.json").get("kappa")}
 
 
-def _estimated(
-    found: Summary, evaluated: Artifact | None, iteration: int, model: str
+def suite_rows(found: Summary, name: str) -> list[dict[str, Any]]:
+    """Rows of a suite: the base's, and one for each iteration that has results."""
+    places = {
+        t: suite_place(f"iteration-{t}/evaluate", name)
+        for t in range(1, found.config.iterations + 1)
+    }
+    done = {t: place for t, place in places.items() if place in found.artifacts}
+    suite, base = found.config.suites[name], suite_place("base", name)
+    rows = [
+        {"iteration": t, **_evaluated(found, suite, SUITE_COLUMNS, place, base, "policy")}
+        for t, place in done.items()
+    ]
+    if rows:
+        first = next(iter(done.values()))
+        own = _evaluated(found, suite, SUITE_COLUMNS, first, base, "base")
+        rows.insert(0, {"iteration": 0, **own})
+    return rows
+
+
+def _evaluated(
+    found: Summary,
+    evaluation: Evaluation,
+    columns: Sequence[Column],
+    place: str,
+    base: str,
+    model: Model,
 ) -> dict[str, Any]:
-    """Intervals of a row, and the figures that only the report has."""
+    """Figures of one evaluation: metrics, components, solved problems, intervals.
+
+    Args:
+        found: The run.
+        evaluation: Settings of the evaluation.
+        columns: Metrics that are taken.
+        place: Name of its step, and prefix of those that sampled and scored the policy's responses.
+        base: Prefix of those of the base.
+        model: Whose figures are taken.
+    """
+    evaluated = found.artifacts.get(place)
     if evaluated is None:
-        return {"solved": {}, "intervals": {}}
+        unknown = {each.name: None for each in columns}
+        return {**unknown, "components": {}, "solved": {}, "intervals": {}}
     # Here, since scipy takes a second to load, and most commands do without it.
     from flows.report.prompt_figures import Solved, estimates, places, solved_names
 
-    asked = found.config.evaluation
-    wanted = Solved(asked.correct_from, asked.pass_at_k)
-    place = f"iteration-{iteration}/evaluate"
-    figures = estimates(
-        places(found.artifacts, place, place, "base", asked.num_shards), model, wanted
-    )
+    metrics = _json(evaluated, "metrics.json")
+    prefix = "base_" if model == "base" else ""
+    solved = Solved(evaluation.correct_from, evaluation.pass_at_k)
+    files = places(found.artifacts, place, place, base, evaluation.num_shards)
+    figures = estimates(files, model, solved)
     return {
-        "solved": {name: figures[name].value for name in solved_names(wanted) if name in figures},
+        **{each.name: metrics.get(f"{prefix}{each.name}") for each in columns},
+        "components": metrics.get(f"{prefix}reward_components", {}),
+        "solved": {name: figures[name].value for name in solved_names(solved) if name in figures},
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
     }
 

@@ -98,7 +98,7 @@ def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path
     assert low < 0.5 < high
     console = Console(width=300)
     with console.capture() as shown:
-        console.print(found.table())
+        console.print(*found.tables())
     assert "[0.061, 0.792]" in shown.get()
 
 

@@ -1,0 +1,213 @@
+"""Suites: evaluations beside the one on the held-out prompts, each with artifacts of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.algorithm import all_steps, step_names
+from flows.pipeline.loading import check_config, load_config, load_overridden
+from flows.pipeline.steps import Output, Step
+from flows.report.summary import SUITE_COLUMNS, Summary, suite_rows
+from stages.contract.errors import UserError
+from tests.flows.evaluations import write_evaluation, write_scores
+from tests.flows.loop import ROOT, geb, plan, steps, warm_started, write_config
+
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
+EACH: dict[str, Any] = {"prompts": PROMPTS, "num_samples": 4, "after": "each"}
+LAST: dict[str, Any] = {"prompts": PROMPTS, "num_shards": 2, "score": {"oracle": "math_verify"}}
+
+
+def steps_of(**changes: Any) -> dict[str, Step]:
+    config = load_overridden(QUICKSTART, {"iterations": 2, **changes}, "test")
+    return {step.name: step for step in all_steps(config)}
+
+
+def inputs(step: Step) -> dict[str, list[str]]:
+    return {
+        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
+        for name, group in step.inputs.items()
+    }
+
+
+def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
+    made = steps_of(suites={"front": EACH, "math": LAST})
+    beside = set(made) - set(steps_of())
+    assert beside == {
+        *(f"base/suite-front/{each}" for each in ("prepare", "generate/0", "score/0")),
+        "base/suite-math/prepare",
+        *(f"base/suite-math/{stage}/{n}" for stage in ("generate", "score") for n in (0, 1)),
+        *(
+            f"iteration-{t}/evaluate/suite-front{each}"
+            for t in (1, 2)
+            for each in ("/generate/0", "/score/0", "")
+        ),
+        "iteration-2/evaluate/suite-math",
+        *(
+            f"iteration-2/evaluate/suite-math/{stage}/{n}"
+            for stage in ("generate", "score")
+            for n in (0, 1)
+        ),
+    }
+    place = "iteration-2/evaluate/suite-front"
+    assert inputs(made[f"{place}/generate/0"]) == {
+        "policy": ["iteration-2/train:checkpoint"],
+        "prompts": ["base/suite-front/prepare:test.parquet"],
+    }
+    assert inputs(made[place]) == {
+        "responses": [f"{place}/generate/0:responses.parquet"],
+        "scores": [f"{place}/score/0:scores.parquet"],
+        "base_responses": ["base/suite-front/generate/0:responses.parquet"],
+        "base_scores": ["base/suite-front/score/0:scores.parquet"],
+        "reference": ["sft:checkpoint"],
+    }
+    assert made[place].iteration == 2
+
+
+def test_the_steps_of_suites_are_known_without_their_inputs() -> None:
+    suites = {"front": EACH, "math": LAST}
+    config = load_overridden(QUICKSTART, {"iterations": 2, "suites": suites}, "test")
+    assert step_names(config) == list(steps_of(suites=suites))
+
+
+def test_suites_change_no_step_of_the_run() -> None:
+    plain, with_suites = steps_of(), steps_of(suites={"front": EACH, "math": LAST})
+    for name, step in plain.items():
+        assert with_suites[name] == step, name
+
+
+def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
+    made = steps_of(suites={"front": EACH, "math": LAST})
+    front, math = (made[f"base/suite-{name}/generate/0"].params for name in ("front", "math"))
+    assert front.model_dump()["num_samples"] == 4
+    assert math.model_dump()["num_samples"] == 64, "the default of an evaluation"
+    oracles = {
+        name: made[f"base/suite-{name}/score/0"].params.model_dump()["oracle"]
+        for name in ("front", "math")
+    }
+    assert oracles == {"front": "python", "math": "math_verify"}
+    assert "code" in made["base/suite-front/score/0"].inputs
+    assert "code" not in made["base/suite-math/score/0"].inputs
+
+
+def test_runs_of_every_seed_share_the_base_s_samples() -> None:
+    one, two = (steps_of(seed=seed, suites={"front": EACH}) for seed in (0, 1))
+    for name in ("prepare", "generate/0", "score/0"):
+        assert one[f"base/suite-front/{name}"] == two[f"base/suite-front/{name}"]
+    assert one["base/generate/0"].seed != two["base/generate/0"].seed
+
+
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [
+        ({"num_samples": 4}, "suites.front.prompts"),
+        ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
+        ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
+        ({**EACH, "pass_at_k": [8], "correct_from": 1}, "raise num_samples"),
+        ({**EACH, "after": "never"}, "suites.front.after"),
+    ],
+    ids=str,
+)
+def test_a_wrong_suite_is_refused(suite: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_overridden(QUICKSTART, {"suites": {"front": suite}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [
+        ({**EACH, "prompts": "/nowhere.jsonl"}, "suites.front.prompts: no such file"),
+        (
+            {**EACH, "score": {"oracle": "reward_model"}},
+            "reward_model needs suites.front.oracle_model",
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_suite_lacks_is_said_before_any_stage_starts(
+    suite: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        steps_of(suites={"front": suite})
+
+
+def test_a_suite_is_stored_and_read_back_and_its_files_start_where_it_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.jsonl").write_text('{"prompt": "What is 2 + 2?"}\n')
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {QUICKSTART}\nsuites: {{own: {{prompts: own.jsonl}}}}\n")
+    config = load_config(path, ["suites.own.num_samples=3"])
+    assert config.suites["own"].prompts == str(tmp_path / "own.jsonl")
+    assert config.suites["own"].num_samples == 3
+    assert check_config(json.loads(config.to_json()), "stored") == config
+
+
+def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
+    tmp_path: Path,
+) -> None:
+    config = load_overridden(
+        QUICKSTART,
+        {"suites": {"front": {**EACH, "num_samples": 2, "correct_from": 1, "pass_at_k": [2]}}},
+        "test",
+    )
+    policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}
+    metrics = {"mean_reward": 0.75, "base_mean_reward": 0.25, "win_rate": 1.0, "tied_prompts": 0}
+    place = "iteration-3/evaluate/suite-front"
+    artifacts = {
+        place: write_evaluation(tmp_path / "evaluated", policy, base, metrics),
+        f"{place}/score/0": write_scores(tmp_path / "own", {"a": [{"style": 1.0}]}),
+        "base/suite-front/score/0": write_scores(tmp_path / "base", {"a": [{"style": 0.0}]}),
+    }
+    rows = suite_rows(Summary("run", config, "store", artifacts=artifacts), "front")
+    assert [row["iteration"] for row in rows] == [0, 3]
+    assert [row["mean_reward"] for row in rows] == [0.25, 0.75]
+    assert [row["solved"] for row in rows] == [
+        {"accuracy": 0.25, "pass@2": 0.5},
+        {"accuracy": 0.75, "pass@2": 1.0},
+    ]
+    assert {each.name for each in SUITE_COLUMNS} < set(rows[1])
+    assert "win_rate" in rows[1]["intervals"]
+    assert suite_rows(Summary("run", config, "store"), "front") == []
+
+
+@pytest.mark.slow
+def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_path: Path) -> None:
+    lines = Path(PROMPTS).read_text().splitlines()[:4]
+    own = tmp_path / "own.jsonl"
+    own.write_text("\n".join(lines) + "\n")
+    suite = {"prompts": str(own), "num_samples": 2, "max_new_tokens": 16, "correct_from": 0.5}
+    math = {**suite, "score": {"oracle": "math_verify", "max_null_share": 1.0}}
+    store = finished.parent / "store"
+    config = write_config(
+        tmp_path,
+        store=str(store),
+        name="with-suites",
+        inputs=warm_started(finished),
+        suites={"own": {**suite, "pass_at_k": [1, 2]}, "math": {**math, "prompts": str(own)}},
+    )
+    done = geb("run", config, "--json")
+    assert done.returncode == 0, done.stderr
+    [base, row] = json.loads(done.stdout)["suites"]["own"]
+    assert base["iteration"] == 0
+    assert row["intervals"]["mean_reward"][0] <= row["mean_reward"]
+    assert set(row["solved"]) == {"accuracy", "pass@1", "pass@2"}
+    assert row["solved"]["pass@1"] == pytest.approx(row["solved"]["accuracy"])
+    assert {"base/suite-own/generate/0", "iteration-1/evaluate/suite-own"} <= steps(
+        store, "with-suites"
+    ).keys()
+    assert {each["action"] for each in plan(config).values()} == {"reuse"}
+    shown = geb("report", "with-suites", "--store", store)
+    assert "suite own" in shown.stdout
+    page = Path(shown.stdout.split("report")[-1].strip()).read_text()
+    assert "Suite own" in page
+    again = geb("evaluate", config, "with-suites:1", "--suite", "own", "--json")
+    assert again.returncode == 0, again.stderr
+    assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
+    unknown = geb("evaluate", config, "with-suites:1", "--suite", "other")
+    assert unknown.returncode == 64
+    assert "suites of with-suites: own, math" in unknown.stderr
