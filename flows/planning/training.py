@@ -31,8 +31,6 @@ _SUB_GROUP = 1e9
 # stages/modeling/logprobs.py.
 _LOGITS_KEPT = 256 * 2**20
 _LOGITS_CHUNK = 64 * 2**20
-# stages/train/reference.py: micro-batches' worth of tokens in one pass of the reference.
-_REFERENCE_TOKENS = 4
 _EFFICIENCY = {True: 0.4, False: 0.55}
 _FORWARD_EFFICIENCY = {True: 0.5, False: 0.6}
 
@@ -120,8 +118,6 @@ def training_cost(
     world = (resources.gpus or resources.processes) * resources.nodes
     setting = _Setting(model, params, device, world)
     memory, host = _memory(setting)
-    if samples.reference_pass:
-        memory = max(memory, _reference_memory(setting), key=lambda terms: sum(terms.values()))
     flops, executed = _operations(setting, samples)
     tokens = samples.number * samples.tokens * (params.epochs + samples.reference_pass)
     checkpoint = model.params * setting.weight_bytes + setting.trained * 12
@@ -160,24 +156,16 @@ def _memory(setting: _Setting) -> tuple[dict[str, float], dict[str, float]]:
     if setting.deepspeed and setting.zero:
         device["reduce bucket"] = _bucket(setting)
     if setting.zero == 3:
-        live = min(model.params, _MAX_LIVE_PARAMETERS) * setting.weight_bytes
-        device["gathered weights"] = live * (1 - 1 / setting.world)
+        device["gathered weights"] = _gathered(setting)
     device |= _activations(setting)
     device["runtime"] = RUNTIME_GPU if setting.device.is_gpu else RUNTIME_CPU
     return device, host
 
 
-def _reference_memory(setting: _Setting) -> dict[str, float]:
-    """Terms of the pass of the reference, which every process loads whole before training."""
-    model, low = setting.model, 2 if setting.bfloat16 else 4
-    tokens = _REFERENCE_TOKENS * setting.params.micro_batch_tokens
-    passed = model.intermediate * max(model.experts_per_token, 1)
-    return {
-        "reference": float(model.params * setting.weight_bytes),
-        "activations": tokens * ((low + 4.0) * model.hidden + 3.0 * low * passed),
-        "logits": min(4.0 * model.vocabulary * tokens, 2.0 * _LOGITS_CHUNK),
-        "runtime": RUNTIME_GPU if setting.device.is_gpu else RUNTIME_CPU,
-    }
+def _gathered(setting: _Setting) -> float:
+    """Weights of other processes' shards that are here for the layers at work."""
+    live = min(setting.model.params, _MAX_LIVE_PARAMETERS) * setting.weight_bytes
+    return live * (1 - 1 / setting.world)
 
 
 def _gradients(setting: _Setting) -> float:

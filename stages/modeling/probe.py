@@ -36,8 +36,8 @@ def check_logprobs(model: Any) -> None:
     """Checks that log-probabilities can be read off a linear head, whatever lies beside a row.
 
     Args:
-        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded cannot
-            be run yet and is not checked.
+        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
+            be run, and is checked, once DeepSpeed's engine has it.
 
     Raises:
         UnfitModelError: It has another head, or its rows depend on their padding.
@@ -103,8 +103,8 @@ def share_prompts(model: Any) -> None:
     """Sets the attention that packed rows need, and checks that they are computed as padded ones.
 
     Args:
-        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded cannot
-            be run yet and is not checked.
+        model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
+            be run, and is checked, once DeepSpeed's engine has it.
 
     Raises:
         UnfitModelError: Packed rows would be wrong.
@@ -176,7 +176,9 @@ def _packed_row(model: Any) -> tuple[Tensor, Tensor]:
 
 def _tokens(model: Any) -> Tensor:
     """Tokens spread over the vocabulary: one may say nothing, as padding with an embedding of 0."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    weight = model.get_input_embeddings().weight
+    # A shard's own shape is that of what is left of it.
+    vocabulary = getattr(weight, "ds_shape", weight.shape)[0]
     return torch.linspace(0, vocabulary - 1, sum(_sizes()), device=model.device).long()
 
 
@@ -203,7 +205,11 @@ def _tolerance(model: Any) -> float:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    return any(hasattr(weight, "ds_id") for weight in model.parameters())
+    """Whether ZeRO-3 has sharded the weights, and no engine gathers them layer by layer yet."""
+    # DeepSpeed names its modules when it sets the hooks that gather.
+    return not hasattr(model, "ds_id") and any(
+        hasattr(weight, "ds_id") for weight in model.parameters()
+    )
 
 
 @contextmanager

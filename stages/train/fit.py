@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import nn
 
 from stages.contract.events import dump_json
 from stages.modeling.load import DTYPES, load_config, load_tokenizer
@@ -23,6 +26,7 @@ from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.metrics_log import MetricsLog, summarize
 from stages.training.policy import checkpoint_dtype, load_logprob_model
+from stages.training.sharded import sharded_logprob_model
 from stages.training.trainer import Setup
 
 
@@ -123,13 +127,23 @@ class PairFit(Fit[TrainParams]):
             self.job.models[name], self.numerics, params.row_layout, stage=params.stage
         )
 
-    def _reference_model(self) -> ResponseLogprobs:
-        model = self._load("reference")
-        models, zero_stage = self.job.models, self.job.params.deepspeed.zero_stage
-        if models["policy"] == models["reference"] and zero_stage == "off":
+    @contextmanager
+    def _reference_model(self) -> Iterator[nn.Module]:
+        params, models = self.job.params, self.job.models
+        if self._is_sharded:
+            with sharded_logprob_model(models["reference"], params, self.numerics) as model:
+                yield model
+            return
+        whole = self._load("reference").eval()
+        yield whole
+        if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
-            self._loaded = model
-        return model
+            self._loaded = whole
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether each process holds a share of the weights."""
+        return self.job.params.deepspeed.zero_stage == 3
 
     def _check_lengths(self) -> None:
         longest = max(pair.num_tokens for pair in self._pairs)
@@ -146,15 +160,15 @@ class PairFit(Fit[TrainParams]):
         if job.params.reference_logprobs == "sampler":
             return reference.sampler_logprobs(self._pairs)
         folder = job.work / "reference"
-        reference.compute_reference(
-            self._pairs,
-            self._reference_model,
+        reference.ReferencePass(
+            load_model=self._reference_model,
+            collective=self._is_sharded,
             folder=folder,
             numerics=self.numerics,
             row_layout=job.params.row_layout,
             micro_batch_tokens=job.params.micro_batch_tokens,
             process=self.process,
-        )
+        ).run(self._pairs)
         self.process.barrier()
         return reference.read_reference(folder)
 

@@ -1,23 +1,25 @@
 """log π_ref of every response token, known before the first step and kept with the artifact.
 
-Computed in parts that survive a failed attempt; each process computes its share of the parts.
+Computed in parts that survive a failed attempt; each process computes its share of the parts. Under
+ZeRO-3 the reference lies in shards as the policy does, and both are never in memory at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import nn
 
 from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
 from stages.contract.tables import TableWriter, read_batches
-from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.token_batches import token_batches
 from stages.train.batches import RefLogprobs
 from stages.train.data import Pair
@@ -52,53 +54,90 @@ class SamplerDifference:
     max: float | None
 
 
-def compute_reference(
-    pairs: Sequence[Pair],
-    load_model: Callable[[], ResponseLogprobs],
-    *,
-    folder: Path,
-    numerics: Numerics,
-    row_layout: RowLayoutName,
-    micro_batch_tokens: int,
-    process: Process,
-) -> None:
-    """Writes the parts of this process that ``folder`` lacks.
+@dataclass(frozen=True)
+class ReferencePass:
+    """Computation of log π_ref.
 
-    Args:
-        pairs: What is trained on.
-        load_model: Gives the reference model; called only where a part is missing.
+    Attributes:
+        load_model: Gives the reference model for the time of a block.
+        collective: Whether its weights lie in shards, so that all processes make as many forward
+            passes.
         folder: Where parts are kept between attempts.
         numerics: Those of the policy.
         row_layout: That of training.
         micro_batch_tokens: Most tokens in a forward pass of training.
         process: This process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = range(0, len(pairs), PART_PAIRS)
-    missing = [
-        start
-        for start in parts[process.rank :: process.world_size]
-        if not _part(folder, start).exists()
-    ]
-    if not missing:
-        return
-    model = load_model().eval()
-    own = sum(len(pairs[start : start + PART_PAIRS]) for start in missing)
-    done = 0
-    for start in missing:
-        part = pairs[start : start + PART_PAIRS]
-        found: RefLogprobs = {}
+
+    load_model: Callable[[], AbstractContextManager[nn.Module]]
+    collective: bool
+    folder: Path
+    numerics: Numerics
+    row_layout: RowLayoutName
+    micro_batch_tokens: int
+    process: Process
+
+    def run(self, pairs: Sequence[Pair]) -> None:
+        """Writes the parts of this process that the folder lacks; loads the model only for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shares = self._shares(len(pairs))
+        own = shares[self.process.rank]
+        if not any(shares) or not (own or self.collective):
+            return
+        with self.load_model() as model:
+            self._write_parts(model, pairs, own)
+            if self.collective:
+                # Others have more to do, and need this process for each of their passes.
+                passes = [self._num_passes(pairs, share) for share in shares]
+                shortest = [min(pairs, key=lambda pair: pair.num_tokens_shared)]
+                for _ in range(max(passes) - passes[self.process.rank]):
+                    self._pass(model, shortest)
+
+    def _shares(self, num_pairs: int) -> list[list[int]]:
+        """First pairs of the parts that each process is to write."""
+        parts = range(0, num_pairs, PART_PAIRS)
+        rank, world = self.process.rank, self.process.world_size
+        if self.collective:
+            # The first process's view: on a shared file system others may see less.
+            missing = self.process.agreed([each for each in parts if not self._exists(each)])
+            return [missing[first::world] for first in range(world)]
+        shares: list[list[int]] = [[] for _ in range(world)]
+        shares[rank] = [each for each in parts[rank::world] if not self._exists(each)]
+        return shares
+
+    def _exists(self, start: int) -> bool:
+        return _part(self.folder, start).exists()
+
+    def _write_parts(self, model: nn.Module, pairs: Sequence[Pair], starts: Sequence[int]) -> None:
+        total = sum(len(pairs[start : start + PART_PAIRS]) for start in starts)
+        done = 0
+        for start in starts:
+            part = pairs[start : start + PART_PAIRS]
+            found: RefLogprobs = {}
+            for places in self._batches(part):
+                found |= self._pass(model, [part[place] for place in places])
+                done += len(places)
+                self.process.events.progress(done, total, "pairs", "reference log-probabilities")
+            with atomic_path(_part(self.folder, start)) as scratch:
+                _write(scratch, part, found)
+
+    def _num_passes(self, pairs: Sequence[Pair], starts: Sequence[int]) -> int:
+        parts = (pairs[start : start + PART_PAIRS] for start in starts)
+        return sum(1 for part in parts for _ in self._batches(part))
+
+    def _batches(self, part: Sequence[Pair]) -> Iterator[list[int]]:
         # Both responses of a pair, each after the prompt.
         lengths = [2 * pair.num_tokens for pair in part]
-        for places in token_batches(lengths, micro_batch_tokens * FORWARD_FACTOR):
-            batch = [part[place] for place in places]
-            with torch.no_grad(), numerics.forward_context():
-                found |= _logprobs(model, batch, row_layout, numerics.device)
-            done += len(batch)
-            process.check_stop()
-            process.events.progress(done, own, "pairs", "reference log-probabilities")
-        with atomic_path(_part(folder, start)) as scratch:
-            _write(scratch, part, found)
+        return token_batches(lengths, self.micro_batch_tokens * FORWARD_FACTOR)
+
+    def _pass(self, model: nn.Module, batch: Sequence[Pair]) -> RefLogprobs:
+        with torch.no_grad(), self.numerics.forward_context():
+            found = _logprobs(model, batch, self.row_layout, self.numerics.device)
+        if self.collective:
+            self.process.check_stop_together(self.numerics.device)
+        else:
+            self.process.check_stop()
+        return found
 
 
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
@@ -152,7 +191,7 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Samp
 
 
 def _logprobs(
-    model: ResponseLogprobs, batch: Sequence[Pair], layout: RowLayoutName, device: torch.device
+    model: nn.Module, batch: Sequence[Pair], layout: RowLayoutName, device: torch.device
 ) -> RefLogprobs:
     rows = ROWS[layout](batch)
     flat = rows.to(device).logprobs(model).cpu()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import StoppedError
@@ -121,6 +121,33 @@ class Process:
         """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved."""
         if self.stop_requested():
             raise StoppedError("asked to stop (SIGTERM)")
+
+    def check_stop_together(self, device: Any) -> None:
+        """Raises StoppedError in all processes if SIGTERM came to any; a collective call.
+
+        Args:
+            device: Where this process computes.
+        """
+        if self.world_size == 1:
+            self.check_stop()
+            return
+        import torch
+        import torch.distributed as dist
+
+        stop = torch.tensor(self.stop_requested(), dtype=torch.int, device=device)
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    def agreed(self, value: Any) -> Any:
+        """The first process's value, in all; a collective call."""
+        if self.world_size == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
 
     def barrier(self) -> None:
         """Waits for the other processes."""

@@ -61,6 +61,24 @@ def logprob_model(
         UserError: What it computes would not be those of its rows.
     """
     remove_dropout(model)
+    check_model(model, row_layout, place=place, stage=stage)
+    return ResponseLogprobs(model)
+
+
+def check_model(model: Any, row_layout: RowLayoutName, *, place: str, stage: str) -> None:
+    """Checks that a model without dropout gives the log-probabilities of its rows.
+
+    Packed rows get the attention that they need.
+
+    Args:
+        model: A causal language model of transformers.
+        row_layout: Of the rows that it is to compute.
+        place: Its checkpoint, for messages.
+        stage: Name of the stage, for messages.
+
+    Raises:
+        UserError: What it computes would not be those of its rows.
+    """
     try:
         check_logprobs(model)
         check_training_mode(model)
@@ -77,7 +95,6 @@ def logprob_model(
                 f"samples cannot be packed into one row for {place}: {error}",
                 f"set {stage}.row_layout=padded",
             ) from error
-    return ResponseLogprobs(model)
 
 
 def remove_dropout(model: nn.Module) -> None:

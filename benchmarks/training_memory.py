@@ -1,0 +1,127 @@
+"""Peak memory of each process of a training, phase by phase, against that of one process.
+
+    python -m benchmarks.training_memory [--processes 1 2] [--width 1024] [--layers 12]
+
+trains a Llama in float32 under ZeRO-3 on a few pairs, with a moved average as reference, and
+samples the anonymous resident memory (`RssAnon`) of the workers: what is mapped from a checkpoint's
+file can be given back, and is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from stages.contract.events import Emitter, Event, Metric, Progress
+from stages.contract.program import execute
+from stages.train.run import STAGE
+from tests.stages.train.train_helpers import make_pairs, request_for
+from tests.tiny_models import make_tiny_llama
+
+_SAMPLE_SECONDS = 0.05
+Peaks = dict[str, dict[int, float]]
+
+
+class _Phases(Emitter):
+    """Follows a training's events to tell which phase it is in."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.now = "start"
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if isinstance(event, Progress) and event.unit == "pairs":
+            self.now = "reference"
+        if isinstance(event, Metric):
+            self.now = "training and saving"
+
+
+@contextmanager
+def _sampled(phases: _Phases) -> Iterator[Peaks]:
+    """Peak memory in MiB of each worker, by phase."""
+    peaks: Peaks = defaultdict(lambda: defaultdict(float))
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_SECONDS):
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if any(part.endswith(".worker") for part in child.cmdline()):
+                        found = peaks[phases.now]
+                        found[child.pid] = max(found[child.pid], _anonymous(child.pid))
+                except (psutil.Error, OSError):
+                    # It has just ended.
+                    continue
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _anonymous(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="training-memory-"))
+    try:
+        policy = make_tiny_llama(
+            folder / "policy",
+            words=[f"word{index}" for index in range(asked.vocabulary)],
+            hidden_size=asked.width,
+            intermediate_size=asked.width * 11 // 4,
+            num_hidden_layers=asked.layers,
+            num_attention_heads=asked.width // 64,
+            num_key_value_heads=asked.width // 64,
+            initializer_range=0.02,
+        )
+        size = (policy / "model.safetensors").stat().st_size / 2**20
+        print(f"weights: {size:.0f} MiB in float32\n")
+        print("| processes | phase | peak of each process, MiB |\n| --- | --- | --- |")
+        pairs = make_pairs(folder / "pairs.parquet", 8)
+        for count in asked.processes:
+            phases = _Phases()
+            request = request_for(
+                folder / f"store-{count}",
+                policy,
+                [pairs],
+                processes=count,
+                reference_kind="ema",
+                epochs=1,
+                deepspeed={"zero_stage": 3},
+            )
+            with _sampled(phases) as peaks:
+                execute(STAGE, request, phases)
+            for phase, found in peaks.items():
+                shown = ", ".join(f"{each:.0f}" for each in found.values())
+                print(f"| {count} | {phase} | {shown} |", flush=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
