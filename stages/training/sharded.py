@@ -28,6 +28,8 @@ def sharded_logprob_model(
 ) -> Iterator[nn.Module]:
     """A model for forward passes without gradients; its shards are released after the block.
 
+    It draws no random numbers of the training's, which so is the same where no pass is needed.
+
     Args:
         source: Folder or hub id.
         params: Say how rows are laid out and where parameters may lie.
@@ -36,6 +38,15 @@ def sharded_logprob_model(
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
+    devices = [numerics.device] if numerics.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), _sharded(source, params, numerics) as engine:
+        yield engine
+
+
+@contextmanager
+def _sharded(
+    source: ModelSource, params: TrainingParams, numerics: Numerics
+) -> Iterator[nn.Module]:
     import deepspeed
 
     config = _inference_config(params, numerics)
