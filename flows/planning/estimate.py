@@ -193,6 +193,8 @@ class _Estimator:
     def _prepare(self, step: Step, resources: Resources, device: Device) -> Cost:
         made = self._made(step)
         config = self._config
+        if "train" not in step.inputs:
+            return self._prepare_suite(step, made)
         data = sizes.rows_of(
             [each for each in step.inputs["train"] if not isinstance(each, Output)]
         )
@@ -218,6 +220,16 @@ class _Estimator:
             )
         )
         return Cost(seconds=_LIGHT_SECONDS, notes=notes)
+
+    def _prepare_suite(self, step: Step, made: Artifact | None) -> Cost:
+        """Prompts of a suite; their length is taken for that of the run's."""
+        if made is not None:
+            self._tables[step.name] = Table(sizes.made_rows(made, "test.parquet"))
+            return Cost(seconds=_LIGHT_SECONDS)
+        data = sizes.rows_of([each for each in step.inputs["test"] if not isinstance(each, Output)])
+        self._tables[step.name] = Table(data.number if data is not None else 0)
+        unread = f"the prompts of {step.name} are not on this machine: its suite is not estimated"
+        return Cost(seconds=_LIGHT_SECONDS, notes=() if data is not None else (unread,))
 
     def _sft(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params

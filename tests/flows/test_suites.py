@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from flows.execution.plan import plan as planned
 from flows.pipeline.algorithm import all_steps, step_names
 from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.pipeline.steps import Output, Step
+from flows.planning.estimate import estimate
 from flows.report.summary import SUITE_COLUMNS, Summary, suite_rows
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
@@ -72,6 +74,17 @@ def test_the_steps_of_suites_are_known_without_their_inputs() -> None:
     suites = {"front": EACH, "math": LAST}
     config = load_overridden(QUICKSTART, {"iterations": 2, "suites": suites}, "test")
     assert step_names(config) == list(steps_of(suites=suites))
+
+
+def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
+    changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": EACH}}
+    config = load_overridden(QUICKSTART, changes, "test")
+    found = {each.step: each.cost for each in estimate(config, planned(config)).steps}
+    base, own = (
+        found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
+    )
+    rows = len(Path(PROMPTS).read_text().splitlines())
+    assert own.disk and base.disk / own.disk == pytest.approx(rows * 4 / (256 * 8), rel=0.2)
 
 
 def test_suites_change_no_step_of_the_run() -> None:
