@@ -77,7 +77,8 @@ def test_the_steps_of_suites_are_known_without_their_inputs() -> None:
 
 
 def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
-    changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": EACH}}
+    short = {**EACH, "max_new_tokens": 16}
+    changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
     config = load_overridden(QUICKSTART, changes, "test")
     found = {each.step: each.cost for each in estimate(config, planned(config)).steps}
     base, own = (
