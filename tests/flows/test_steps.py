@@ -45,6 +45,18 @@ def test_screening_samples_with_the_starting_policy_and_feeds_each_iteration():
         ]
 
 
+def test_every_sampling_has_a_seed_of_its_own():
+    made = steps_of("screen.num_samples=2", "iterations=2")
+    seeds = [step.seed for name, step in made.items() if "generate" in name]
+    # Base, screening and sampling of two iterations; evaluation samples each policy alike.
+    places = [name for name in made if "generate" in name and "evaluate" not in name]
+    training = {made[name].seed for name in places if not name.startswith("base")}
+    assert len(training) == 4
+    assert len(set(seeds)) == 5
+    other = steps_of("screen.num_samples=2", "iterations=2", "seed=1")
+    assert not {step.seed for step in other.values()} & set(seeds)
+
+
 def test_without_screening_there_are_no_such_steps():
     assert not [name for name in steps_of() if name.startswith("screen")]
 

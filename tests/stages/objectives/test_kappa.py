@@ -123,3 +123,31 @@ def test_kappa_before_the_first_batch_is_an_error():
 def test_refused_calibrations(arguments):
     with pytest.raises(ValueError, match="must be"):
         KappaController(KappaSchedule(), **arguments)
+
+
+def test_two_steps_decay_from_the_start_to_the_end():
+    assert kappas(KappaSchedule(2.0, "linear"), num_steps=2) == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_final_fraction_of_one_is_no_decay(kind):
+    assert kappas(KappaSchedule(0.5, kind, final_fraction=1.0)) == pytest.approx([0.5] * 5)
+
+
+def test_kappa_may_be_zero():
+    assert KappaSchedule(0.0).at(step=0, num_steps=1) == 0.0
+
+
+def test_the_iteration_counts_from_one_and_reaches_the_schedule():
+    schedule = KappaSchedule(kind="per_iteration", values=(1.0, 0.1))
+    assert schedule.at(step=0, num_steps=1) == 1.0
+    controller = KappaController(schedule)
+    assert controller.kappa(step=0, num_steps=1) == 1.0
+    assert controller.kappa(step=0, num_steps=1, iteration=2) == 0.1
+
+
+def test_one_batch_is_enough_to_calibrate():
+    controller = KappaController(KappaSchedule(), target_ratio=0.5, calibration_batches=1)
+    controller.observe(abs_loss_sum=4.0, abs_bonus_sum=2.0)
+    assert not controller.calibrating
+    assert controller.kappa(step=0, num_steps=1) == 1.0

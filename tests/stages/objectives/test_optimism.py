@@ -24,6 +24,16 @@ def responses(seed, count=7):
     return logits, ref_probs
 
 
+def test_the_grid_holds_all_pairs_of_probabilities_even_in_log_odds():
+    pi, pi_ref = probability_grid(3, smallest=0.1)
+    assert pi.dtype == pi_ref.dtype == torch.float64
+    axis = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(pi, axis.repeat_interleave(3))
+    torch.testing.assert_close(pi_ref, axis.repeat(3))
+    assert len(PI) == 1600
+    assert PI.min().item() == pytest.approx(1e-6)
+
+
 @pytest.mark.parametrize("design", ["one_minus_pi", "inverse_pi", "arctanh"])
 @pytest.mark.parametrize("divergence", ALPHAS)
 def test_geb_is_optimistic(design, divergence):
