@@ -45,11 +45,12 @@ def sha256_tree(files: Mapping[str, str]) -> str:
 
 
 def files_of(place: Path) -> list[Path]:
-    """The files of a folder that make up its digest: those that are not hidden."""
+    """The files of a folder that make up its digest: those not hidden nor in a hidden folder."""
     return [
         each
         for each in sorted(place.rglob("*"))
-        if each.is_file() and not any(part.startswith(".") for part in each.parts[-2:])
+        if each.is_file()
+        and not any(part.startswith(".") for part in each.relative_to(place).parts)
     ]
 
 

@@ -149,3 +149,11 @@ def test_lemma_4_1_holds_only_with_the_normalisation_held_fixed():
     moving = gradient(lambda u, z: u / z * f_prime(u) - f(u / z))
     assert torch.cosine_similarity(without, fixed, dim=0) == pytest.approx(1.0, abs=1e-12)
     assert torch.cosine_similarity(without, moving, dim=0) < 0.999
+
+
+def test_the_expected_bonus_depends_on_beta_where_the_design_does():
+    logits, ref_probs = responses(0)
+    given = {"design": "selm", "divergence": "reverse_kl"}
+    small = expected_bonus(logits, ref_probs, **given, beta=0.1)
+    torch.testing.assert_close(expected_bonus(logits, ref_probs, **given), small)
+    torch.testing.assert_close(expected_bonus(logits, ref_probs, **given, beta=0.2), 2 * small)

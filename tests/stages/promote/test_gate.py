@@ -111,14 +111,24 @@ def test_a_metric_without_a_value_does_not_pass():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"loss": 1.0}, "looks at 'win_rate', which the metrics lack .they have: loss"),
+        (
+            {"loss": 1.0, "accuracy": 0.5},
+            "the gate min_win_rate looks at 'win_rate', which the metrics lack "
+            r"\(they have: accuracy, loss\)",
+        ),
         ({}, "they have: nothing"),
         ({"win_rate": "0.6"}, "the metric 'win_rate' is '0.6', not a number"),
     ],
 )
 def test_what_is_no_evaluation_is_refused(metrics, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         decide(alone(min_win_rate=0.5), metrics, None)
+    assert caught.value.remedy == "pass metrics.json of the evaluate stage"
+
+
+def test_a_previous_evaluation_is_held_to_the_same():
+    with pytest.raises(UserError, match="the gate no_regression looks at 'mean_reward'"):
+        decide(alone(no_regression=True), GOOD, {"loss": 1.0})
 
 
 @pytest.mark.parametrize(
