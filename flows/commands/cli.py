@@ -24,11 +24,13 @@ from flows.commands import (
     up,
     worker,
 )
+from flows.execution.run_record import DamagedRecordWarning
 from flows.pipeline.renamed import RenamedSettingWarning
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
     GebError,
+    NoStoreError,
     RunCancelledError,
     StageFailedError,
     StoppedError,
@@ -99,6 +101,10 @@ def _run() -> int:
     except RunCancelledError as error:
         errors.print(_plain(str(error)))
         return _EXIT_INTERRUPTED
+    except NoStoreError as error:
+        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        errors.print("[bold]remedy[/] correct --store, GEB_STORE or `store` of the configuration")
+        return EXIT_USER
     except GebError as error:
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         return EXIT_FAILED
@@ -108,6 +114,13 @@ def _run() -> int:
     except BrokenPipeError:
         # Whoever read our output has enough of it; Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # Permissions, a full disk, a folder where a file should be.
+        errors.print(f"[bold red]error[/] {_plain(str(error.filename))}: {error.strerror}")
+        errors.print("[bold]remedy[/] check that the place exists, is yours, and has room")
         return EXIT_FAILED
 
 
@@ -119,8 +132,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Shows warnings about a configuration as messages, others as Python does."""
-    if issubclass(category, RenamedSettingWarning):
+    """Shows warnings about a configuration or a record as messages, others as Python does."""
+    if issubclass(category, RenamedSettingWarning | DamagedRecordWarning):
         errors = Console(stderr=True, highlight=False, soft_wrap=True)
         errors.print(f"[bold yellow]warning[/] {_plain(str(message))}")
     else:

@@ -92,7 +92,9 @@ def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]
 
 def _needed(store: Store) -> set[tuple[str, str]]:
     waiting = [
-        (step.stage, step.key) for run in recorded(store) for step in RunRecord(store, run).steps()
+        (step.stage, step.key)
+        for run in recorded(store)
+        for step in RunRecord(store, run).steps(strict=True)
     ]
     waiting += [
         (each.checkpoint.stage, each.checkpoint.key) for each in ModelRegistry(store).all_versions()

@@ -5,9 +5,10 @@ A record informs people. Whether a step is done, only the store's artifacts tell
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,17 @@ from pydantic import BaseModel, ValidationError
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import UserError
+from stages.contract.errors import DamagedRecordError, UserError
+from stages.contract.records import MisplacedError, read_json_record, read_record
 from stages.contract.store import Store
 from stages.train.params import DEFAULT_KAPPA
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
+
+
+class DamagedRecordWarning(UserWarning):
+    """A record that only informs cannot be read."""
 
 
 class StepRecord(BaseModel):
@@ -65,7 +71,7 @@ class RunRecord:
                 f"{name!r} is not the name of a run", "`geb status` lists the runs of a store"
             )
         record = cls(store, name)
-        if not (record.path / "config.json").exists():
+        if not os.path.lexists(record.path / "config.json"):
             known = ", ".join(runs(store)) or "none"
             raise UserError(f"no run {name!r} in {store.location}", f"runs there: {known}")
         return record
@@ -75,7 +81,7 @@ class RunRecord:
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
         text = config.to_json()
-        if path.exists() and path.read_text() != text:
+        if os.path.lexists(path) and not _holds(path, text):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
             path.replace(kept)
             self.store.share(kept)
@@ -85,8 +91,14 @@ class RunRecord:
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
         path = self.path / "config.json"
-        values = json.loads(path.read_text())
-        train = values.get("train", {})
+        values = read_json_record(
+            path,
+            f"start the run again (`geb run CONFIG`), or copy the newest of {self.path}/"
+            "config-*.json over it: the configurations that it had before",
+        )
+        train = values.get("train")
+        if not isinstance(train, dict):
+            train = {}
         if train.get("target_ratio") is not None and train.get("kappa") == DEFAULT_KAPPA:
             # Of a version that wrote the default κ, whether or not it was calibrated.
             del train["kappa"]
@@ -100,18 +112,31 @@ class RunRecord:
 
     def step(self, name: str) -> StepRecord | None:
         """Last known state of one step, or None."""
-        path = self.path / "steps" / (name.replace("/", "~") + ".json")
         try:
-            return StepRecord.model_validate_json(path.read_text())
-        except (FileNotFoundError, ValidationError):
-            # Of another version: the record only informs, so it counts as unknown.
+            return _read_step(self.path / "steps" / (name.replace("/", "~") + ".json"))
+        except (FileNotFoundError, DamagedRecordError):
+            # The record only informs, so it counts as unknown.
             return None
 
-    def steps(self) -> Iterator[StepRecord]:
-        """All steps on record, by name."""
+    def steps(self, *, strict: bool = False) -> Iterator[StepRecord]:
+        """All steps on record, by name; a damaged record is left out with a warning.
+
+        Args:
+            strict: Raise in place of the warning.
+
+        Raises:
+            DamagedRecordError: A record cannot be read, and ``strict``.
+        """
         for path in sorted((self.path / "steps").glob("*.json")):
-            if (record := self.step(path.stem.replace("~", "/"))) is not None:
-                yield record
+            try:
+                yield _read_step(path)
+            except FileNotFoundError:
+                # Another process renames it just now.
+                continue
+            except DamagedRecordError as error:
+                if strict:
+                    raise
+                warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
 
 
 def runs(store: Store) -> list[str]:
@@ -127,5 +152,22 @@ def recorded(store: Store) -> list[str]:
     return sorted({each.parents[1].name for each in (store.root / "runs").glob("*/steps/*.json")})
 
 
+def _read_step(path: Path) -> StepRecord:
+    try:
+        return StepRecord.model_validate_json(read_record(path))
+    except (MisplacedError, ValidationError) as error:
+        raise DamagedRecordError(
+            f"{path} is damaged: it is not the record of a step",
+            "remove it; `geb resume RUN` writes it again",
+        ) from error
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return read_record(path) == text.encode()
+    except MisplacedError:
+        return False
+
+
 def _mtime(path: Path) -> float:
-    return path.stat().st_mtime
+    return path.lstat().st_mtime

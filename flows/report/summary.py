@@ -233,7 +233,7 @@ def _registered(store: Store, model: str) -> list[str]:
         return []
     steps = {each.version: each.step for each in registry.versions(model)}
     return [
-        f"{model}@{alias.alias} is version {alias.version} ({steps[alias.version]})"
+        f"{model}@{alias.alias} is version {alias.version} ({steps.get(alias.version, 'gone')})"
         for alias in registry.aliases(model)
     ]
 

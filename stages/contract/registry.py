@@ -23,8 +23,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.contract.atomic import write_atomically
 from stages.contract.disk import explain_disk_errors
-from stages.contract.errors import StoreError, UserError
+from stages.contract.errors import DamagedRecordError, UserError
 from stages.contract.file_locks import exclusive_lock
+from stages.contract.records import MisplacedError, read_record
 from stages.contract.request import ArtifactInput
 from stages.contract.store import Artifact, Store
 
@@ -301,13 +302,14 @@ class ModelRegistry:
 
 def _read(path: Path, kind: type[R]) -> R | None:
     try:
-        return kind.model_validate_json(path.read_text())
+        return kind.model_validate_json(read_record(path))
     except FileNotFoundError:
         return None
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise StoreError(
-            f"{path} is damaged: it is not a {kind.__name__} record. Restore it from a backup, or "
-            "remove it and register or set it again"
+    except (MisplacedError, ValidationError) as error:
+        raise DamagedRecordError(
+            f"{path} is damaged: it is not a {kind.__name__} record",
+            "restore it from a backup, or remove it and register (`geb resume RUN`) or set "
+            "(`geb promote MODEL:VERSION`) it again",
         ) from error
 
 

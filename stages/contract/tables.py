@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
+from stages.contract.sealed import sealed_path
 
 ROWS_PER_GROUP = 4096
 _BUFFER_BYTES = 1 << 20
@@ -170,11 +170,12 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
 
 
 def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all ``rows`` to ``path`` in one move: a kill leaves the file before or the file after.
+    """Writes all ``rows`` to ``path`` in one move, with the file's digest beside it.
 
-    For what a stage keeps in its work folder; artifacts as a whole are the store's to publish.
+    For what a stage keeps in its work folder (:func:`stages.contract.sealed.find_whole` says
+    whether it is there); artifacts as a whole are the store's to publish.
     """
-    with atomic_path(path, durable=True) as scratch:
+    with sealed_path(path) as scratch:
         write_table(scratch, schema, rows)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.contract.sealed import find_whole
 from stages.contract.tables import RESPONSES, publish_table
 
 
@@ -30,10 +31,9 @@ class Chunk:
     def __len__(self) -> int:
         return self.stop - self.first
 
-    @property
-    def is_written(self) -> bool:
-        """Whether an attempt has finished this chunk."""
-        return self.path.exists()
+    def is_written(self, warn: Callable[[str], None]) -> bool:
+        """Whether an attempt has finished this chunk; ``warn`` is told of a damaged one."""
+        return find_whole(self.path, warn)
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the chunk's rows of RESPONSES; a kill leaves all of them or none."""

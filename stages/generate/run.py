@@ -17,6 +17,7 @@ from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
+from stages.contract.sealed import find_whole, sealed_path
 from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
 from stages.generate.backend import Backend
 from stages.generate.chunks import Chunk, split_chunks
@@ -61,13 +62,13 @@ def run(ctx: Context) -> None:
     )
     first, stop = _shard(ctx, prompts, policy)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
-    missing = [chunk for chunk in chunks if not chunk.is_written]
+    missing = [chunk for chunk in chunks if not chunk.is_written(ctx.events.warning)]
     ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
     begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else Clock.now()
     facts = ctx.work / _ENGINE_FACTS
-    if facts.exists():
+    if find_whole(facts, ctx.events.warning):
         ctx.notes.update(json.loads(facts.read_text()))
     metrics = _assemble(ctx, chunks)
     ctx.notes["responses_without_logprobs"] = metrics["responses_without_logprobs"]
@@ -127,7 +128,8 @@ def _sample(
         ),
     )
     with closing(_make_backend(ctx, policy)) as backend:
-        (ctx.work / _ENGINE_FACTS).write_text(dump_json(dict(backend.notes)))
+        with sealed_path(ctx.work / _ENGINE_FACTS) as path:
+            path.write_text(dump_json(dict(backend.notes)))
         begun = Clock.now()
         for number, sample_index, sample in backend.generate(filler.prompts()):
             filler.take(number, sample_index, sample)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import UserError
+from stages.contract.sealed import find_whole
 from stages.contract.tables import RESPONSES, SCORES, publish_table, read_rows
 
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
@@ -74,13 +75,13 @@ class Answers:
 
     path: Path
 
-    def known(self, rows: Sequence[Row]) -> dict[int, Row]:
+    def known(self, rows: Sequence[Row], warn: Callable[[str], None]) -> dict[int, Row]:
         """The rows of SCORES that are known already, by their place in ``rows``.
 
         Prompts count as a whole: some oracles look at all responses of one. One with a response
-        that has no score is asked about again.
+        that has no score is asked about again. ``warn`` is told of a damaged file.
         """
-        if not self.path.exists():
+        if not find_whole(self.path, warn):
             return {}
         found = {
             (each["prompt_id"], each["sample_index"]): each

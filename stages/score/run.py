@@ -57,7 +57,7 @@ def _ask(
 
     Progress counts responses from ``done`` towards ``total``.
     """
-    known = answers.known(rows)
+    known = answers.known(rows, ctx.events.warning)
     places = [place for place in range(len(rows)) if place not in known]
     if not places:
         return 0

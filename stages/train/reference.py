@@ -6,7 +6,6 @@ ZeRO-3 the reference lies in shards as the policy does, and both are never in me
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from stages.contract.atomic import atomic_path
 from stages.contract.errors import UserError
+from stages.contract.sealed import find_whole, sealed_path
 from stages.contract.tables import TableWriter, read_batches
 from stages.modeling.token_batches import token_batches
 from stages.train.batches import RefLogprobs
@@ -99,14 +98,15 @@ class ReferencePass:
         rank, world = self.process.rank, self.process.world_size
         if self.collective:
             # The first process's view: on a shared file system others may see less.
-            missing = self.process.agreed([each for each in parts if not self._exists(each)])
+            missing = [each for each in parts if self.process.is_first and not self._exists(each)]
+            missing = self.process.agreed(missing)
             return [missing[first::world] for first in range(world)]
         shares: list[list[int]] = [[] for _ in range(world)]
         shares[rank] = [each for each in parts[rank::world] if not self._exists(each)]
         return shares
 
     def _exists(self, start: int) -> bool:
-        return _part(self.folder, start).exists()
+        return find_whole(_part(self.folder, start), self.process.events.warning)
 
     def _write_parts(self, model: nn.Module, pairs: Sequence[Pair], starts: Sequence[int]) -> None:
         total = sum(len(pairs[start : start + PART_PAIRS]) for start in starts)
@@ -118,7 +118,7 @@ class ReferencePass:
                 found |= self._pass(model, [part[place] for place in places])
                 done += len(places)
                 self.process.events.progress(done, total, "pairs", "reference log-probabilities")
-            with atomic_path(_part(self.folder, start)) as scratch:
+            with sealed_path(_part(self.folder, start)) as scratch:
                 _write(scratch, part, found)
 
     def _num_passes(self, pairs: Sequence[Pair], starts: Sequence[int]) -> int:
@@ -214,8 +214,6 @@ def _write(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
                     "rejected_logprobs": rejected,
                 }
             )
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _part(folder: Path, start: int) -> Path:

@@ -1,17 +1,23 @@
-"""Mid-training checkpoints in the work folder: there whole, or not at all.
+"""Mid-training checkpoints in the work folder: there whole and undamaged, or not used.
 
-One is written under a temporary name, fsynced and renamed; the one before it goes only then.
+One is written under a temporary name, sealed with the digests of its files, fsynced and renamed.
+The one before it stays, for where the newest turns out to be damaged, and goes before the next is
+written: there are never more than two.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from stages.contract.atomic import fsync
+from stages.contract.errors import DamagedArtifactError
+from stages.contract.sealed import check_folder, seal_folder, set_aside
 
 STATE_FILE = "geb_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -32,21 +38,35 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint."""
-    if not folder.is_dir():
-        return None
-    found = [
-        (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
-    ]
-    if not found:
-        return None
-    step, path = max(found)
+def newest_whole_step(folder: Path, warn: Callable[[str], None]) -> int | None:
+    """Step of the newest checkpoint whose files are those that were written; hashes them.
+
+    Damaged ones are set aside in ``folder``, and ``warn`` is told.
+    """
+    for step, path in reversed(_found(folder)):
+        try:
+            check_folder(path)
+        except DamagedArtifactError as error:
+            warn(f"{error}. Set aside as {set_aside(path).name}; an earlier checkpoint is used.")
+        else:
+            return step
+    return None
+
+
+def read_checkpoint(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step that :func:`newest_whole_step` told."""
+    path = folder / f"checkpoint-{step}"
     return Checkpoint(step, path, json.loads((path / STATE_FILE).read_text()))
 
 
+def make_room(folder: Path) -> None:
+    """Removes all checkpoints but the newest, before another is written."""
+    for _, path in _found(folder)[:-1]:
+        shutil.rmtree(path)
+
+
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
-    """Moves a written checkpoint into ``folder`` and removes older ones.
+    """Seals a written checkpoint and moves it into ``folder``; those of later steps go.
 
     Args:
         written: The checkpoint, named ``checkpoint-<step>``, on the file system of ``folder``.
@@ -54,21 +74,25 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
         folder: Where whole checkpoints are.
     """
     (written / STATE_FILE).write_text(json.dumps(state))
+    seal_folder(written)
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*written.rglob("*"), written]:
-        _fsync(path)
+        fsync(path)
     target = folder / written.name
-    older = [path for path in folder.iterdir() if path != target]
+    step = int(written.name.removeprefix("checkpoint-"))
+    for other, path in _found(folder):
+        # Of a training that was not gone on with: one of another layout.
+        if other >= step:
+            shutil.rmtree(path)
     written.rename(target)
-    _fsync(folder)
-    for path in older:
-        shutil.rmtree(path)
+    fsync(folder)
     return target
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of the checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from typing import Any, Generic
 
@@ -19,14 +18,12 @@ from stages.training.batches import Plan
 from stages.training.callbacks import CheckpointSchedule, StepReporter
 from stages.training.job import Job, P, Process
 from stages.training.memory import OutOfMemoryError, is_out_of_memory
-from stages.training.metrics_log import MetricsLog
+from stages.training.metrics_log import METRICS, MetricsLog
 from stages.training.numerics import Numerics, repeatable
 from stages.training.policy import enable_gradient_checkpointing
 from stages.training.resuming import ResumePoint, find_resume_point, layout_of
 from stages.training.timing import matmul_flops_per_second
 from stages.training.trainer import PackedTrainer, Setup
-
-METRICS = "metrics.jsonl"
 
 
 class Fit(ABC, Generic[P]):
@@ -95,8 +92,9 @@ class Fit(ABC, Generic[P]):
             self.load_state(resumed.checkpoint.state)
         log = None
         if self.process.is_first:
-            step = resumed.checkpoint.step if resumed else 0
-            log = MetricsLog(self.job.work / METRICS, resumed_step=step)
+            log = MetricsLog(
+                self.job.work / METRICS, resumed=resumed.checkpoint.path if resumed else None
+            )
         trainer = self._trainer(log, resumed)
         self.process.check_stop()
         trainer.train(resume_from_checkpoint=str(resumed.checkpoint.path) if resumed else None)
@@ -105,7 +103,7 @@ class Fit(ABC, Generic[P]):
         self._save(trainer)
         if log is not None:
             log.close()
-            shutil.copyfile(self.job.work / METRICS, self.job.out / METRICS)
+            log.write_to(self.job.out)
             self.write_records(log)
 
     @property
@@ -140,9 +138,9 @@ class Fit(ABC, Generic[P]):
         )
 
         def publish(written: Any) -> None:
-            """Makes a checkpoint count, after the records of the steps that led to it."""
+            """Makes a checkpoint count, with the records of the steps that led to it."""
             if log is not None:
-                log.sync()
+                log.write_to(written)
             state = self.state() | {"layout": self._layout}
             checkpoints.publish_checkpoint(written, state, self._checkpoints)
 
@@ -151,6 +149,7 @@ class Fit(ABC, Generic[P]):
                 model=self._policy(),
                 args=arguments,
                 plan=self.plan,
+                make_room=lambda: checkpoints.make_room(self._checkpoints),
                 publish=publish,
                 callbacks=callbacks,
             )

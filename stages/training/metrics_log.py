@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from stages.contract.atomic import write_atomically
 from stages.training.timing import PARTS
 
+METRICS = "metrics.jsonl"
 TIMINGS = (
     "step_seconds",
     *(f"{part}_seconds" for part in PARTS),
@@ -28,14 +28,17 @@ class MetricsLog:
     """The records of a training, kept beside its checkpoints.
 
     Args:
-        path: The file; records of an earlier attempt are kept up to ``resumed_step``.
-        resumed_step: Step of the checkpoint that training goes on from, 0 for none.
+        path: The file, for whoever watches the training; it is written anew.
+        resumed: Folder of the checkpoint that training goes on from, with the records up to its
+            step; None where it starts.
     """
 
-    def __init__(self, path: Path, *, resumed_step: int) -> None:
-        self._path = path
-        self.records = [record for record in _whole_records(path) if record["step"] <= resumed_step]
-        write_atomically(path, "".join(json.dumps(record) + "\n" for record in self.records))
+    def __init__(self, path: Path, *, resumed: Path | None) -> None:
+        self.records: list[dict[str, Any]] = []
+        if resumed is not None:
+            lines = (resumed / METRICS).read_text().splitlines()
+            self.records = [json.loads(line) for line in lines]
+        write_atomically(path, self._text())
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -44,13 +47,16 @@ class MetricsLog:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
-    def sync(self) -> None:
-        """Makes the records as lasting as a checkpoint written after them."""
-        os.fsync(self._file.fileno())
+    def write_to(self, folder: Path) -> None:
+        """Writes all records so far into a folder."""
+        (folder / METRICS).write_text(self._text())
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _text(self) -> str:
+        return "".join(json.dumps(record) + "\n" for record in self.records)
 
 
 def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
@@ -65,11 +71,3 @@ def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str
     total = sum(record[by] for record in chosen)
     names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS, by)]
     return {name: sum(record[name] * record[by] for record in chosen) / total for name in names}
-
-
-def _whole_records(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    lines = path.read_text().splitlines(keepends=True)
-    # A killed attempt may have left half a line at the end.
-    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""From where a training goes on: its last checkpoint, if this layout of processes can use it."""
+"""Resume point of a training: its newest whole checkpoint, if this layout can use it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.contract.sealed import is_sealed, seal_folder
 from stages.training import universal
-from stages.training.checkpoints import Checkpoint, last_checkpoint
+from stages.training.checkpoints import Checkpoint, newest_whole_step, read_checkpoint
 from stages.training.job import Process
 
 
@@ -42,9 +43,12 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
     Returns:
         None where there is no checkpoint, or none that can be used.
     """
-    found = last_checkpoint(folder)
-    if found is None:
+    # One process reads them through, and all take the same one.
+    step = newest_whole_step(folder, process.events.warning) if process.is_first else None
+    step = process.agreed(step)
+    if step is None:
         return None
+    found = read_checkpoint(folder, step)
     written = found.state["layout"]
     is_converted = written != layout
     if is_converted and not universal.can_convert(written, layout):
@@ -59,8 +63,9 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
             f"processes, now there are {process.world_size}: converting it"
         )
         # Every node sees the folder: it is part of the store.
-        if process.is_first:
+        if process.is_first and not is_sealed(found.path, universal.MARK):
             universal.convert(found.path)
+            seal_folder(found.path)
         process.barrier()
     process.events.info(f"going on after step {found.step}")
     return ResumePoint(found, is_converted)

@@ -38,6 +38,7 @@ class Setup:
         model: The policy.
         args: Arguments whose output folder is where checkpoints are written before they are whole.
         plan: Samples of each step.
+        make_room: Removes older checkpoints before one is written; called on the first process.
         publish: Makes a written checkpoint count; called on the first process.
         callbacks: Those that report.
     """
@@ -45,6 +46,7 @@ class Setup:
     model: ResponseLogprobs
     args: TrainingArguments
     plan: Plan[Any]
+    make_room: Callable[[], None]
     publish: Callable[[Path], None]
     callbacks: list[TrainerCallback]
 
@@ -72,6 +74,7 @@ class PackedTrainer(Trainer, Generic[B]):
         # compute_loss divides by the terms of the whole global batch itself.
         self.loss_is_scaled_for_ga = True
         self._plan = setup.plan
+        self._make_room = setup.make_room
         self._publish = setup.publish
         self._weight_decays: list[float] = []
         self._num_sums = num_sums
@@ -198,6 +201,8 @@ class PackedTrainer(Trainer, Generic[B]):
             mend_optimizer(self.model_wrapped.optimizer.optimizer, self._weight_decays)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.args.should_save:
+            self._make_room()
         super()._save_checkpoint(model, trial)
         if self.args.world_size > 1:
             torch.distributed.barrier()

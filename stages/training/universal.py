@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 # What DeepSpeed writes last, and reads first.
-_MARK = "latest_universal"
+MARK = "latest_universal"
 
 
 def can_convert(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -27,15 +27,13 @@ def can_convert(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def convert(checkpoint: Path) -> None:
-    """Adds the universal form to a checkpoint, unless it has it; one process calls this.
+    """Adds the universal form to a checkpoint; one process calls this.
 
     Args:
         checkpoint: Folder with DeepSpeed's ``global_step<n>``; it takes as much room again.
     """
     from deepspeed.checkpoint import ds_to_universal
 
-    if (checkpoint / _MARK).exists():
-        return
     written = checkpoint / (checkpoint / "latest").read_text().strip()
     converted = checkpoint / f"{written.name}_universal"
     # Of a conversion that was interrupted.

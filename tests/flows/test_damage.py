@@ -64,7 +64,7 @@ def test_a_store_that_is_gone_is_a_failure_and_nothing_is_computed(copied: Path)
     store = copied.parent / "store"
     store.rename(copied.parent / "elsewhere")
     done = geb("resume", "small", "--store", store)
-    assert done.returncode == 1
+    assert done.returncode == 64
     assert "no store at" in done.stderr
     assert not store.exists()
 

@@ -13,6 +13,7 @@ import pytest
 from stages.contract.events import Event, Progress
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.contract.sealed import seal_folder
 from tests.stages.train.train_helpers import (
     at_step,
     make_pairs,
@@ -113,13 +114,67 @@ def test_half_written_files_are_ignored(tmp_path, policy, pairs, uninterrupted):
     assert resumed.losses == uninterrupted.losses
 
 
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [({}, "truncated"), ({"processes": 2, "deepspeed": {"zero_stage": 2}}, "flipped")],
+)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
+    tmp_path, policy, pairs, layout, kind
+):
+    settings = {"epochs": 6, "checkpoint_every_steps": 5, **layout}
+    whole = train(tmp_path / "whole", policy, [pairs], **settings)
+    request = request_for(tmp_path / "store", policy, [pairs], **settings)
+    end_when(request, tmp_path, signal.SIGKILL, at_step(14))
+    before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
+    largest = max(
+        (each for each in newest.rglob("*") if each.is_file()), key=lambda p: p.stat().st_size
+    )
+    damage(largest, kind)
+
+    resumed = train(tmp_path / "store", policy, [pairs], **settings)
+
+    [said] = [e["message"] for e in resumed.events if e.get("level") == "warning"]
+    assert str(largest) in said
+    assert "Set aside as damaged-" in said
+    first = next(event for event in resumed.events if event["type"] == "metric")
+    assert first["step"] == step_of(before) + 1
+    assert resumed.weights == whole.weights
+    assert resumed.losses == whole.losses
+
+
+def test_a_damaged_part_of_the_reference_is_computed_again(tmp_path, policy, pairs, uninterrupted):
+    request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    end_when(request, tmp_path, signal.SIGKILL, at_step(12))
+    [part] = (work_of(request) / "reference").glob("part-*")
+    damage(part, "flipped")
+    resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
+    [said] = [e["message"] for e in resumed.events if e.get("level") == "warning"]
+    assert str(part) in said
+    assert resumed.artifact.manifest.digest("") == uninterrupted.artifact.manifest.digest("")
+
+
+def damage(path: Path, kind: str) -> None:
+    data = bytearray(path.read_bytes())
+    if kind == "truncated":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def test_a_checkpoint_of_another_layout_is_not_taken_up(tmp_path, policy, pairs, uninterrupted):
     request = request_for(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     end_when(request, tmp_path, signal.SIGKILL, at_step(12))
-    [checkpoint] = (work_of(request) / "checkpoints").iterdir()
+    checkpoint = max((work_of(request) / "checkpoints").iterdir(), key=step_of)
     state = json.loads((checkpoint / "geb_state.json").read_text())
     state["layout"] = {"zero_stage": 3, "world_size": 4}
     (checkpoint / "geb_state.json").write_text(json.dumps(state))
+    (checkpoint / "digests.json").unlink()
+    seal_folder(checkpoint)
     resumed = train(tmp_path / "store", policy, [pairs], **LONG, **EVERY)
     warnings = [event["message"] for event in resumed.events if event.get("level") == "warning"]
     assert any("another layout" in message for message in warnings)

@@ -1,0 +1,204 @@
+"""Damaged records of a store: every command says in one message which, where, and what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.commands import cli
+from flows.execution.run_record import RunRecord, StepRecord
+from flows.pipeline.loading import load_config
+from stages.contract.local_store import LocalStore
+from stages.contract.registry import ModelRegistry
+from tests.flows.loop import ROOT
+from tests.stage_calls import checkpoint_artifact
+
+COMMANDS = (
+    "status",
+    "status nightly",
+    "diff nightly nightly",
+    "resume nightly --dry-run",
+    "models",
+    "promote tiny:1",
+    "rollback tiny",
+    "verify",
+    "gc",
+    "lineage {key}",
+)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbled(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00garbage")
+
+
+def listed(path: Path) -> None:
+    path.write_text("[1, 2]")
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def other(path: Path) -> None:
+    path.write_text('{"format": "x", "train": 5}')
+
+
+def foldered(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def looped(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/nowhere/at/all")
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = (truncated, emptied, garbled, listed, nested, other, foldered, looped, dangling, piped)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A store with a run, a step and a model with an alias; and the model's key."""
+    root = tmp_path_factory.mktemp("healthy") / "store"
+    store = LocalStore.open(str(root), create=True)
+    artifact = checkpoint_artifact(store, "one")
+    record = RunRecord(store, "nightly")
+    quickstart = ROOT / "configs/quickstart.yaml"
+    record.save_config(load_config(quickstart, [f"store={root}", "name=nightly"]))
+    record.save_step(
+        StepRecord(
+            step="iteration-1/train",
+            stage=artifact.manifest.stage,
+            key=artifact.manifest.key,
+            key_fields={},
+            state="failed",
+            started=0.0,
+        )
+    )
+    registry = ModelRegistry(store)
+    for name in ("one", "two"):
+        found = checkpoint_artifact(store, name)
+        version = registry.register("tiny", found.ref("checkpoint"), metrics={})
+        registry.set_alias("tiny", "production", version.version)
+    return root, artifact.manifest.key
+
+
+@pytest.fixture
+def store(healthy: tuple[Path, str], tmp_path: Path) -> Path:
+    shutil.copytree(healthy[0], tmp_path / "store", copy_function=shutil.copy2)
+    return tmp_path / "store"
+
+
+Geb = Callable[[str], tuple[int, str]]
+
+
+@pytest.fixture
+def geb(
+    store: Path,
+    healthy: tuple[Path, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Geb:
+    """Runs a command on the store, in this process: its exit code, and all that it says."""
+
+    def run(command: str) -> tuple[int, str]:
+        words = command.format(key=healthy[1]).split()
+        monkeypatch.setattr(sys, "argv", ["geb", *words, "--store", str(store)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+
+    return run
+
+
+def test_every_command_is_content_with_the_whole_store(geb: Geb) -> None:
+    for command in COMMANDS:
+        code, said = geb(command)
+        assert code == 0, (command, said)
+
+
+# By record: commands that need it, and some that do without it, at most with a warning.
+RECORDS = {
+    "store.json": (("status", "gc"), ()),
+    "runs/nightly/config.json": (
+        ("diff nightly nightly", "resume nightly --dry-run"),
+        ("status nightly", "gc"),
+    ),
+    "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
+    "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
+    "models/tiny/aliases/production.json": (("models", "rollback tiny"), ("status", "gc")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
+    store: Path, geb: Geb, record: str, damage: Callable[[Path], None]
+) -> None:
+    path = store / record
+    damage(path)
+    concerned, indifferent = RECORDS[record]
+    for command in concerned:
+        code, said = geb(command)
+        assert len(said) < 3000
+        assert code == 64, (command, said)
+        assert "remedy" in said
+        assert str(path) in said or "of format x" in said
+    for command in indifferent:
+        code, said = geb(command)
+        assert code == 0, (command, said)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+def test_a_damaged_manifest_is_found_and_stops_nothing_else(
+    store: Path, geb: Geb, healthy: tuple[Path, str], damage: Callable[[Path], None]
+) -> None:
+    [path] = store.glob(f"artifacts/*/{healthy[1]}/manifest.json")
+    damage(path)
+    for command in ("verify", "lineage {key}", "promote tiny:1", "status nightly", "gc"):
+        code, said = geb(command)
+        if command in ("verify", "lineage {key}", "promote tiny:1"):
+            assert code == 1, (command, said)
+            assert "damaged" in said
+            assert path.parent.parent.name in said
+        else:
+            assert code == 0, (command, said)
+
+
+@pytest.mark.parametrize("damage", [foldered, looped, dangling, piped, emptied])
+def test_what_is_no_artifact_ends_no_command(
+    store: Path, geb: Geb, damage: Callable[[Path], None]
+) -> None:
+    path = store / "artifacts/train" / ("0" * 64)
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    damage(path)
+    (store / "artifacts/letter.txt").write_text("dear")
+    assert geb("verify")[0] == 1
+    assert geb("gc --delete")[0] == 0
+    assert not os.path.lexists(path)
+    assert geb("verify")[0] == 0

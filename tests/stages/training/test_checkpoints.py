@@ -1,0 +1,122 @@
+"""Checkpoints of a training: a damaged one is set aside, the one before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.training.checkpoints import (
+    Checkpoint,
+    make_room,
+    newest_whole_step,
+    publish_checkpoint,
+    read_checkpoint,
+)
+
+
+def publish(folder: Path, step: int) -> Path:
+    make_room(folder)
+    written = folder.parent / "writing" / f"checkpoint-{step}"
+    (written / "global_step").mkdir(parents=True)
+    for name in ("model.safetensors", "global_step/optimizer.pt", "metrics.jsonl"):
+        (written / name).write_bytes(f"{name} {step} ".encode() * 50)
+    return publish_checkpoint(written, {"kappa": step}, folder)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (5, 9, 10, 100):
+        publish(folder, step)
+    assert names(folder) == ["checkpoint-10", "checkpoint-100"]
+    assert newest_whole_step(folder, pytest.fail) == 100
+    path = folder / "checkpoint-100"
+    assert read_checkpoint(folder, 100) == Checkpoint(100, path, {"kappa": 100})
+
+
+def test_there_is_never_more_than_one_beside_the_one_that_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    publish(folder, 1)
+    publish(folder, 2)
+    make_room(folder)
+    assert names(folder) == ["checkpoint-2"]
+
+
+def test_without_any_there_is_none(tmp_path: Path) -> None:
+    assert newest_whole_step(tmp_path / "checkpoints", pytest.fail) is None
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "global_step/optimizer.pt",
+        "metrics.jsonl",
+        "geb_state.json",
+        "digests.json",
+    ],
+)
+def test_a_damaged_one_is_set_aside_and_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    publish(folder, 1)
+    damage(publish(folder, 2) / name)
+    warnings: list[str] = []
+    assert newest_whole_step(folder, warnings.append) == 1
+    [said] = warnings
+    assert str(folder / "checkpoint-2") in said
+    assert name in said or damage is flip_a_bit
+    kept, aside = names(folder)
+    assert kept == "checkpoint-1"
+    assert aside.startswith("damaged-")
+    assert aside in said
+    # The next look finds it as it is.
+    assert newest_whole_step(folder, pytest.fail) == 1
+
+
+def test_where_all_are_damaged_training_starts_over(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (1, 2):
+        truncate(publish(folder, step) / "model.safetensors")
+    truncate(folder / "checkpoint-1" / "model.safetensors")
+    warnings: list[str] = []
+    assert newest_whole_step(folder, warnings.append) is None
+    assert len(warnings) == 2
+
+
+def test_one_without_digests_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / "checkpoint-7").mkdir(parents=True)
+    (folder / "checkpoint-7" / "geb_state.json").write_text("{}")
+    warnings: list[str] = []
+    assert newest_whole_step(folder, warnings.append) is None
+    assert "digests.json is missing" in warnings[0]
+
+
+def test_a_training_that_starts_anew_replaces_those_of_later_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    publish(folder, 10)
+    publish(folder, 20)
+    publish(folder, 10)
+    assert names(folder) == ["checkpoint-10"]
