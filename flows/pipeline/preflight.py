@@ -44,4 +44,4 @@ def _has_chat_template(folder: Path) -> bool:
     except (OSError, ValueError):
         # Its stage says what is wrong with it.
         return True
-    return bool(settings.get("chat_template"))
+    return not isinstance(settings, dict) or bool(settings.get("chat_template"))

@@ -13,7 +13,8 @@ from stages.contract.errors import UserError
 from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
-from stages.modeling.load import context_tokens, load_tokenizer
+from stages.modeling.load import context_tokens, load_config
+from stages.modeling.tokenizers import load_tokenizer
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -85,8 +86,6 @@ def load_policy(
         UserError: Tokenizer or chat template is missing, the wanted context exceeds the model's, or
             ``adapter`` is none.
     """
-    from transformers import AutoConfig
-
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     check_template_args(tokenizer, params.chat_template_args)
@@ -95,7 +94,7 @@ def load_policy(
             f"{adapter} is no LoRA adapter: it has no {ADAPTER_CONFIG}",
             "name a folder written by peft's save_pretrained",
         )
-    config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
+    config = load_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
     return Policy(

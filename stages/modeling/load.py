@@ -1,4 +1,4 @@
-"""Tokenizers and models of a checkpoint, whole or refused: safetensors only, no remote code."""
+"""Models of a checkpoint, whole or refused: safetensors only, no remote code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.modeling.checkpoint_files import (
+    check_config_files,
+    check_weight_files,
+    explained,
+    local_folder,
+    some_of,
+    weight_names,
+)
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -24,9 +32,6 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
-# an empty tokenizer from the model's architecture.
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def default_device() -> torch.device:
@@ -34,62 +39,17 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_tokenizer(source: ModelSource) -> Any:
-    """Loads a checkpoint's tokenizer.
-
-    Raises:
-        UserError: There is no checkpoint, or it has no tokenizer.
-    """
-    folder = _local_folder(source)
-    if folder is not None and not any((folder / name).exists() for name in _TOKENIZER_FILES):
-        raise UserError(
-            f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
-            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
-        )
-    try:
-        return AutoTokenizer.from_pretrained(
-            source.name_or_path, revision=source.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise _not_loadable("the tokenizer", source, error) from error
-
-
-def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
-    """Checks that two models read token ids alike.
-
-    Raises:
-        UserError: Their vocabularies or special tokens differ.
-    """
-    ours, theirs = load_tokenizer(policy), load_tokenizer(reference)
-    remedy = "use a reference with the policy's tokenizer: both read the same token ids"
-    if ours.get_vocab() != theirs.get_vocab():
-        differ = dict(ours.get_vocab().items() ^ theirs.get_vocab().items())
-        raise UserError(
-            f"the tokenizer of the policy {policy.name_or_path} and that of the reference "
-            f"{reference.name_or_path} differ in {len(differ)} tokens: {_some(differ)}",
-            remedy,
-        )
-    for name in ("bos_token_id", "eos_token_id"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise UserError(
-                f"{name} is {getattr(ours, name)} for the policy {policy.name_or_path} and "
-                f"{getattr(theirs, name)} for the reference {reference.name_or_path}",
-                remedy,
-            )
-
-
 def load_config(source: ModelSource) -> Any:
     """Loads a checkpoint's configuration.
 
     Raises:
-        UserError: There is none.
+        UserError: There is none, or it is damaged.
     """
-    try:
+    check_config_files(source)
+    with explained("the configuration", source):
         return AutoConfig.from_pretrained(
             source.name_or_path, revision=source.revision, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        raise _not_loadable("the configuration", source, error) from error
 
 
 def load_causal_lm(
@@ -103,7 +63,8 @@ def load_causal_lm(
         device: Where the weights go; :func:`default_device` if unset.
 
     Raises:
-        UserError: There is no checkpoint, or weights of the model are missing from it.
+        UserError: There is no checkpoint, weights of the model are missing from it or have other
+            shapes, or one is not a finite number.
     """
     return _load(AutoModelForCausalLM, source, dtype, device)
 
@@ -191,8 +152,12 @@ def _load(
     *,
     exactly: bool = False,
 ) -> Any:
-    _check_weights(source)
-    try:
+    load_config(source)
+    check_weight_files(source)
+    # Without it transformers raises at the first weight of another shape and names no other; but
+    # under ZeRO-3 no weight has its shape while it is loaded.
+    names_shapes = exactly or not is_deepspeed_zero3_enabled()
+    with explained("the model", source):
         model, report = auto_class.from_pretrained(
             source.name_or_path,
             revision=source.revision,
@@ -200,59 +165,54 @@ def _load(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            # Otherwise transformers raises at the first one and names no other.
-            ignore_mismatched_sizes=exactly,
+            ignore_mismatched_sizes=names_shapes,
         )
-    except (OSError, ValueError) as error:
-        raise _not_loadable("the model", source, error) from error
-    faults = {"lacks": report["missing_keys"]}
+    faults = {
+        "lacks": report["missing_keys"],
+        "has in other shapes than its config.json says": {
+            f"{name} {_shape(found)} for {_shape(wanted)}"
+            for name, found, wanted in report["mismatched_keys"]
+        },
+    }
     if exactly:
         faults["has besides"] = report["unexpected_keys"]
-        faults["has in other shapes"] = {name for name, *_ in report["mismatched_keys"]}
     for verb, names in faults.items():
         if names:
             raise UserError(
                 f"the checkpoint {source.name_or_path} {verb} {len(names)} weights of "
-                f"{type(model).__name__}: {_some(names)}",
+                f"{type(model).__name__}: {some_of(names)}",
                 "pass a whole checkpoint of the right kind of model",
             )
+    _require_finite(model, source)
     return model.to(device or default_device()).eval()
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
+def _require_finite(model: Any, source: ModelSource) -> None:
+    """Refuses weights that are infinite or not a number: everything computed with them would be.
 
-
-def _check_weights(source: ModelSource) -> None:
-    folder = _local_folder(source)
-    if folder is None:
-        return
-    if not (folder / "config.json").exists():
+    Raises:
+        UserError: There are such weights.
+    """
+    # Under ZeRO-3 each process has its part of a weight.
+    parts = ((name, getattr(each, "ds_tensor", each)) for name, each in model.named_parameters())
+    # No copy of the weight is made, and NaN is both least and greatest.
+    extremes = [(name, torch.stack(part.aminmax())) for name, part in parts if part.numel()]
+    faulty = [name for name, each in extremes if not torch.isfinite(each).all()]
+    if faulty:
         raise UserError(
-            f"{folder} is no checkpoint: it has no config.json",
-            "pass a folder written by save_pretrained",
-        )
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"the checkpoint {folder} has no weights in safetensors format",
-            "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
+            f"{len(faulty)} weights of {_files_with(faulty, source)} are infinite or not a "
+            f"number: {some_of(faulty)}",
+            "pass a checkpoint whose training did not diverge, or copy it again",
         )
 
 
-def _local_folder(source: ModelSource) -> Path | None:
-    """The folder that ``source`` names, or None for a hub id."""
-    folder = Path(source.name_or_path)
-    if folder.is_dir():
-        return folder
-    if source.revision is None:
-        raise UserError(f"no such checkpoint: {folder}", "check the path")
-    return None
+def _files_with(names: Iterable[str], source: ModelSource) -> str:
+    """The files of a checkpoint that hold weights of these names, for a message."""
+    folder = local_folder(source)
+    paths = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    found = [str(path) for path in paths if not set(names).isdisjoint(weight_names(path))]
+    return ", ".join(found) or source.name_or_path
 
 
-def _not_loadable(what: str, source: ModelSource, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return UserError(
-        f"{what} of {source.name_or_path} cannot be loaded: {reason}",
-        "pass a folder or hub id that transformers can load without remote code",
-    )
+def _shape(sizes: Iterable[int]) -> str:
+    return "x".join(map(str, sizes))

@@ -12,6 +12,7 @@ from typing import Any
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.modeling.checkpoint_files import check_weight_files
 from stages.modeling.engines import engine_error, is_out_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
@@ -82,6 +83,8 @@ def start_engine(
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    # The engine's own error would name no file, and pass for one of the moment.
+    check_weight_files(source)
     gib = cache_gib(kv_cache_gib)
     arguments = {
         "model": source.name_or_path,

@@ -15,8 +15,9 @@ import torch
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import context_tokens, load_sequence_classifier, load_tokenizer
+from stages.modeling.load import context_tokens, load_config, load_sequence_classifier
 from stages.modeling.token_batches import token_batches
+from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
@@ -120,6 +121,7 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
+    require_vocabulary(tokenizer, load_config(source), source)
     model = load_sequence_classifier(source, dtype=settings.dtype)
     outputs = model.config.num_labels
     if outputs != 1:

@@ -15,7 +15,8 @@ from torch import Tensor
 from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import Precision, context_tokens, load_exactly, load_tokenizer
+from stages.modeling.load import Precision, context_tokens, load_exactly
+from stages.modeling.tokenizers import load_tokenizer
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import RewardModel

@@ -10,7 +10,8 @@ from typing import Any
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import context_tokens, load_tokenizer
+from stages.modeling.load import context_tokens, load_config
+from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.modeling.vllm_engine import cache_setting, require_vllm, start_engine, step
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
@@ -64,12 +65,11 @@ def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
             or no chat template.
         EngineError: The engine does not start.
     """
-    from transformers import AutoConfig
-
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    config = AutoConfig.from_pretrained(source.name_or_path, revision=source.revision)
+    config = load_config(source)
+    require_vocabulary(tokenizer, config, source)
     if config.num_labels != 1:
         raise UserError(
             f"the reward model {source.name_or_path} has {config.num_labels} outputs, not one",

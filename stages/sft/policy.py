@@ -10,7 +10,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.context import ModelSource
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import DTYPES, load_tokenizer
+from stages.modeling.load import DTYPES
+from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.params import ArchitectureParams
 from stages.sft.tokenizer import make_word_tokenizer
 from stages.training.numerics import Numerics

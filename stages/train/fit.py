@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from stages.contract.events import dump_json
-from stages.modeling.load import DTYPES, load_config, load_tokenizer
+from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
+from stages.modeling.tokenizers import load_tokenizer
 from stages.train import reference
 from stages.train.average import save_average
 from stages.train.batches import RefLogprobs, pair_batches

@@ -10,6 +10,7 @@ from transformers import set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint
 from stages.training import checkpoints
 from stages.training.adapters import add_adapters, policy_weights
@@ -17,7 +18,7 @@ from stages.training.arguments import check_trackers, trainer_seed, training_arg
 from stages.training.batches import Plan
 from stages.training.callbacks import CheckpointSchedule, StepReporter
 from stages.training.job import Job, P, Process
-from stages.training.memory import OutOfMemoryError, is_out_of_memory
+from stages.training.memory import OutOfMemoryError
 from stages.training.metrics_log import METRICS, MetricsLog
 from stages.training.numerics import Numerics, repeatable
 from stages.training.policy import enable_gradient_checkpointing

@@ -11,20 +11,10 @@ from stages.training.params import TrainingParams
 
 EXIT_OUT_OF_MEMORY = 75
 """Exit code with which a worker says so to its stage."""
-# torch has no class of its own for the CPU's.
-_CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 
 class OutOfMemoryError(StageFailedError):
     """Training did not fit into memory; with fewer tokens at once it may."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of a GPU or of the machine, ran out."""
-    import torch
-
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, kinds) or _CPU_MESSAGE in str(error)
 
 
 def with_half_the_tokens(

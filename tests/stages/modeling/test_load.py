@@ -6,13 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.load import (
-    context_tokens,
-    load_causal_lm,
-    load_sequence_classifier,
-    load_tokenizer,
-    require_same_tokenizer,
-)
+from stages.modeling.load import context_tokens, load_causal_lm, load_sequence_classifier
+from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, tiny_config
 
 

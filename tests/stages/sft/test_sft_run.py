@@ -17,7 +17,8 @@ from stages.contract.errors import UserError
 from stages.contract.events import Log, Metric, Progress, parse_event
 from stages.contract.local_store import LocalStore
 from stages.modeling.chat import render_prompt
-from stages.modeling.load import load_causal_lm, load_tokenizer
+from stages.modeling.load import load_causal_lm
+from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
 from tests.stage_calls import call_request, request_for

@@ -1,0 +1,157 @@
+"""Files of a local checkpoint, checked before a library reads them; faults by the file's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+from stages.modeling.out_of_memory import is_out_of_memory
+
+# One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
+# an empty tokenizer from the model's architecture.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZER_RECORDS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    # transformers looks into it, too.
+    "config.json",
+)
+_MODEL_RECORDS = ("config.json", "generation_config.json", "model.safetensors.index.json")
+# Of a library's message.
+_SHOWN_CHARACTERS = 300
+_WHOLE = "copy or download the checkpoint again, or pass another one"
+
+
+def local_folder(source: ModelSource) -> Path | None:
+    """The folder that ``source`` names, or None for a hub id.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    folder = Path(source.name_or_path)
+    if folder.is_dir():
+        return folder
+    if source.revision is None:
+        raise UserError(f"no such checkpoint: {folder}", "check the path")
+    return None
+
+
+def check_tokenizer_files(source: ModelSource) -> None:
+    """Checks that a local checkpoint has a tokenizer, in files that can be read.
+
+    Raises:
+        UserError: It has none, or one is damaged.
+    """
+    folder = local_folder(source)
+    if folder is None:
+        return
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
+            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
+        )
+    for name in _TOKENIZER_RECORDS:
+        _check_record(folder / name)
+
+
+def check_config_files(source: ModelSource) -> None:
+    """Checks the configuration files of a local checkpoint.
+
+    Raises:
+        UserError: There is no config.json, or one is damaged.
+    """
+    folder = local_folder(source)
+    if folder is None:
+        return
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"{folder} is no checkpoint: it has no config.json",
+            "pass a folder written by save_pretrained",
+        )
+    for name in _MODEL_RECORDS:
+        _check_record(folder / name)
+
+
+def check_weight_files(source: ModelSource) -> None:
+    """Checks the headers of a local checkpoint's weights against the sizes of their files.
+
+    Raises:
+        UserError: It has no weights in safetensors, or a file is damaged.
+    """
+    folder = local_folder(source)
+    if folder is None:
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"the checkpoint {folder} has no weights in safetensors format",
+            "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
+        )
+    for path in files:
+        weight_names(path)
+
+
+def weight_names(path: Path) -> list[str]:
+    """Names of a file's weights.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
+
+
+@contextmanager
+def explained(what: str, source: ModelSource) -> Iterator[None]:
+    """Turns whatever a library says of a checkpoint that it cannot load into one message.
+
+    Raises:
+        UserError: It cannot: the same files would not be loaded by a retry either.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        is_usual = isinstance(error, OSError | ValueError)
+        # A hub may answer the next time.
+        if is_out_of_memory(error) or not (is_usual or local_folder(source)):
+            raise
+        said = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        # Of a library's own code: `'zelu'` alone says little.
+        said = said if is_usual and said else f"{type(error).__name__}: {said}"
+        raise UserError(
+            f"{what} of {source.name_or_path} cannot be loaded: {said}",
+            "pass a folder or hub id that transformers can load without remote code",
+        ) from error
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first few names in their order, for a message."""
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
+
+
+def _check_record(path: Path) -> None:
+    """Checks that a file, where there is one, holds a JSON object.
+
+    Raises:
+        UserError: It does not.
+    """
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}", _WHOLE) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no JSON object: it is a {type(found).__name__}", _WHOLE)

@@ -1,0 +1,76 @@
+"""Tokenizers of a checkpoint, whole or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+from stages.modeling.checkpoint_files import check_tokenizer_files, explained, some_of
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """Loads a checkpoint's tokenizer.
+
+    Raises:
+        UserError: There is no checkpoint, or it has no tokenizer, or a damaged one.
+    """
+    check_tokenizer_files(source)
+    with explained("the tokenizer", source):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.name_or_path, revision=source.revision, trust_remote_code=False
+        )
+    if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+        raise UserError(
+            f"the tokenizer of {source.name_or_path} is empty: it has no tokens but special ones",
+            "save the tokenizer that belongs to the weights beside them",
+        )
+    return tokenizer
+
+
+def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
+    """Checks that a model has an embedding for every token that its tokenizer can give.
+
+    The token that pads is left out: some checkpoints name one that they do not embed.
+
+    Raises:
+        UserError: It has not.
+    """
+    size = config.get_text_config().vocab_size
+    beyond = [
+        token
+        for token, number in tokenizer.get_vocab().items()
+        if number >= size and number != tokenizer.pad_token_id
+    ]
+    if beyond:
+        raise UserError(
+            f"the tokenizer of {source.name_or_path} has {len(beyond)} tokens beyond the model's "
+            f"vocabulary of {size}: {some_of(beyond)}",
+            "save the tokenizer that belongs to the weights beside them",
+        )
+
+
+def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
+    """Checks that two models read token ids alike.
+
+    Raises:
+        UserError: Their vocabularies or special tokens differ.
+    """
+    ours, theirs = load_tokenizer(policy), load_tokenizer(reference)
+    remedy = "use a reference with the policy's tokenizer: both read the same token ids"
+    if ours.get_vocab() != theirs.get_vocab():
+        differ = dict(ours.get_vocab().items() ^ theirs.get_vocab().items())
+        raise UserError(
+            f"the tokenizer of the policy {policy.name_or_path} and that of the reference "
+            f"{reference.name_or_path} differ in {len(differ)} tokens: {some_of(differ)}",
+            remedy,
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise UserError(
+                f"{name} is {getattr(ours, name)} for the policy {policy.name_or_path} and "
+                f"{getattr(theirs, name)} for the reference {reference.name_or_path}",
+                remedy,
+            )

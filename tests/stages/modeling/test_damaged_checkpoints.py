@@ -1,0 +1,240 @@
+"""Checkpoints as nobody should pass them: refused by the name of the file that is at fault."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
+from stages.modeling.load import load_causal_lm, load_config, load_sequence_classifier
+from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
+from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
+
+Damage = Callable[[Path], None]
+WEIGHTS = "model.safetensors"
+
+
+def content(name: str, data: str | bytes) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    return damage
+
+
+def bytes_of(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return damage
+
+
+def settings(name: str, **changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        found = load_file(folder / WEIGHTS)
+        change(found)
+        save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return damage
+
+
+def filled(name: str, value: float) -> Damage:
+    return weights(lambda found: found[name].view(-1)[-1:].fill_(value))
+
+
+def replaced_by_folder(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
+OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
+    "weights empty": (content(WEIGHTS, b""), [WEIGHTS]),
+    "weights are text": (content(WEIGHTS, b"hello, world"), [WEIGHTS]),
+    "weights truncated": (bytes_of(WEIGHTS, lambda data: data[:-7]), [WEIGHTS]),
+    "weights halved": (bytes_of(WEIGHTS, lambda data: data[: len(data) // 2]), [WEIGHTS]),
+    "weights without end": (bytes_of(WEIGHTS, lambda data: data + b"more"), [WEIGHTS]),
+    "header truncated": (bytes_of(WEIGHTS, lambda data: data[:60]), [WEIGHTS]),
+    "header too long": (bytes_of(WEIGHTS, lambda data: b"\xff" * 8 + data[8:]), [WEIGHTS]),
+    "header no JSON": (bytes_of(WEIGHTS, lambda data: data[:8] + b"x" + data[9:]), [WEIGHTS]),
+    "weights a folder": (replaced_by_folder(WEIGHTS), [WEIGHTS]),
+    "one shape": (
+        weights(lambda found: found.update({"model.norm.weight": torch.zeros(3)})),
+        ["in other shapes", "model.norm.weight 3 for 32"],
+    ),
+    "one dimension more": (
+        weights(lambda found: found.update({"model.norm.weight": torch.zeros(32, 1)})),
+        ["model.norm.weight 32x1 for 32"],
+    ),
+    "one missing": (weights(lambda found: found.pop("model.norm.weight")), ["lacks 1 weights"]),
+    "not a number": (
+        filled("model.layers.0.mlp.up_proj.weight", float("nan")),
+        [WEIGHTS, "not a number", "model.layers.0.mlp.up_proj.weight"],
+    ),
+    "infinite": (filled("model.embed_tokens.weight", float("inf")), [WEIGHTS, "infinite"]),
+    "minus infinity": (filled("model.norm.weight", float("-inf")), [WEIGHTS, "infinite"]),
+    "another vocabulary": (
+        settings("config.json", vocab_size=7),
+        ["in other shapes than its config.json says", "19x32 for 7x32"],
+    ),
+    "another width": (settings("config.json", hidden_size=64), ["in other shapes"]),
+    "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
+    "no vocabulary": (settings("config.json", vocab_size=0), ["cannot be loaded"]),
+    "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
+    "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
+    "heads that do not divide": (
+        settings("config.json", num_attention_heads=3),
+        ["cannot be loaded", "attention heads"],
+    ),
+    "an unknown model": (settings("config.json", model_type="nope"), ["nope"]),
+    **{
+        f"config.json {kind}": (content("config.json", data), ["config.json"])
+        for kind, data in {
+            "empty": "",
+            "truncated": '{"model_type": "lla',
+            "a list": "[]",
+            "a number": "3",
+            "null": "null",
+            "a text": '"llama"',
+            "no UTF-8": b"\xff\xfe",
+            "nested": "[" * 100_000,
+            "without a type": "{}",
+        }.items()
+    },
+    "generation_config.json a list": (
+        content("generation_config.json", "[]"),
+        ["generation_config.json"],
+    ),
+    "generation_config.json half": (
+        content("generation_config.json", "{"),
+        ["generation_config.json"],
+    ),
+    "index half": (
+        content("model.safetensors.index.json", "{"),
+        ["model.safetensors.index.json"],
+    ),
+}
+
+
+def without_words(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    found = json.loads(path.read_text())
+    found["model"]["vocab"] = {}
+    found["added_tokens"] = []
+    path.write_text(json.dumps(found))
+
+
+OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
+    **{
+        f"{name} {kind}": (content(name, data), [name])
+        for name in ("tokenizer.json", "tokenizer_config.json")
+        for kind, data in {
+            "empty": "",
+            "half": '{"version": ',
+            "a list": "[]",
+            "a number": "3",
+            "null": "null",
+            "no UTF-8": b"\xff\xfe",
+        }.items()
+    },
+    "tokenizer.json hollow": (content("tokenizer.json", "{}"), ["tokenizer", "cannot be loaded"]),
+    "without words": (without_words, ["is empty"]),
+    "config.json a list": (content("config.json", "[]"), ["config.json"]),
+    "none": (lambda folder: (folder / "tokenizer.json").unlink(), ["has no tokenizer"]),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("whole") / "model")
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_reward_model(tmp_path_factory.mktemp("whole") / "reward")
+
+
+def refused(load: Callable[[ModelSource], object], folder: Path, parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load(ModelSource(str(folder)))
+    said = caught.value.message
+    assert str(folder) in said
+    assert len(said) < 1500
+    for part in parts:
+        assert part in said
+    assert caught.value.remedy
+
+
+def damaged(whole: Path, folder: Path, damage: Damage) -> Path:
+    shutil.copytree(whole, folder)
+    damage(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", OF_THE_MODEL)
+def test_a_damaged_policy_is_refused(tmp_path: Path, whole: Path, name: str) -> None:
+    damage, parts = OF_THE_MODEL[name]
+    folder = damaged(whole, tmp_path / "model", damage)
+    refused(lambda source: load_causal_lm(source, dtype="float32"), folder, parts)
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in OF_THE_MODEL if "more layers" not in each and "shape" not in each]
+)
+def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, name: str) -> None:
+    damage, parts = OF_THE_MODEL[name]
+    folder = damaged(reward_model, tmp_path / "model", damage)
+    parts = [each for each in parts if "x32 for" not in each]
+    refused(lambda source: load_sequence_classifier(source, dtype="float32"), folder, parts)
+
+
+@pytest.mark.parametrize("name", OF_THE_TOKENIZER)
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path, whole: Path, name: str) -> None:
+    damage, parts = OF_THE_TOKENIZER[name]
+    refused(load_tokenizer, damaged(whole, tmp_path / "model", damage), parts)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    make_tiny_tokenizer(words=(*WORDS, "purple", "orange")).save_pretrained(folder)
+    source = ModelSource(str(folder))
+    with pytest.raises(UserError, match="2 tokens beyond the model's vocabulary of 19: orange"):
+        require_vocabulary(load_tokenizer(source), load_config(source), source)
+
+
+def test_a_token_that_only_pads_need_not_be_embedded(whole: Path) -> None:
+    source = ModelSource(str(whole))
+    tokenizer = load_tokenizer(source)
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    require_vocabulary(tokenizer, load_config(source), source)
+
+
+def test_want_of_memory_is_no_fault_of_the_checkpoint(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        load_causal_lm(ModelSource(str(whole)), dtype="float32")
