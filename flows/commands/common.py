@@ -49,7 +49,8 @@ FromStage = Annotated[
     typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again."),
 ]
 FromIteration = Annotated[
-    int, typer.Option("--iteration", metavar="N", help="The iteration that --from means.")
+    int | None,
+    typer.Option("--iteration", metavar="N", help="The iteration that --from means; 1 if unset."),
 ]
 
 # Into a file or a pipe, tables keep their lines whole.
@@ -80,18 +81,40 @@ def configured_run(store: str, run: str) -> RunConfig:
     return config.model_copy(update={"store": location_of(store)})
 
 
-def forced_from(stage: str | None, iteration: int) -> Callable[[Step], bool]:
+def forced_from(
+    stage: str | None, iteration: int | None, iterations: int
+) -> Callable[[Step], bool]:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
+    Args:
+        stage: The stage; None for no step at all.
+        iteration: Its iteration; the first if unset.
+        iterations: How many the run has.
+
     Raises:
-        UserError: There is no such stage in an iteration.
+        UserError: The run has no such stage in that iteration.
     """
     order = list(stage_sections(RunConfig))
     if stage is None:
+        if iteration is not None:
+            raise UserError(
+                f"--iteration {iteration} without --from",
+                "name the stage to compute again: --from train",
+            )
         return lambda step: False
     if stage not in order:
         raise UserError(f"--from {stage}: no such stage", f"one of: {', '.join(order)}")
-    first = (0 if stage in BEFORE_ITERATIONS else iteration, order.index(stage))
+    if stage in BEFORE_ITERATIONS and iteration is not None:
+        raise UserError(
+            f"--iteration {iteration}: {stage} runs once, before the iterations",
+            "leave --iteration out",
+        )
+    if iteration is not None and not 1 <= iteration <= iterations:
+        raise UserError(
+            f"--iteration {iteration}: the run has iterations 1 to {iterations}",
+            "name one of them, or raise `iterations`",
+        )
+    first = (0 if stage in BEFORE_ITERATIONS else iteration or 1, order.index(stage))
 
     def forced(step: Step) -> bool:
         # `iteration-1/evaluate/generate/0` is a part of the evaluation.

@@ -66,7 +66,7 @@ def run(
     runner: RunnerName = None,
     store: ConfigStore = None,
     from_stage: FromStage = None,
-    from_iteration: FromIteration = 1,
+    from_iteration: FromIteration = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +78,7 @@ def resume(
     name: RunName,
     store: StorePath = "store",
     from_stage: FromStage = None,
-    from_iteration: FromIteration = 1,
+    from_iteration: FromIteration = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,14 +92,14 @@ def show_plan(
     runner: RunnerName = None,
     store: ConfigStore = None,
     from_stage: FromStage = None,
-    from_iteration: FromIteration = 1,
+    from_iteration: FromIteration = None,
     with_estimate: WithEstimate = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would reuse, what it would compute, and why; or what it would cost."""
     asked = configured(config, overrides, runner, store)
     with inputs_resolved_once():
-        lines = plan(asked, forced_from(from_stage, from_iteration))
+        lines = plan(asked, forced_from(from_stage, from_iteration, asked.iterations))
         _check_before(asked, lines)
         if with_estimate:
             _show_estimate(asked, lines, as_json)
@@ -119,9 +119,13 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
 
 
 def _run(
-    config: RunConfig, from_stage: str | None, from_iteration: int, dry_run: bool, as_json: bool
+    config: RunConfig,
+    from_stage: str | None,
+    from_iteration: int | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    forced = forced_from(from_stage, from_iteration)
+    forced = forced_from(from_stage, from_iteration, config.iterations)
     # The run's inputs are those of its plan.
     with inputs_resolved_once():
         lines = plan(config, forced)

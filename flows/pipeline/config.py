@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,6 +143,7 @@ class RunConfig(StageSettings):
         self._check_engine()
         self._check_nodes()
         self._check_volumes()
+        self._check_stage_names()
         return self
 
     def _check_server(self) -> None:
@@ -216,6 +219,24 @@ class RunConfig(StageSettings):
                 f"{what} is: name the claim that holds it in execution.kubernetes.volumes "
                 f"(`{place}: {{claim: NAME}}`)"
             )
+
+    def _check_stage_names(self) -> None:
+        """Refuses settings of execution for stages that there are not."""
+        stages = list(type(self.resources).model_fields)
+        execution = self.execution
+        tables: dict[str, Mapping[str, object]] = {
+            "interpreters": execution.interpreters,
+            "work_pool.job_variables": execution.work_pool.job_variables,
+            **{
+                f"docker.{name}": getattr(execution.docker, name)
+                for name in ("images", "network", "environment", "secrets")
+            },
+        }
+        for name, table in tables.items():
+            for stage in table.keys() - stages:
+                near = difflib.get_close_matches(stage, stages, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"
+                raise ValueError(f"execution.{name}.{stage}: there is no such stage; {hint}")
 
     def to_json(self) -> str:
         """The resolved configuration, without what the run sets itself; reads back as written."""

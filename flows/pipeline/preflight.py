@@ -1,13 +1,15 @@
-"""Checks of a run's checkpoints before any stage starts, from their files alone."""
+"""Checks of what a run needs of this machine, before any stage starts."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External
+from flows.pipeline.placement import Execution
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -33,6 +35,31 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
+
+
+def check_interpreters(execution: Execution) -> None:
+    """Checks that the interpreters of the stages are there, where they run on this machine.
+
+    Raises:
+        UserError: One is not.
+    """
+    if execution.runner != "process":
+        return
+    for stage, interpreter in execution.interpreters.items():
+        require_interpreter(stage, interpreter)
+
+
+def require_interpreter(stage: str, interpreter: str) -> None:
+    """Checks that a stage's Python interpreter is there, by its path or on PATH.
+
+    Raises:
+        UserError: It is not.
+    """
+    if shutil.which(interpreter) is None:
+        raise UserError(
+            f"no Python interpreter at {interpreter} for stage {stage!r}",
+            "run `make setup-vllm`, or correct execution.interpreters",
+        )
 
 
 def _has_chat_template(folder: Path) -> bool:

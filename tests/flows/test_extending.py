@@ -145,7 +145,7 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert request.resources.cpus == 2
     form = TypeAdapter(Annotated[dict[str, Any], FormOf(ToyConfig)]).json_schema()
     assert form["properties"]["resources"]["properties"]["toy"]["description"]
-    forced = forced_from("toy", 2)
+    forced = forced_from("toy", 2, iterations=2)
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
 
 

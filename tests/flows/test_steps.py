@@ -169,7 +169,7 @@ def test_screening_is_a_part_of_an_iteration_to_start_again_from():
     made = steps_of("screen.num_samples=2", "iterations=2").values()
 
     def forced(stage, iteration):
-        return {step.name for step in made if forced_from(stage, iteration)(step)}
+        return {step.name for step in made if forced_from(stage, iteration, 2)(step)}
 
     screening = forced("screen", 2) - forced("generate", 2)
     place = "screen/iteration-2"

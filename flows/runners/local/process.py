@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 
+from flows.pipeline.preflight import require_interpreter
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
-from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
@@ -104,11 +103,7 @@ class ProcessRunner:
 
     def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
         interpreter = self._interpreters.get(request.stage, sys.executable)
-        if shutil.which(interpreter) is None:
-            raise UserError(
-                f"no Python interpreter at {interpreter} for stage {request.stage!r}",
-                "run `make setup-vllm`, or correct execution.interpreters",
-            )
+        require_interpreter(request.stage, interpreter)
         with self._lock:
             process = subprocess.Popen(
                 [

@@ -1,0 +1,176 @@
+"""Settings of every field as nobody should write them: refused by the field's name."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from flows.commands.common import forced_from
+from flows.execution.plan import plan
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
+from flows.pipeline.strict_yaml import non_finite
+from stages.contract.errors import UserError
+from tests.flows.loop import ROOT
+
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+ABSURD = (
+    "[[1], {a: 2}]",
+    "{no_such_setting: 1}",
+    ".nan",
+    ".inf",
+    "-1",
+    "1e400",
+    '"\\0"',
+    "!!binary aGk=",
+    f'"{"x" * 5000}"',
+)
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def value_of(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+# Resources are the same fields for every stage.
+FIELDS = [
+    name
+    for name in leaves(RunConfig)
+    if not name.startswith("resources.") or name.startswith("resources.train.")
+]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_absurd_value_is_refused_by_name_or_is_one_of_the_field_s(name: str) -> None:
+    accepted = 0
+    for absurd in ABSURD:
+        try:
+            config = load_config(QUICKSTART, [f"{name}={absurd}"])
+        except UserError as error:
+            last = name.rpartition(".")[2]
+            assert last in error.message, (absurd, error.message)
+            assert len(error.message) < 3000
+            assert error.remedy
+        else:
+            accepted += 1
+            assert list(non_finite(config.model_dump())) == []
+            # What was accepted reads back as it was written.
+            assert RunConfig.model_validate_json(config.to_json()) == config
+            value = value_of(config, name)
+            assert not isinstance(value, float) or math.isfinite(value)
+    assert accepted < len(ABSURD)
+
+
+@pytest.mark.parametrize("section", ["train", "generate.vllm", "execution", "resources.train"])
+@pytest.mark.parametrize("value", ["5", "[1]", '"text"', "true", ".nan", "null"])
+def test_a_section_that_is_none_is_refused(section: str, value: str) -> None:
+    with pytest.raises(UserError, match=section.split(".")[-1]):
+        load_config(QUICKSTART, [f"{section}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("stage", "iteration", "said"),
+    [
+        ("train", 99, "--iteration 99: the run has iterations 1 to 3"),
+        ("train", 4, "--iteration 4: the run has iterations 1 to 3"),
+        ("train", 0, "--iteration 0: the run has iterations 1 to 3"),
+        ("train", -1, "--iteration -1: the run has iterations 1 to 3"),
+        (None, 2, "--iteration 2 without --from"),
+        ("prepare", 2, "prepare runs once, before the iterations"),
+        ("sft", 1, "sft runs once, before the iterations"),
+        ("trane", 1, "--from trane: no such stage"),
+        ("", None, "no such stage"),
+    ],
+)
+def test_an_iteration_that_the_run_has_not_is_refused(
+    stage: str | None, iteration: int | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        forced_from(stage, iteration, iterations=3)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "fault"), [("/nowhere/python", None), ("no-such-python", None), ("{file}", 1)]
+)
+def test_a_missing_interpreter_is_found_by_the_plan(
+    tmp_path: Path, interpreter: str, fault: int | None
+) -> None:
+    (tmp_path / "python").write_text("not executable")
+    place = interpreter.format(file=tmp_path / "python")
+    asked = [f"store={tmp_path / 'store'}", f"execution.interpreters={{evaluate: {place}}}"]
+    with pytest.raises(UserError, match="no Python interpreter at") as caught:
+        plan(load_config(QUICKSTART, asked))
+    assert place in caught.value.message
+    assert "execution.interpreters" in caught.value.remedy
+
+
+def test_interpreters_of_other_machines_are_not_looked_for(tmp_path: Path) -> None:
+    asked = [
+        f"store={tmp_path / 'store'}",
+        "execution={runner: docker, interpreters: {generate: /opt/vllm/bin/python}}",
+    ]
+    assert plan(load_config(QUICKSTART, asked))
+
+
+def test_an_interpreter_on_the_path_will_do(tmp_path: Path) -> None:
+    name = Path(sys.executable).name
+    asked = [f"store={tmp_path / 'store'}", f"execution.interpreters={{evaluate: {name}}}"]
+    assert plan(load_config(QUICKSTART, asked))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "interpreters={{{}: python}}",
+        "docker.images={{{}: image}}",
+        "docker.network={{{}: host}}",
+        "docker.environment={{{}: {{A: b}}}}",
+        "docker.secrets={{{}: [TOKEN]}}",
+        "work_pool.job_variables={{{}: {{gpus: 1}}}}",
+    ],
+)
+def test_a_setting_for_a_stage_that_there_is_not_is_refused(table: str) -> None:
+    with pytest.raises(UserError, match="did you mean 'generate'"):
+        load_config(QUICKSTART, [f"execution.{table.format('genrate')}"])
+    assert load_config(QUICKSTART, [f"execution.{table.format('generate')}"])
+
+
+@pytest.mark.parametrize(
+    ("oracle", "missing"),
+    [
+        ("python", "inputs.oracle_code"),
+        ("reward_model", "inputs.oracle_model"),
+        ("urm_gated", "inputs.oracle_model"),
+        ("http", "url"),
+        ("judge", "url"),
+    ],
+)
+def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
+    tmp_path: Path, oracle: str, missing: str
+) -> None:
+    asked = [
+        f"store={tmp_path / 'store'}",
+        f"score.oracle={oracle}",
+        "inputs.oracle_code=null",
+        "inputs.oracle_model=null",
+    ]
+    with pytest.raises(UserError, match=missing):
+        plan(load_config(QUICKSTART, asked))
+    assert not (tmp_path / "store/artifacts").exists()
