@@ -144,6 +144,7 @@ class RunConfig(StageSettings):
         self._check_nodes()
         self._check_volumes()
         self._check_stage_names()
+        self._check_shared_store()
         return self
 
     def _check_server(self) -> None:
@@ -201,11 +202,28 @@ class RunConfig(StageSettings):
                     "bucket: the nodes meet in the work folder, so put the store on a file system "
                     "that all see"
                 )
-            if self.execution.runner == "docker" and stage not in self.execution.docker.network:
+            runner = self.execution.runner
+            by_hand = bool(getattr(self.resources, stage).rendezvous)
+            if runner in ("process", "docker", "work_pool") and not by_hand:
+                raise ValueError(
+                    f"resources.{stage}.nodes is {nodes}, and the runner {runner!r} starts one: "
+                    "set execution.runner to 'slurm' or 'kubernetes', or resources."
+                    f"{stage}.rendezvous to the first node's host:port and start `python -m "
+                    "stages.training.node` on the others yourself (docs/training.md)"
+                )
+            if runner == "docker" and stage not in self.execution.docker.network:
                 raise ValueError(
                     f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
                     f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
                 )
+
+    def _check_shared_store(self) -> None:
+        """Refuses a store that the nodes of a Slurm cluster would not see."""
+        if self.execution.runner == "slurm" and "://" in self.store:
+            raise ValueError(
+                f"execution.runner is 'slurm', and the store {self.store} is in a bucket: put it "
+                "on a file system that this machine and the cluster's nodes share"
+            )
 
     def _check_volumes(self) -> None:
         """Refuses a store that pods would not see."""
@@ -227,6 +245,7 @@ class RunConfig(StageSettings):
         tables: dict[str, Mapping[str, object]] = {
             "interpreters": execution.interpreters,
             "work_pool.job_variables": execution.work_pool.job_variables,
+            "slurm.stages": execution.slurm.stages,
             **{
                 f"docker.{name}": getattr(execution.docker, name)
                 for name in ("images", "network", "environment", "secrets")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, create_model
 
 from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.slurm import SlurmSettings
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
@@ -81,9 +82,9 @@ class WorkPoolSettings(Settings):
 class Execution(Settings):
     """How stages are started. Changes speed and place only."""
 
-    runner: Literal["process", "docker", "work_pool", "kubernetes"] = "process"
+    runner: Literal["process", "docker", "work_pool", "kubernetes", "slurm"] = "process"
     """Where stages run: subprocesses of this machine, containers of its Docker engine, workers of
-    Prefect work pools, or pods of a Kubernetes cluster."""
+    Prefect work pools, pods of a Kubernetes cluster, or jobs of a Slurm cluster."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
@@ -106,3 +107,5 @@ class Execution(Settings):
     """Deployments and workers of the work-pool runner."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Pods of the kubernetes runner."""
+    slurm: SlurmSettings = SlurmSettings()
+    """Jobs of the slurm runner."""

@@ -9,6 +9,7 @@ from flows.runners.base import Runner
 from flows.runners.local.bucket_sync import BucketSyncRunner
 from flows.runners.local.gpu_limit import GpuLimitRunner
 from flows.runners.local.process import ProcessRunner
+from flows.runners.slurm.runner import SlurmRunner
 
 
 def _process(execution: Execution) -> Runner:
@@ -39,11 +40,16 @@ def _kubernetes(execution: Execution) -> Runner:
     return BucketSyncRunner(runner, execution.sync_seconds)
 
 
+def _slurm(execution: Execution) -> Runner:
+    return SlurmRunner(execution.slurm, execution.interpreters, execution.grace_seconds)
+
+
 RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
     "process": _process,
     "docker": _docker,
     "work_pool": _work_pool,
     "kubernetes": _kubernetes,
+    "slurm": _slurm,
 }
 
 

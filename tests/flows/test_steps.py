@@ -18,6 +18,7 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
 
 VLLM = "generate.backend=vllm"
+BY_HAND = ["resources.train={nodes: 2, rendezvous: 'node1:29500'}"]
 
 
 def steps_of(*overrides: str):
@@ -110,10 +111,13 @@ def test_other_oracles_get_no_opponents():
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
+        (["resources.train.nodes=2"], "the runner 'process' starts one: set execution.runner"),
+        (["resources.train.nodes=2", "execution.runner=work_pool"], "'work_pool' starts one"),
         (
-            ["resources.train.nodes=2", "execution.runner=docker"],
+            [*BY_HAND, "execution.runner=docker"],
             "set execution.docker.network.train",
         ),
+        (["execution.runner=slurm", "store=s3://b/store"], "a file system that this machine and"),
         (["score.oracle=judge"], r"needs judge\.url and judge\.model"),
     ],
 )
@@ -128,10 +132,11 @@ def test_what_cannot_work_together_is_refused(overrides, message):
         [VLLM, "generate.vllm.tensor_parallel_size=8", "resources.generate.gpus=8"],
         [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.processes=2"],
         ["generate.vllm.tensor_parallel_size=8"],
-        ["resources.train.nodes=2"],
-        ["resources.train.nodes=2", "execution.runner=work_pool"],
+        BY_HAND,
+        [*BY_HAND, "execution.runner=work_pool"],
+        ["resources.train.nodes=2", "execution.runner=slurm"],
         [
-            "resources.train.nodes=2",
+            *BY_HAND,
             "execution.runner=docker",
             "execution.docker.network={train: host}",
         ],

@@ -27,6 +27,7 @@ def new_log(request: Request) -> Path:
 def write_request(request: Request) -> str:
     """Writes the request where the stage's folder of logs keeps it and returns its path."""
     folder = LocalStore.open(request.store).log_path(request.stage, request.key)
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=folder)
     os.close(descriptor)
     request.write(Path(name))
@@ -48,9 +49,15 @@ class AttemptLog:
         self._tail = tail
         self.error: OSError | None = None
 
-    def write(self, line: str) -> None:
-        """Writes one line, its end included."""
-        self._tail.lines.append(line.rstrip("\n"))
+    def write(self, line: str, *, telling: bool = True) -> None:
+        """Writes one line, its end included.
+
+        Args:
+            line: The line.
+            telling: Whether it may help to explain a failure.
+        """
+        if telling:
+            self._tail.lines.append(line.rstrip("\n"))
         if self.error is None:
             try:
                 self._file.write(line)

@@ -1,0 +1,1 @@
+"""Stages as jobs of a Slurm cluster."""

@@ -1,0 +1,155 @@
+"""Slurm's commands: sbatch, squeue, scontrol, scancel; their output, parsed.
+
+Text formats in place of ``--json``, whose shape changes with each release.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stages.contract.errors import StageFailedError, UserError
+
+# A controller that is busy or starts anew is waited for by the commands themselves.
+_SECONDS = 120.0
+_FORMAT = "%i|%T|%r|%N|%j"
+# Of an orchestrator that is itself a job, these describe that job; a new one must not inherit them.
+_OWN_JOB = "SLURM_"
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+ENDED = frozenset(
+    {
+        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
+        *("OUT_OF_MEMORY", "DEADLINE", "REVOKED"),
+    }
+)
+"""States of a job that is over; COMPLETING is not among them."""
+
+
+class SlurmUnavailableError(StageFailedError):
+    """The controller cannot be reached just now."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A line of squeue.
+
+    Attributes:
+        id: Number of the job.
+        state: PENDING, RUNNING, FAILED, …
+        reason: Why it is pending.
+        nodes: Its nodes, as Slurm writes them.
+        name: Its name.
+    """
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    name: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ENDED
+
+
+def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
+    """Runs sbatch with a batch script on its stdin; the caller reads the refusal."""
+    return _call(["sbatch", *options], text=script)
+
+
+def check(options: Sequence[str]) -> str:
+    """What Slurm has against a job with these options, submitted by nobody; empty for nothing."""
+    done = _call(["sbatch", "--test-only", *options], text="#!/bin/bash\n")
+    return done.stderr.strip() if done.returncode else ""
+
+
+def own_jobs() -> list[QueuedJob]:
+    """All jobs of this user that the controller remembers, ended ones for some minutes too.
+
+    Raises:
+        SlurmUnavailableError: The controller does not answer.
+    """
+    done = _call(["squeue", "--noheader", "--array", "--states=all", "--me", f"--format={_FORMAT}"])
+    if done.returncode:
+        raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
+    return parse_queue(done.stdout)
+
+
+def parse_queue(text: str) -> list[QueuedJob]:
+    """Jobs from squeue's lines; a job's name may hold the separator."""
+    fields = [line.strip().split("|", 4) for line in text.splitlines()]
+    return [QueuedJob(*each) for each in fields if len(each) == 5]
+
+
+def details(job: str) -> dict[str, str]:
+    """Fields of one job (JobState, PreemptTime, RunTime, …); none when Slurm has forgotten it."""
+    done = _call(["scontrol", "--oneliner", "show", "job", job])
+    return parse_details(done.stdout) if done.returncode == 0 else {}
+
+
+def parse_details(text: str) -> dict[str, str]:
+    """Fields of ``scontrol --oneliner``; of a value with spaces only the first word."""
+    return dict(each.split("=", 1) for each in text.split() if "=" in each)
+
+
+def signal_steps(jobs: Iterable[str]) -> None:
+    """Sends SIGTERM to the steps of running jobs; their batch programs go on and report."""
+    _cancel("--signal=TERM", jobs)
+
+
+def cancel_pending(jobs: Iterable[str]) -> None:
+    """Cancels those of some jobs that have not begun."""
+    _cancel("--state=PENDING", jobs)
+
+
+def cancel(jobs: Iterable[str]) -> None:
+    """Cancels jobs, begun or not: Slurm kills what does not end by itself."""
+    _cancel("--quiet", jobs)
+
+
+def version() -> str:
+    """Version of Slurm's commands, ``slurm-wlm 22.05.8``.
+
+    Raises:
+        UserError: They are not installed here.
+    """
+    return _call(["sbatch", "--version"]).stdout.strip()
+
+
+def _cancel(option: str, jobs: Iterable[str]) -> None:
+    # One that is over by now makes scancel complain, and there is nothing to be done about it.
+    if chosen := list(jobs):
+        _call(["scancel", option, *chosen])
+
+
+def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=clean_environment(os.environ),
+            timeout=_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"no program {command[0]} on this machine, and execution.runner is 'slurm'",
+            "start the run where Slurm's commands are (a login node), or choose another runner",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnavailableError(f"{command[0]}: no answer in {_SECONDS:g} s") from None
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables of a job that the orchestrator itself may be."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not name.startswith(_OWN_JOB)
+    }

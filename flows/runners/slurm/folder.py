@@ -1,0 +1,131 @@
+"""Folder of a job in the store: how batch program and orchestrator tell each other of themselves.
+
+``slurm/jobs/<name>/`` below the store's root::
+
+    events, log, others    stdout and stderr of the stage; all that other nodes print
+    slurm.out              what the batch program and srun print
+    heartbeat              seconds since the epoch, written every 5 s by the batch program
+    status                 how it ended: {"job": "12", "code": 0, "reason": ""}, written last
+    owner                  path of the lease of the orchestrator that waits for the job
+    stop                   exists when the orchestrator wants the job to end
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from stages.contract.atomic import write_atomically
+from stages.contract.file_lease import FileLease
+from stages.contract.file_locks import exclusive_lock
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+
+REQUEST_FILE = "request.json"
+
+
+class Status(BaseModel):
+    """How a batch program ended.
+
+    Attributes:
+        job: Number of its job.
+        code: Exit code of the first node's step.
+        reason: Why the program ended its steps by itself, if it did.
+    """
+
+    job: str
+    code: int
+    reason: Literal["", "asked", "orphaned", "node"] = ""
+
+
+class JobFolder:
+    """The folder of one job.
+
+    Args:
+        path: Its path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.path.name
+
+    @classmethod
+    def create(cls, store: LocalStore, name: str, request: Request, owner: Path) -> JobFolder:
+        """Makes the folder of a new job."""
+        # Whole at once: one without an owner would be taken for a dead orchestrator's.
+        new = cls(_jobs(store) / f".{name}")
+        new.path.mkdir(parents=True)
+        request.write(new.path / REQUEST_FILE)
+        new._set_owner(owner)
+        return cls(new.path.rename(_jobs(store) / name))
+
+    def request(self) -> Request:
+        """What the job computes."""
+        return Request.read(self.path / REQUEST_FILE)
+
+    def status(self) -> Status | None:
+        """How the batch program ended, or None while it has not said so."""
+        try:
+            return Status.model_validate_json((self.path / "status").read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def heartbeat(self) -> str:
+        """The program's last sign of life; empty before the first."""
+        try:
+            return (self.path / "heartbeat").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def ask_to_stop(self) -> None:
+        """Makes the batch program end its steps, or not start them."""
+        # One that is gone has ended.
+        if self.path.exists():
+            (self.path / "stop").touch()
+
+    def has_owner(self) -> bool:
+        """Whether the orchestrator that waits for the job lives."""
+        try:
+            owner = Path((self.path / "owner").read_text())
+        except FileNotFoundError:
+            return False
+        return FileLease(owner).holder() is not None
+
+    def take_over(self, owner: Path) -> bool:
+        """Makes an orchestrator the owner, unless the present one lives."""
+        with exclusive_lock(self.path / "owner.lock"):
+            if self.has_owner():
+                return False
+            self._set_owner(owner)
+            return True
+
+    def remove(self) -> None:
+        """Removes the folder: what it says is kept elsewhere."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _set_owner(self, owner: Path) -> None:
+        write_atomically(self.path / "owner", str(owner))
+
+
+def job_folders(store: LocalStore) -> Iterator[JobFolder]:
+    """Folders of all jobs of a store, by name."""
+    if _jobs(store).is_dir():
+        found = sorted(_jobs(store).iterdir())
+        yield from (JobFolder(path) for path in found if not path.name.startswith("."))
+
+
+def owner_path(store: LocalStore, name: str) -> Path:
+    """Lease of an orchestrator, by which jobs and other orchestrators know that it lives."""
+    return store.root / "slurm" / "orchestrators" / name
+
+
+def _jobs(store: LocalStore) -> Path:
+    return store.root / "slurm" / "jobs"

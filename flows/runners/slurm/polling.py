@@ -1,0 +1,78 @@
+"""Polling of the queue: one call of squeue a round for all jobs of an orchestrator."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError, own_jobs
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class QueuePoller:
+    """Polls the queue while somebody waits for a job.
+
+    Args:
+        poll_seconds: Time between two calls of squeue.
+    """
+
+    def __init__(self, poll_seconds: float) -> None:
+        self._poll_seconds = poll_seconds
+        self._changed = threading.Condition()
+        self._num_watchers = 0
+        self._thread: threading.Thread | None = None
+        self._jobs: dict[str, QueuedJob] = {}
+        self._seen_at = 0.0
+        self._hurry = threading.Event()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Within the block the queue is polled."""
+        with self._changed:
+            self._num_watchers += 1
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._poll, name="squeue", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_watchers -= 1
+
+    def look(self, job: str, since: float) -> tuple[bool, QueuedJob | None]:
+        """The job as the queue last showed it.
+
+        Args:
+            job: Its number.
+            since: Of `time.monotonic`: what was seen before does not count.
+
+        Returns:
+            Whether the queue was seen since then, and the job if it was in it.
+        """
+        with self._changed:
+            return self._seen_at > since, self._jobs.get(job)
+
+    def hurry(self) -> None:
+        """Makes the next round come at once."""
+        self._hurry.set()
+
+    def _poll(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._num_watchers > 0)
+            self._hurry.clear()
+            began = time.monotonic()
+            try:
+                jobs = {each.id: each for each in own_jobs()}
+            except SlurmUnavailableError as error:
+                # Jobs go on without their controller; their own files tell how they end.
+                _LOGGER.debug("%s", error)
+            else:
+                with self._changed:
+                    self._jobs, self._seen_at = jobs, began
+            self._hurry.wait(self._poll_seconds)

@@ -1,0 +1,285 @@
+"""Slurm runner: each stage a job of its own, on as many nodes as its resources ask for.
+
+The store is on a file system that this host and the nodes share. A job's folder in it is all that
+orchestrator and batch program need of each other; Slurm is asked for the queue, once for all jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from flows.pipeline.slurm import SlurmSettings
+from flows.runners.base import FailureTail, OnEvent, log_once
+from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.slurm import client
+from flows.runners.slurm.client import SlurmUnavailableError
+from flows.runners.slurm.ending import raise_for
+from flows.runners.slurm.folder import JobFolder, job_folders, owner_path
+from flows.runners.slurm.job import (
+    batch_program,
+    computes,
+    default_interpreter,
+    new_name,
+    submit_options,
+)
+from flows.runners.slurm.polling import QueuePoller
+from flows.runners.slurm.reaper import remove_owner, sweep
+from flows.runners.slurm.refusals import meaning_of, mistake
+from flows.runners.slurm.watch import JobWatch
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Log
+from stages.contract.file_lease import FileLease
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+
+# A batch program kills its steps so long after the grace period.
+_PROGRAM_SECONDS = 15.0
+# After a plain scancel Slurm kills what is left (KillWait, 30 seconds where nobody set another).
+_KILL_SECONDS = 90.0
+_LOOK_SECONDS = 1.0
+_LOGGER = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+class SlurmRunner:
+    """Runs each stage as a Slurm job.
+
+    Args:
+        settings: What jobs ask for.
+        interpreters: Python interpreter of a stage on the nodes where it is not this one.
+        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        interpreters: Mapping[str, str] | None = None,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        self._settings = settings
+        self._interpreters = dict(interpreters or {})
+        self._grace_seconds = grace_seconds
+        self._poller = QueuePoller(settings.poll_seconds)
+        self._live: dict[str, JobFolder] = {}
+        self._owners: dict[Path, tuple[Path, FileLease]] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        store = LocalStore.open(request.store)
+        owner = self._owner(store)
+        tail = FailureTail()
+        overdue = threading.Event()
+        with contextlib.ExitStack() as stack:
+            found = self._find_or_submit(store, request, owner, on_event)
+            if found is None:
+                return
+            job, folder = found
+            stack.enter_context(self._registered(job, folder))
+            log = new_log(request)
+            log_file = AttemptLog(stack.enter_context(log.open("w", encoding="utf-8")), tail)
+
+            def end() -> None:
+                overdue.set()
+                self._end({job: folder})
+
+            settings = self._settings.job(request.stage)
+            watch = JobWatch(job, folder, request, settings, self._poller, log_file, tail, on_event)
+            ending = watch.wait(self._stopping, end)
+            log_file.warn_if_incomplete(log, on_event)
+        if overdue.is_set():
+            tail.raise_overdue(request, str(log))
+        if self._stopping.is_set():
+            code = ending.status.code if ending.status else 1
+            tail.raise_for(code, request, stopped=True, log=str(log))
+        raise_for(ending, request, tail, signal_seconds=self._signal_seconds, log=str(log))
+
+    def stop_all(self) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        with self._lock:
+            self._stopping.set()
+            live = dict(self._live)
+        self._end(live)
+        with self._lock:
+            for path, lease in self._owners.values():
+                lease.release()
+                remove_owner(path)
+            self._owners.clear()
+
+    def check(self, request: Request) -> None:
+        """Asks Slurm whether it would ever run the job of a request.
+
+        Raises:
+            UserError: It would not: a setting or the resources are wrong.
+        """
+        with contextlib.suppress(SlurmUnavailableError):
+            said = client.check(submit_options(request, self._settings, self._grace_seconds))
+            if said and meaning_of(said, has_jobs=bool(self._live)) == "mistake":
+                raise mistake(said, request, self._settings.job(request.stage))
+
+    def has_running(self, request: Request) -> bool:
+        """See :class:`flows.runners.base.Runner`."""
+        return any(not folder.has_owner() for _, folder in _jobs_for(request))
+
+    @property
+    def _signal_seconds(self) -> float:
+        """How long before its time limit a job may be told to end."""
+        return self._grace_seconds + 120
+
+    def _owner(self, store: LocalStore) -> Path:
+        """The lease by which jobs know that this orchestrator lives."""
+        with self._lock:
+            if store.root not in self._owners:
+                for line in sweep(store):
+                    _LOGGER.warning(line)
+                path = owner_path(store, uuid.uuid4().hex)
+                lease = FileLease(path)
+                lease.acquire()
+                self._owners[store.root] = path, lease
+            return self._owners[store.root][0]
+
+    def _find_or_submit(
+        self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
+    ) -> tuple[str, JobFolder] | None:
+        """A job that computes the request; None where another run's job has done so."""
+        say = log_once(on_event)
+        while jobs := _jobs_for(request):
+            for job, folder in jobs:
+                if folder.take_over(owner):
+                    on_event(Log(message=f"taking over job {job}, which computes this already"))
+                    return job, folder
+            say(f"computed by job {jobs[0][0]} of another run; waiting for it")
+            if self._stopping.wait(self._settings.poll_seconds):
+                raise StoppedError(f"{request.step}: stopped while waiting for another run's job")
+            if store.load(request.stage, request.key) is not None:
+                return None
+        return self._submit(store, request, owner, on_event)
+
+    def _submit(
+        self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
+    ) -> tuple[str, JobFolder]:
+        settings = self._settings.job(request.stage)
+        interpreter = default_interpreter(self._interpreters, request.stage)
+        if settings.container is None and not Path(interpreter).exists():
+            raise UserError(
+                f"no Python interpreter at {interpreter} for stage {request.stage!r}",
+                "correct execution.interpreters: the nodes start it by the same path",
+            )
+        # Where logs are kept, so that people find it after the job's folder is gone.
+        request_file = write_request(request)
+        folder = JobFolder.create(store, new_name(request), request, owner)
+        program = batch_program(
+            request,
+            self._settings,
+            request_file=request_file,
+            folder=folder.path,
+            interpreter=interpreter,
+            grace_seconds=self._grace_seconds,
+        )
+        options = [
+            "--parsable",
+            f"--job-name={folder.name}",
+            f"--output={folder.path / 'slurm.out'}",
+            f"--chdir={Path.cwd()}",
+            *submit_options(request, self._settings, self._grace_seconds),
+        ]
+        say = log_once(on_event)
+        try:
+            self.check(request)
+            while (job := self._try_to_submit(options, program, request, folder, say)) is None:
+                if self._stopping.wait(self._settings.poll_seconds):
+                    raise StoppedError(f"{request.step}: stopped while waiting for Slurm")
+        except BaseException:
+            folder.remove()
+            raise
+        on_event(Log(message=f"job {job}: {folder.name}"))
+        return job, folder
+
+    def _try_to_submit(
+        self,
+        options: list[str],
+        program: str,
+        request: Request,
+        folder: JobFolder,
+        say: Say,
+    ) -> str | None:
+        """Number of the new job; None where Slurm takes none now."""
+        try:
+            done = client.submit(options, program)
+        except SlurmUnavailableError as error:
+            said = str(error)
+        else:
+            if done.returncode == 0:
+                return done.stdout.strip().split(";")[0]
+            said = done.stderr
+            if meaning_of(said, has_jobs=bool(self._live)) == "mistake":
+                raise mistake(said, request, self._settings.job(request.stage))
+        say(f"Slurm takes no job now, trying again: {said.strip()}")
+        # An answer that was lost may be that of a job that was taken.
+        with contextlib.suppress(SlurmUnavailableError):
+            return next((each.id for each in client.own_jobs() if each.name == folder.name), None)
+        return None
+
+    @contextlib.contextmanager
+    def _registered(self, job: str, folder: JobFolder) -> Iterator[None]:
+        """Counts the job among those that are to be ended with the run; it is over afterwards."""
+        with self._lock:
+            self._live[job] = folder
+            stopping = self._stopping.is_set()
+        try:
+            if stopping:
+                self._end({job: folder})
+            yield
+        except BaseException:
+            # Its events cannot be listened to any more, or it would never start.
+            self._end({job: folder})
+            raise
+        finally:
+            with self._lock:
+                del self._live[job]
+            folder.remove()
+
+    def _end(self, jobs: Mapping[str, JobFolder]) -> None:
+        """Ends jobs and returns when they are gone: first their steps, so that stages can save."""
+        if not jobs:
+            return
+        for folder in jobs.values():
+            folder.ask_to_stop()
+        client.cancel_pending(jobs)
+        client.signal_steps(jobs)
+        left = _wait_until_gone(set(jobs), self._grace_seconds + _PROGRAM_SECONDS)
+        client.cancel(left)
+        left = _wait_until_gone(left, _KILL_SECONDS)
+        self._poller.hurry()
+        if left:
+            _LOGGER.error("Slurm has not ended by now: jobs %s", ", ".join(sorted(left)))
+
+
+def _jobs_for(request: Request) -> list[tuple[str, JobFolder]]:
+    """Jobs at work or pending that compute a request, with their folders."""
+    store = LocalStore.open(request.store)
+    folders = {each.name: each for each in job_folders(store) if computes(each.name, request)}
+    # Mostly there is none, and Slurm is not asked.
+    jobs = client.own_jobs() if folders else []
+    return [(job.id, folders[job.name]) for job in jobs if not job.is_over and job.name in folders]
+
+
+def _wait_until_gone(jobs: set[str], seconds: float) -> set[str]:
+    """Waits for jobs to leave the queue; returns those that have not."""
+    deadline = time.monotonic() + seconds
+    while jobs and time.monotonic() < deadline:
+        with contextlib.suppress(SlurmUnavailableError):
+            jobs = {each.id for each in client.own_jobs() if not each.is_over} & jobs
+        if jobs:
+            time.sleep(_LOOK_SECONDS)
+    return jobs

@@ -1,0 +1,257 @@
+"""Slurm jobs without a cluster: options, batch programs, what Slurm says and what it means."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.slurm import SlurmSettings
+from flows.runners.base import FailureTail
+from flows.runners.slurm import client
+from flows.runners.slurm.ending import Ending, raise_for
+from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_path
+from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
+from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
+from flows.runners.slurm.watch import Tail
+from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.file_lease import FileLease
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request, Resources, make_request
+from tests.probe_stage import ProbeParams
+
+
+def request_for(store: Path, **resources: Any) -> Request:
+    LocalStore.open(str(store), create=True)
+    return make_request(
+        ProbeParams(),
+        inputs={},
+        seed=0,
+        store=str(store),
+        run="test",
+        step="probe/0",
+        resources=Resources(**resources),
+    )
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return request_for(tmp_path / "store")
+
+
+def test_settings_of_a_stage_lie_over_those_of_all() -> None:
+    settings = SlurmSettings.model_validate(
+        {
+            "partition": "gpu",
+            "account": "lab",
+            "environment": {"A": "1"},
+            "stages": {"pair": {"partition": "cpu", "environment": {"B": "2"}}},
+        }
+    )
+    pair, train = settings.job("pair"), settings.job("train")
+    assert (pair.partition, pair.account, pair.environment) == ("cpu", "lab", {"A": "1", "B": "2"})
+    assert (train.partition, train.account, train.environment) == ("gpu", "lab", {"A": "1"})
+
+
+def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
+    request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
+    settings = SlurmSettings(
+        partition="gpu", gpu_type="a100", time_limit="4:00:00", sbatch_options=("--exclusive",)
+    )
+    options = submit_options(request, settings, grace_seconds=30)
+    asked = {"--nodes=2", "--gres=gpu:a100:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
+    assert asked | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
+    assert {"--export=NONE", "--no-requeue"} <= set(options)
+    plain = submit_options(request_for(tmp_path / "store"), SlurmSettings(), grace_seconds=30)
+    assert not [each for each in plain if each.split("=")[0] in ("--gres", "--mem", "--partition")]
+
+
+def program_of(request: Request, folder: Path, **changes: Any) -> str:
+    return batch_program(
+        request,
+        SlurmSettings.model_validate(changes),
+        request_file="/store/a request.json",
+        folder=folder,
+        interpreter="/venv/bin/python",
+        grace_seconds=30,
+    )
+
+
+def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Request) -> None:
+    text = program_of(
+        request_,
+        Path("/store/it's here"),
+        environment={"NAME": "it's $HOME"},
+        set_up=("module load cuda",),
+        container="apptainer exec 'my image.sif'",
+        srun_options=("--container-name=a b",),
+    )
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    head = text[: text.index("# Batch program")]
+    shown = 'printf "%s|" "$folder" "$NAME" "${first[@]}" "${srun_options[@]}"'
+    script = head + f"module() {{ :; }}\nset_up\n{shown}\n"
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
+    words = done.stdout.split("|")
+    assert words[:2] == ["/store/it's here", "it's $HOME"]
+    assert words[2:7] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
+    assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
+
+
+def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
+    name = new_name(request_)
+    assert computes(name, request_)
+    assert new_name(request_) != name
+    other = request_.model_copy(update={"key": "0" * 64})
+    assert not computes(name, other)
+    assert shlex.quote(name) == name
+
+
+def test_lines_of_squeue_are_read_whatever_other_jobs_are_called() -> None:
+    text = "12|RUNNING|None|node[1-2]|geb-a\n13|PENDING|Resources||my|odd job\n\n"
+    first, second = client.parse_queue(text)
+    assert (first.id, first.state, first.nodes, first.is_over) == (
+        "12",
+        "RUNNING",
+        "node[1-2]",
+        False,
+    )
+    assert (second.reason, second.name) == ("Resources", "my|odd job")
+
+
+def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None:
+    kept = client.clean_environment({"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "PATH": "p"})
+    assert kept == {"SLURM_CONF": "c", "PATH": "p"}
+
+
+def ending(code: int | None, state: str, reason: str = "", **fields: str) -> Ending:
+    status = None if code is None else Status(job="12", code=code, reason=reason)  # type: ignore[arg-type]
+    return Ending("12", status, state, fields)
+
+
+def raised(end: Ending, request: Request) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        raise_for(end, request, FailureTail(), signal_seconds=90, log="the.log")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (ending(143, "FAILED", PreemptTime="2026-01-01T00:00:00"), "was preempted"),
+        (ending(1, "FAILED", PreemptTime="2026-01-01T00:00:00"), "was preempted"),
+        (ending(None, "PREEMPTED"), "was preempted"),
+        (ending(None, "NODE_FAIL"), "lost a node"),
+        (ending(None, "TIMEOUT", TimeLimit="00:01:00"), "reached its time limit"),
+        (
+            ending(143, "FAILED", PreemptTime="None", RunTime="00:58:40", TimeLimit="01:00:00"),
+            "came near its time limit",
+        ),
+        (
+            ending(143, "FAILED", RunTime="00:10:00", TimeLimit="1-00:00:00"),
+            "was sent SIGTERM, by Slurm or by a person",
+        ),
+        (ending(143, "FAILED", RunTime="00:10:00", TimeLimit="UNLIMITED"), "was sent SIGTERM"),
+        (ending(143, "", "orphaned"), "its orchestrator gave no sign"),
+    ],
+    ids=str,
+)
+def test_what_slurm_took_away_is_preempted(end: Ending, message: str, request_: Request) -> None:
+    error = raised(end, request_)
+    assert isinstance(error, PreemptedError)
+    assert message in str(error)
+    assert "the.log" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "message"),
+    [
+        (ending(143, "CANCELLED"), UserError, "was cancelled"),
+        (ending(None, "CANCELLED"), UserError, "was cancelled"),
+        (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
+        (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
+        (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
+        (
+            ending(143, "FAILED", "node", RunTime="00:00:10", TimeLimit="1:00:00"),
+            StageFailedError,
+            "another node's part had failed",
+        ),
+        (ending(1, "FAILED"), StageFailedError, "exit code 1"),
+    ],
+    ids=str,
+)
+def test_other_ends_are_a_person_s_or_the_stage_s(
+    end: Ending, kind: type[Exception], message: str, request_: Request
+) -> None:
+    error = raised(end, request_)
+    assert type(error) is kind
+    assert message in str(error)
+
+
+def test_a_full_queue_is_waited_for_where_own_jobs_will_make_room() -> None:
+    full = (
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    )
+    assert meaning_of(full, has_jobs=True) == "full"
+    assert meaning_of(full, has_jobs=False) == "mistake"
+    for busy in (
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ):
+        assert meaning_of(busy, has_jobs=False) == "busy"
+    assert meaning_of("sbatch: error: invalid partition specified: x", has_jobs=True) == "mistake"
+
+
+def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
+    request = request_for(tmp_path / "store", gpus=9, nodes=2)
+    job = SlurmSettings(qos="fast").job("probe")
+    error = mistake("allocation failure: Invalid qos specification", request, job)
+    assert error.message.endswith("Invalid qos specification (execution.slurm.qos is 'fast')")
+    assert "sacctmgr" in error.remedy
+    said = (
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    )
+    assert "2 nodes with 9 GPUs, 1 CPUs" in mistake(said, request, job).message
+
+
+def test_a_pending_job_that_will_never_start_is_refused_and_others_are_waited_for(
+    request_: Request,
+) -> None:
+    job = SlurmSettings(time_limit="9-0").job("probe")
+    for reason in ("Priority", "Resources", "AssocMaxJobsLimit", "QOSMaxJobsPerUserLimit"):
+        check_pending(reason, request_, job)
+    with pytest.raises(UserError, match=r"time_limit is '9-0'"):
+        check_pending("PartitionTimeLimit", request_, job)
+    with pytest.raises(UserError, match="QOSMaxGRESPerJob"):
+        check_pending("QOSMaxGRESPerJob", request_, job)
+
+
+def test_a_job_is_taken_over_from_a_dead_orchestrator_only(
+    tmp_path: Path, request_: Request
+) -> None:
+    store = LocalStore.open(request_.store)
+    first, second = owner_path(store, "first"), owner_path(store, "second")
+    lease = FileLease(first)
+    lease.acquire()
+    folder = JobFolder.create(store, "a-job", request_, first)
+    assert [each.name for each in job_folders(store)] == ["a-job"]
+    assert folder.request() == request_
+    assert not folder.take_over(second)
+    lease.release()
+    assert folder.take_over(second)
+
+
+def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    tail = Tail(path)
+    assert list(tail.new_lines()) == []
+    path.write_text("one\ntw")
+    assert list(tail.new_lines()) == ["one\n"]
+    with path.open("a") as file:
+        file.write("o\nthree")
+    assert list(tail.new_lines()) == ["two\n"]
+    assert list(tail.new_lines(last=True)) == ["three"]

@@ -1,0 +1,61 @@
+"""A Slurm cluster: the one that SLURM_CONF names, or one of two nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.runners.slurm import client
+from stages.contract.local_store import LocalStore
+from tests.flows.loop import ROOT
+from tests.lacking import lacking
+from tests.probe_stage import install
+
+SCRIPTS = ROOT.parent / "shared/cluster/slurm"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster that Slurm's commands reach by SLURM_CONF."""
+    if os.environ.get("SLURM_CONF"):
+        yield
+        return
+    if not (SCRIPTS / "up").exists():
+        lacking(f"no SLURM_CONF in the environment, and no test cluster in {SCRIPTS}")
+    # A socket's path may not be long.
+    top = Path(tempfile.mkdtemp(prefix="geb-slurm-"))
+    environment = os.environ | {"SLURM_TOP": str(top)}
+    started = subprocess.run(
+        [SCRIPTS / "up"], env=environment, capture_output=True, text=True, check=False
+    )
+    try:
+        if started.returncode:
+            lacking(f"no Slurm cluster could be started: {started.stderr}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(top / "etc/slurm.conf"))
+            yield
+    finally:
+        subprocess.run([SCRIPTS / "down"], env=environment, check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None) -> Iterator[LocalStore]:
+    """A store, for probes as jobs; none of its jobs may be left after the test."""
+    install(tmp_path / "code", monkeypatch)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    yield store
+    assert jobs_of(store) == []
+
+
+def jobs_of(store: LocalStore) -> list[client.QueuedJob]:
+    """Jobs of a store, at work or pending."""
+    folder = store.root / "slurm/jobs"
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    return [each for each in client.own_jobs() if each.name in names and not each.is_over]
