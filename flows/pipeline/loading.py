@@ -203,7 +203,7 @@ def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, 
     place = [str(part) for part in error["loc"]]
     name = ".".join(place) or "configuration"
     by = next((each for each in said if f"{name}.".startswith(f"{each}.")), None)
-    name = name if by is None else f"--set {said[by]}: {name}"
+    name = name if by is None else f"--set {_cut(said[by])}: {name}"
     if error["type"] == "extra_forbidden":
         known = list(_fields_at(schema, place[:-1]))
         near = difflib.get_close_matches(place[-1], known, n=1)
@@ -217,7 +217,10 @@ def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, 
 
 def _shown(value: Any) -> str:
     """A value as JSON for a message, cut where it is long."""
-    text = json.dumps(value, default=str)
+    return _cut(json.dumps(value, default=str))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
