@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 
 from flows.commands import (
     bandit,
+    compare,
     evaluate,
     images,
     inspect,
@@ -55,6 +56,7 @@ for module in (
     run,
     status,
     evaluate,
+    compare,
     inspect,
     lineage,
     models,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import PromptFigure, Solved, places, prompt_figures
 from flows.report.statistics import holm, paired_difference
 from flows.report.summary import Summary
@@ -61,7 +62,11 @@ def p_text(p_value: float | None) -> str:
 
 
 def compared(
-    first: Summary, second: Summary, iterations: Iterable[int], names: Iterable[str] | None = None
+    first: Summary,
+    second: Summary,
+    iterations: Iterable[int],
+    names: Iterable[str] | None = None,
+    suite: str | None = None,
 ) -> list[Compared]:
     """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
 
@@ -72,28 +77,41 @@ def compared(
         second: The other run.
         iterations: Iterations after which they are compared.
         names: The figures; None takes all that both runs have.
+        suite: Suite of both runs; None compares the evaluations on held-out prompts.
     """
     found = []
     for iteration in iterations:
-        before, now = figures_of(first, iteration), figures_of(second, iteration)
+        before, now = (figures_of(each, iteration, suite) for each in (first, second))
         for name in names if names is not None else before:
             if name in before and name in now:
                 found += _compared(iteration, name, before[name], now[name])
+    return adjusted(found)
+
+
+def adjusted(found: Sequence[Compared]) -> list[Compared]:
+    """The same comparisons with p-values adjusted by Holm over all of them."""
     tested = [each.p_value for each in found if each.p_value is not None]
-    adjusted = iter(holm(tested))
+    values = iter(holm(tested))
     return [
-        each if each.p_value is None else replace(each, adjusted_p_value=next(adjusted))
+        each if each.p_value is None else replace(each, adjusted_p_value=next(values))
         for each in found
     ]
 
 
-def figures_of(summary: Summary, iteration: int) -> dict[str, PromptFigure]:
+def figures_of(
+    summary: Summary, iteration: int, suite: str | None = None
+) -> dict[str, PromptFigure]:
     """Figures of a run's policy after an iteration, prompt by prompt; none before it is there."""
-    place = f"iteration-{iteration}/evaluate"
+    place, base = f"iteration-{iteration}/evaluate", "base"
+    asked = summary.config.evaluation
+    if suite is not None:
+        if suite not in summary.config.suites:
+            return {}
+        asked = summary.config.suites[suite]
+        place, base = suite_place(place, suite), suite_place(base, suite)
     if place not in summary.artifacts:
         return {}
-    asked = summary.config.evaluation
-    files = places(summary.artifacts, place, place, "base", asked.num_shards)
+    files = places(summary.artifacts, place, place, base, asked.num_shards)
     return prompt_figures(files, "policy", Solved(asked.correct_from, asked.pass_at_k))
 
 

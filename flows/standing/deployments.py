@@ -13,6 +13,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from flows.bandit import bandit
+from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.iterate import iterate
 from flows.pipeline.placement import Execution
@@ -52,6 +53,8 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
         _deployment(flow, flow.name, RUNS, start, job)
         for flow in (iterate, evaluate, sweep, bandit)
     ]
+    # Its store is that of the environment.
+    made.append(_deployment(compare, compare.name, RUNS, {}, job))
     made += [_deployment(stage, queue, queue, {}, job) for queue in (CPU, GPU)]
     for each in made:
         each.apply()

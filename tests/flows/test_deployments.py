@@ -35,7 +35,7 @@ FILES = {
     "docker": CLUSTER / "docker.yaml",
     "kubernetes": CLUSTER / "kubernetes.yaml",
 }
-DEPLOYED = {"iterate/iterate", "evaluate/evaluate", "sweep/sweep", "bandit/bandit"}
+DEPLOYED = {f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "compare", "bandit")}
 STAGES = {"stage/cpu", "stage/gpu"}
 
 

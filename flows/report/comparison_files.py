@@ -1,0 +1,178 @@
+"""Files of a comparison: an HTML page, PNG figures, and tables as LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from flows.execution.run_record import RunRecord, recorded
+from flows.report.comparison import (
+    Comparison,
+    compare_summaries,
+    last_iteration,
+    training_log_pi_ref,
+)
+from flows.report.comparison_tables import TextTable, latex, tables
+from flows.report.plots import Bands, Series, histogram_figure, line_figure, png, svg
+from flows.report.summary import summarise
+from stages.contract.errors import UserError
+from stages.contract.store import Store
+
+_MAX_NAME = 100
+_HASH_DIGITS = 8
+# A histogram gains nothing from more, and the page stays small.
+_MAX_PLOTTED = 20_000
+_CURVES = (
+    ("mean_reward", "Mean reward, held-out prompts"),
+    ("win_rate", "Win rate against the base"),
+    ("mean_log_pi_ref", "log π_ref of the samples"),
+)
+
+
+@dataclass(frozen=True)
+class WrittenComparison:
+    """A comparison, and the place of its files.
+
+    Attributes:
+        name: Its name.
+        comparison: What was found.
+        page: Address of the HTML page; the other files are beside it.
+    """
+
+    name: str
+    comparison: Comparison
+    page: str
+
+
+def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> WrittenComparison:
+    """Compares runs and writes the files into the folder of the comparison in the store.
+
+    Args:
+        store: The store.
+        runs: Names of two or more runs.
+        name: Name of the comparison; empty makes one of the runs' names.
+
+    Raises:
+        UserError: There is no such run, nothing to compare, or the name is that of a run.
+    """
+    found = compare_summaries([summarise(RunRecord.existing(store, run)) for run in runs])
+    chosen = _checked(store, name or _name(runs))
+    folder = store.run_path(chosen)
+    page, *_ = write_files(found, folder)
+    store.share(folder)
+    return WrittenComparison(chosen, found, store.share(page))
+
+
+def _name(runs: Sequence[str]) -> str:
+    plain = "-".join(["compare", *runs])
+    if len(plain) <= _MAX_NAME:
+        return plain
+    digest = hashlib.sha256(plain.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{plain[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"
+
+
+def _checked(store: Store, name: str) -> str:
+    """The name, which becomes that of a folder beside those of runs."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(
+            f"{name!r} cannot name a comparison", "use letters, digits, dots, dashes, underscores"
+        )
+    if name in recorded(store):
+        raise UserError(f"{name!r} is a run of the store", "give the comparison another name")
+    return name
+
+
+def write_files(comparison: Comparison, folder: Path) -> list[Path]:
+    """Writes everything into a folder, which is made, and returns the page first.
+
+    Args:
+        comparison: The comparison.
+        folder: Where files of an earlier comparison of the same name are replaced.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shown, drawn = tables(comparison), figures(comparison)
+    page = folder / "comparison.html"
+    page.write_text(_page(comparison, shown, drawn), encoding="utf-8")
+    written = [page, _json(comparison, folder / "comparison.json")]
+    for name, figure in drawn.items():
+        image = folder / f"{name}.png"
+        image.write_bytes(png(figure))
+        written.append(image)
+    for table in shown:
+        path = folder / f"{table.name}.tex"
+        path.write_text(latex(table), encoding="utf-8")
+        written.append(path)
+    for name, rows in comparison.to_json().items():
+        if isinstance(rows, list) and rows:
+            written.append(_csv(rows, folder / f"{name.replace('_', '-')}.csv"))
+    return written
+
+
+def figures(comparison: Comparison) -> dict[str, Figure]:
+    """Curves by iteration and distributions of log π_ref, by the names of their files."""
+    drawn: dict[str, Figure] = {}
+    for name, title in _CURVES:
+        series, bands = _curves(comparison, name)
+        if any(len(x) > 1 for x, _ in series.values()):
+            drawn[f"curve-{name.replace('_', '-')}"] = line_figure(
+                title, series, "iteration (0 = base)", bands, share=name == "win_rate"
+            )
+    last = {run.run: training_log_pi_ref(run) for run in comparison.runs}
+    samples = {
+        name: values[:: len(values) // _MAX_PLOTTED + 1] for name, values in last.items() if values
+    }
+    if samples:
+        title = "log π_ref of the last iteration's training responses"
+        drawn["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
+    return drawn
+
+
+def _curves(comparison: Comparison, name: str) -> tuple[Series, Bands]:
+    series, bands = {}, {}
+    for run in comparison.runs:
+        rows = run.rows[: (last_iteration(run) or 0) + 1]
+        known = [row for row in rows if row.get(name) is not None]
+        if not known:
+            continue
+        x, y = [row["iteration"] for row in known], [row[name] for row in known]
+        series[run.run] = (x, y)
+        ends = [row["intervals"].get(name, (row[name], row[name])) for row in known]
+        bands[run.run] = ([low for low, _ in ends], [high for _, high in ends])
+    return series, bands
+
+
+def _page(comparison: Comparison, shown: Sequence[TextTable], drawn: Mapping[str, Figure]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flows.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("comparison.html.jinja").render(
+        title=", ".join(comparison.methods),
+        comparison=comparison,
+        tables=shown,
+        plots=[svg(each) for each in drawn.values()],
+    )
+
+
+def _json(comparison: Comparison, path: Path) -> Path:
+    path.write_text(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+    return path
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Writes records with full precision, for programs."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
