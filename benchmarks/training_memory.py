@@ -28,6 +28,9 @@ from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
 _SAMPLE_SECONDS = 0.05
+_PAIRS = 16
+# Batches of 8 pairs.
+_STEPS = 2
 Peaks = dict[str, dict[int, float]]
 
 
@@ -36,14 +39,15 @@ class _Phases(Emitter):
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
-        self.now = "start"
+        self.now = "reference"
 
     def emit(self, event: Event) -> None:
         super().emit(event)
         if isinstance(event, Progress) and event.unit == "pairs":
-            self.now = "reference"
-        if isinstance(event, Metric):
-            self.now = "training and saving"
+            # Reported after a pass: what comes after the last one is training.
+            self.now = "training" if event.done == event.total else "reference"
+        if isinstance(event, Metric) and event.step == _STEPS:
+            self.now = "saving"
 
 
 @contextmanager
@@ -102,7 +106,7 @@ def main() -> None:
         size = (policy / "model.safetensors").stat().st_size / 2**20
         print(f"weights: {size:.0f} MiB in float32\n")
         print("| processes | phase | peak of each process, MiB |\n| --- | --- | --- |")
-        pairs = make_pairs(folder / "pairs.parquet", 8)
+        pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
         for count in asked.processes:
             phases = _Phases()
             request = request_for(

@@ -13,7 +13,7 @@ from stages.contract.events import Emitter, Event, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
-from stages.contract.request import FileInput, Input, Request, make_request
+from stages.contract.request import FileInput, Input, Request, Resources, make_request
 from stages.contract.signature import OutputSpec
 from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
@@ -56,7 +56,12 @@ def write_prompts(path: Path, prompts: Sequence[str | list[dict[str, str]]]) -> 
 
 
 def request_for(
-    params: StageParams, inputs: Mapping[str, Any], store: Path, *, seed: int = 0
+    params: StageParams,
+    inputs: Mapping[str, Any],
+    store: Path,
+    *,
+    seed: int = 0,
+    resources: Resources | None = None,
 ) -> Request:
     """A request whose inputs are files, folders or references to artifacts."""
     LocalStore.open(str(store), create=True)
@@ -68,6 +73,7 @@ def request_for(
         },
         seed=seed,
         store=str(store),
+        resources=resources,
     )
 
 
@@ -92,14 +98,14 @@ def call(
     *,
     seed: int = 0,
     events: Emitter | None = None,
-    **labels: str,
+    **options: Any,
 ) -> Artifact:
     """Runs a stage in this process and returns its artifact."""
     given = {
         name: [file_input(each) if isinstance(each, Path) else each for each in group]
         for name, group in inputs.items()
     }
-    request = make_request(params, inputs=given, seed=seed, store=str(store.root), **labels)
+    request = make_request(params, inputs=given, seed=seed, store=str(store.root), **options)
     return execute(stage, request, events or Emitter(io.StringIO()))
 
 

@@ -7,6 +7,7 @@ of a pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,44 +15,42 @@ import torch
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.load import Precision, load_causal_lm
+from stages.contract.request import Resources
+from stages.modeling.device_pool import DevicePool
+from stages.modeling.load import Precision, load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.probe import UnfitModelError, check_logprobs
 from stages.modeling.rope import require_static_rope
 from stages.modeling.token_batches import token_batches
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
+Pass = tuple[TokenIds, TokenIds]
+"""Prompts and responses of one forward pass."""
 
 
 class Reference:
-    """The reference model, loaded once.
+    """The reference model, one on each device of the stage.
 
     Args:
         source: Folder or hub id.
         dtype: Type of its weights.
         batch_tokens: Most tokens in one pass, padding included.
+        resources: Those of the stage.
 
     Raises:
         UserError: There is no such model, or its log-probabilities cannot be computed.
     """
 
-    def __init__(self, source: ModelSource, dtype: Precision, batch_tokens: int) -> None:
-        model = load_causal_lm(source, dtype=dtype)
-        try:
-            check_logprobs(model)
-        except UnfitModelError as error:
-            raise UserError(
-                f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
-                "set `evaluate.log_pi_ref: off`",
-            ) from error
-        self._config = model.config
+    def __init__(
+        self, source: ModelSource, dtype: Precision, batch_tokens: int, resources: Resources
+    ) -> None:
+        self._config = load_config(source)
         self._place = source.name_or_path
-        self._device = model.device
-        self._logprobs = ResponseLogprobs(model)
-        self._vocabulary = model.get_output_embeddings().weight.shape[0]
         self._batch_tokens = batch_tokens
+        self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
+            partial(_Model, source, dtype), resources
+        )
 
-    @torch.inference_mode()
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
         """Sums log π_ref over the tokens of each response, at temperature 1.
 
@@ -66,12 +65,6 @@ class Reference:
             UserError: A token is not in the reference's vocabulary, or a sequence is so long that
                 it would change the log-probabilities of others.
         """
-        highest = max((int(ids.max()) for ids in [*prompts, *responses] if len(ids)), default=0)
-        if highest >= self._vocabulary:
-            raise UserError(
-                f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
-                "use a reference with the policy's tokenizer",
-            )
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
         require_static_rope(
@@ -80,13 +73,48 @@ class Reference:
             longest=max(lengths, default=0),
             remedy="set `evaluate.log_pi_ref: off`",
         )
-        for rows in token_batches(lengths, self._batch_tokens):
-            sums[rows] = self._pass(
-                [prompts[row] for row in rows], [responses[row] for row in rows]
-            )
+        batches = list(token_batches(lengths, self._batch_tokens))
+        passes = (
+            [[each[row] for row in rows] for each in (prompts, responses)] for rows in batches
+        )
+        found = self._models.map((each[0], each[1]) for each in passes)
+        for rows, of_rows in zip(batches, found, strict=True):
+            sums[rows] = of_rows
         return sums
 
-    def _pass(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
+    def close(self) -> None:
+        """Ends the processes of the devices."""
+        self._models.close()
+
+
+class _Model:
+    """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
+
+    def __init__(self, source: ModelSource, dtype: Precision) -> None:
+        model = load_causal_lm(source, dtype=dtype)
+        try:
+            check_logprobs(model)
+        except UnfitModelError as error:
+            raise UserError(
+                f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
+                "set `evaluate.log_pi_ref: off`",
+            ) from error
+        self._device = model.device
+        self._logprobs = ResponseLogprobs(model)
+        self._vocabulary = model.get_output_embeddings().weight.shape[0]
+
+    @torch.inference_mode()
+    def __call__(self, rows: Pass) -> npt.NDArray[np.float64]:
+        prompts, responses = rows
+        highest = max((int(ids.max()) for ids in [*prompts, *responses] if len(ids)), default=0)
+        if highest >= self._vocabulary:
+            raise UserError(
+                f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
+                "use a reference with the policy's tokenizer",
+            )
+        return self._sums(prompts, responses)
+
+    def _sums(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
         width = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         positions = []

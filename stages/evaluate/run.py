@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -52,18 +53,9 @@ class _Side:
 
 def run(ctx: StageContext[EvaluateParams]) -> None:
     """Computes the metrics of the policy's samples, beside those of the base model's."""
-    sides = _sides(ctx)
-    total = sum(num_rows(side.responses) for side in sides)
-    wanted = _kept_prompts(sides, ctx.params.sample_prompts)
-    done = 0
-    with TableWriter(ctx.out / "distributions.parquet", DISTRIBUTIONS) as writer:
-        for side in sides:
-            for batch in read_scored(
-                side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
-            ):
-                writer.write_batch(_consume(side, batch, wanted, ctx.params.samples_per_prompt))
-                done += batch.responses.num_rows
-                ctx.events.progress(done, total, "responses")
+    with _reference(ctx) as reference:
+        sides = _sides(ctx, reference)
+        _write_distributions(ctx, sides)
     policy, base = sides
     metrics = {
         **win_rate(policy.summary.prompts, base.summary.prompts),
@@ -79,8 +71,22 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         )
 
 
-def _sides(ctx: StageContext[EvaluateParams]) -> list[_Side]:
-    reference = _reference(ctx) if ctx.params.log_pi_ref != "off" else None
+def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
+    """Reads the samples of both sides once; their summaries are complete afterwards."""
+    total = sum(num_rows(side.responses) for side in sides)
+    wanted = _kept_prompts(sides, ctx.params.sample_prompts)
+    done = 0
+    with TableWriter(ctx.out / "distributions.parquet", DISTRIBUTIONS) as writer:
+        for side in sides:
+            for batch in read_scored(
+                side.responses, side.scores, columns=_COLUMNS, score_columns=("components",)
+            ):
+                writer.write_batch(_consume(side, batch, wanted, ctx.params.samples_per_prompt))
+                done += batch.responses.num_rows
+                ctx.events.progress(done, total, "responses")
+
+
+def _sides(ctx: StageContext[EvaluateParams], reference: LogPiRef | None) -> list[_Side]:
     sides = [
         _Side(
             name=name,
@@ -100,11 +106,18 @@ def _sides(ctx: StageContext[EvaluateParams]) -> list[_Side]:
     return sides
 
 
-def _reference(ctx: StageContext[EvaluateParams]) -> LogPiRef:
+@contextmanager
+def _reference(ctx: StageContext[EvaluateParams]) -> Iterator[LogPiRef | None]:
+    """Log π_ref by the reference model, loaded for the block; None where it is not asked for."""
+    params = ctx.params
+    if params.log_pi_ref == "off":
+        yield None
+        return
     # Loads torch: only where log π_ref is asked for.
     from stages.evaluate.reference import Reference
 
-    reference = Reference(ctx.model("reference"), ctx.params.dtype, ctx.params.batch_tokens)
+    source = ctx.model("reference")
+    reference = Reference(source, params.dtype, params.batch_tokens, ctx.resources)
 
     def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
         return reference.log_probabilities(
@@ -112,7 +125,8 @@ def _reference(ctx: StageContext[EvaluateParams]) -> LogPiRef:
             _arrays(batch.responses["response_token_ids"]),
         )
 
-    return log_pi_ref
+    with closing(reference):
+        yield log_pi_ref
 
 
 def _arrays(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:

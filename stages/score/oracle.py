@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,7 +53,13 @@ class Oracle(Protocol):
         ...
 
 
-def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
-    """Loads the oracle that the parameters name."""
+@contextmanager
+def opened_oracle(ctx: StageContext[ScoreParams]) -> Iterator[Oracle]:
+    """The oracle that the parameters name, loaded; closed after the block if it has a `close`."""
     oracle: Oracle = importlib.import_module(ORACLES[ctx.params.oracle].module).load(ctx)
-    return oracle
+    try:
+        yield oracle
+    finally:
+        close = getattr(oracle, "close", None)
+        if close is not None:
+            close()

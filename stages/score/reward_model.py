@@ -8,19 +8,69 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from stages.contract.context import StageContext
+from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import context_tokens, load_config, load_sequence_classifier
+from stages.modeling.device_pool import DevicePool
+from stages.modeling.load import (
+    Precision,
+    context_tokens,
+    load_config,
+    load_sequence_classifier,
+)
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Oracle, Verdict
 from stages.score.params import ScoreParams
+
+Conversations = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A loaded reward model, called with one batch of conversations.
+
+    Attributes:
+        model: The classifier, in evaluation mode.
+        pad_id: The padding id that the checkpoint names, if any.
+        read: The model's output for a batch to one verdict per conversation.
+    """
+
+    model: Any
+    pad_id: int | None
+    read: Callable[[Any], list[Verdict]]
+
+    @torch.inference_mode()
+    def __call__(self, conversations: Conversations) -> list[Verdict]:
+        """Verdicts on conversations, padded to one [B, T] batch on the right."""
+        pad_id = self._pad_id(conversations)
+        width = max(len(each) for each in conversations)
+        ids = torch.full((len(conversations), width), pad_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, each in enumerate(conversations):
+            ids[row, : len(each)] = torch.tensor(each)
+            mask[row, : len(each)] = 1
+        device = self.model.device
+        return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
+
+    def _pad_id(self, conversations: Conversations) -> int:
+        """The model's padding id, or, where it has none, one that ends no conversation.
+
+        Decoder classifiers read the reward at the last token that is not padding. Without a padding
+        id transformers reads it at the last position and takes one conversation at a time.
+        """
+        if self.pad_id is not None:
+            return self.pad_id
+        config = self.model.config.get_text_config()
+        used = {each[-1] for each in conversations}
+        config.pad_token_id = next(each for each in range(config.vocab_size) if each not in used)
+        return config.pad_token_id
 
 
 @dataclass(frozen=True)
@@ -28,23 +78,19 @@ class RewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
 
     Attributes:
-        model: The classifier, in evaluation mode.
-        tokenizer: Its tokenizer; the conversation is rendered by its chat template.
+        classifiers: One on each device of the stage.
+        tokenizer: The model's tokenizer; the conversation is rendered by its chat template.
         identity: Name and digest or revision of the checkpoint.
         max_length_tokens: Longest conversation that is scored.
         tokens_per_batch: Tokens of one forward pass, padding included.
-        pad_id: The padding id that the checkpoint names, if any.
-        read: The model's output for a batch to one verdict per conversation.
         one_bos: Whether a conversation that does not hold exactly one BOS token is refused.
     """
 
-    model: Any
+    classifiers: DevicePool[Conversations, list[Verdict]]
     tokenizer: Any
     identity: str
     max_length_tokens: int
     tokens_per_batch: int
-    pad_id: int | None
-    read: Callable[[Any], list[Verdict]]
     one_bos: bool = False
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
@@ -58,10 +104,17 @@ class RewardModel:
             else:
                 yield index, Verdict(None, reason)
         lengths = [len(conversations[index]) for index in fitting]
-        for batch in token_batches(lengths, self.tokens_per_batch):
-            chosen = [fitting[place] for place in batch]
-            answers = self._forward([conversations[index] for index in chosen])
-            yield from zip(chosen, answers, strict=True)
+        batches = [
+            [fitting[place] for place in batch]
+            for batch in token_batches(lengths, self.tokens_per_batch)
+        ]
+        answers = self.classifiers.map([conversations[index] for index in each] for each in batches)
+        for chosen, verdicts in zip(batches, answers, strict=True):
+            yield from zip(chosen, verdicts, strict=True)
+
+    def close(self) -> None:
+        """Ends the processes of the devices."""
+        self.classifiers.close()
 
     def _unreadable(self, token_ids: Sequence[int]) -> str | None:
         """Why a conversation cannot be scored; None if it can."""
@@ -80,32 +133,6 @@ class RewardModel:
                 return f"{count} BOS tokens: its text spells out {self.tokenizer.bos_token!r}"
         return None
 
-    @torch.inference_mode()
-    def _forward(self, conversations: Sequence[Sequence[int]]) -> list[Verdict]:
-        """Verdicts on conversations, padded to one [B, T] batch on the right."""
-        pad_id = self._pad_id(conversations)
-        width = max(len(each) for each in conversations)
-        ids = torch.full((len(conversations), width), pad_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, each in enumerate(conversations):
-            ids[row, : len(each)] = torch.tensor(each)
-            mask[row, : len(each)] = 1
-        device = self.model.device
-        return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
-
-    def _pad_id(self, conversations: Sequence[Sequence[int]]) -> int:
-        """The model's padding id, or, where it has none, one that ends no conversation.
-
-        Decoder classifiers read the reward at the last token that is not padding. Without a padding
-        id transformers reads it at the last position and takes one conversation at a time.
-        """
-        if self.pad_id is not None:
-            return self.pad_id
-        config = self.model.config.get_text_config()
-        used = {each[-1] for each in conversations}
-        config.pad_token_id = next(each for each in range(config.vocab_size) if each not in used)
-        return config.pad_token_id
-
 
 def load(ctx: StageContext[ScoreParams]) -> Oracle:
     """Loads the reward model given as input ``model``, into the engine that the parameters name.
@@ -121,8 +148,25 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
-    require_vocabulary(tokenizer, load_config(source), source)
-    model = load_sequence_classifier(source, dtype=settings.dtype)
+    config = load_config(source)
+    require_vocabulary(tokenizer, config, source)
+    limit = context_tokens(config, settings.max_length_tokens, source)
+    return RewardModel(
+        classifiers=DevicePool(partial(load_classifier, source, settings.dtype), ctx.resources),
+        tokenizer=tokenizer,
+        identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
+        max_length_tokens=limit,
+        tokens_per_batch=settings.tokens_per_batch,
+    )
+
+
+def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
+    """Loads a sequence classifier with one output.
+
+    Raises:
+        UserError: There is none, or it has several outputs.
+    """
+    model = load_sequence_classifier(source, dtype=dtype)
     outputs = model.config.num_labels
     if outputs != 1:
         raise UserError(
@@ -131,15 +175,7 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
             "urm_helpfulness); which output or mixture of several is the reward is not to be "
             "guessed",
         )
-    return RewardModel(
-        model=model,
-        tokenizer=tokenizer,
-        identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=context_tokens(model.config, settings.max_length_tokens, source),
-        tokens_per_batch=settings.tokens_per_batch,
-        pad_id=model.config.get_text_config().pad_token_id,
-        read=_read_first_logit,
-    )
+    return Classifier(model, model.config.get_text_config().pad_token_id, _read_first_logit)
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:

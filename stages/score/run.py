@@ -11,7 +11,7 @@ from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, TableWriter, open_table, read_batches
 from stages.score.answers import Answers, Pacer, Row, Statistics, read_prompts
 from stages.score.costs import JudgeCosts
-from stages.score.oracle import Oracle, Verdict, load_oracle
+from stages.score.oracle import Oracle, Verdict, opened_oracle
 from stages.score.params import ScoreParams
 
 Context = StageContext[ScoreParams]
@@ -32,21 +32,22 @@ def run(ctx: Context) -> None:
     responses = ctx.path("responses")
     with open_table(responses, RESPONSES) as table:
         total = table.metadata.num_rows
-    oracle = load_oracle(ctx)
-    ctx.events.progress(0, total, "responses")
-    parts = []
-    done = asked = 0
-    opponents = ctx.path("opponents") if ctx.has("opponents") else None
-    for first, rows in read_prompts(responses, opponents, ctx.params.rows_per_batch):
-        answers = Answers(ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet")
-        asked += _ask(ctx, oracle, rows, answers, done, total)
-        done += len(rows)
-        parts.append(answers.path)
+    with opened_oracle(ctx) as oracle:
+        identity = oracle.identity
+        ctx.events.progress(0, total, "responses")
+        parts = []
+        done = asked = 0
+        opponents = ctx.path("opponents") if ctx.has("opponents") else None
+        for first, rows in read_prompts(responses, opponents, ctx.params.rows_per_batch):
+            answers = Answers(ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet")
+            asked += _ask(ctx, oracle, rows, answers, done, total)
+            done += len(rows)
+            parts.append(answers.path)
     if asked < total:
         ctx.events.info(f"{total - asked} of {total} scores were there already")
     statistics = _assemble(ctx, parts)
     _check_nulls(ctx, statistics)
-    metrics = {**statistics.summary(), "oracle": oracle.identity}
+    metrics = {**statistics.summary(), "oracle": identity}
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +16,12 @@ from torch import Tensor
 from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
-from stages.modeling.load import Precision, context_tokens, load_exactly
+from stages.modeling.device_pool import DevicePool
+from stages.modeling.load import Precision, context_tokens, load_config, load_exactly
 from stages.modeling.tokenizers import load_tokenizer
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-from stages.score.reward_model import RewardModel
+from stages.score.reward_model import Classifier, RewardModel
 from stages.score.urm import ATTRIBUTES, UrmModel, UrmOutput
 
 _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
@@ -34,19 +36,32 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     Raises:
         UserError: It is no URM checkpoint, or its tokenizer has no chat template or no BOS.
     """
-    source, settings = ctx.model("model"), ctx.params.urm
-    model, tokenizer = load_urm(source, settings.dtype)
-    reading = _READINGS[ctx.params.oracle]
+    source, settings, oracle = ctx.model("model"), ctx.params.urm, ctx.params.oracle
+    tokenizer = _load_tokenizer(source)
+    limit = context_tokens(load_config(source), settings.max_length_tokens, source)
+    load_one = partial(load_classifier, source, settings.dtype, oracle)
     return RewardModel(
-        model=model,
+        classifiers=DevicePool(load_one, ctx.resources),
         tokenizer=tokenizer,
-        identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=context_tokens(model.config, settings.max_length_tokens, source),
+        identity=f"{oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
+        max_length_tokens=limit,
         tokens_per_batch=settings.tokens_per_batch,
+        one_bos=True,
+    )
+
+
+def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Classifier:
+    """Loads the model, to be read as the oracle of that name does.
+
+    Raises:
+        UserError: It is no URM checkpoint.
+    """
+    reading = _READINGS[oracle]
+    return Classifier(
+        model=load_exactly(UrmModel, source, dtype=dtype),
         # The model finds the last token by the mask: any id pads.
         pad_id=0,
         read=lambda output: to_verdicts(output, reading),
-        one_bos=True,
     )
 
 
@@ -56,6 +71,11 @@ def load_urm(source: ModelSource, dtype: Precision) -> tuple[Any, Any]:
     Raises:
         UserError: As for :func:`load`.
     """
+    tokenizer = _load_tokenizer(source)
+    return load_exactly(UrmModel, source, dtype=dtype), tokenizer
+
+
+def _load_tokenizer(source: ModelSource) -> Any:
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     if tokenizer.bos_token_id is None:
@@ -63,7 +83,7 @@ def load_urm(source: ModelSource, dtype: Precision) -> tuple[Any, Any]:
             f"the tokenizer of {source.name_or_path} has no BOS token, which URM was trained with",
             "use the tokenizer of the reward model's own checkpoint",
         )
-    return load_exactly(UrmModel, source, dtype=dtype), tokenizer
+    return tokenizer
 
 
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[Verdict]:

@@ -5,17 +5,54 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from stages.contract.context import StageContext
+from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
 from stages.modeling.chat import require_chat_template
+from stages.modeling.device_pool import DevicePool
 from stages.modeling.load import context_tokens, load_config
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.modeling.vllm_engine import cache_setting, require_vllm, start_engine, step
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
-from stages.score.params import ScoreParams
+from stages.score.params import RewardModelSettings, ScoreParams
+
+Conversations = Sequence[tuple[int, Sequence[int]]]
+"""Token ids of conversations, each with its place among the rows."""
+# With several engines each takes about so many shares of the rows, the next when it is free.
+_SHARES = 4
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A vLLM engine with the classifier loaded.
+
+    Attributes:
+        engine: vLLM's own.
+        lower: Settings to lower where memory is short.
+    """
+
+    engine: Any
+    lower: str
+
+    def __call__(self, conversations: Conversations) -> list[tuple[int, Verdict]]:
+        """Place and verdict of each conversation, in the order in which they are known."""
+        from vllm import PoolingParams
+        from vllm.inputs.engine import tokens_input
+
+        # The raw output, as transformers gives it: no sigmoid.
+        params = PoolingParams(task="classify", use_activation=False)
+        for place, token_ids in conversations:
+            self.engine.add_request(str(place), tokens_input(list(token_ids)), params)
+        found = []
+        while self.engine.has_unfinished_requests():
+            for output in step(self.engine, self.lower):
+                if output.finished:
+                    [reward] = output.outputs.data.tolist()
+                    found.append((int(output.request_id), _verdict(reward)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -23,42 +60,39 @@ class VllmRewardModel:
     """Scores the whole conversation: the prompt's messages and the response as assistant turn.
 
     Attributes:
-        engine: vLLM's engine with the classifier loaded.
-        tokenizer: Its tokenizer; the conversation is rendered by its chat template.
+        engines: One on each device of the stage.
+        tokenizer: The model's tokenizer; the conversation is rendered by its chat template.
         identity: Name and digest or revision of the checkpoint.
         max_length_tokens: Longest conversation that is scored.
-        lower: Settings to lower where memory is short.
     """
 
-    engine: Any
+    engines: DevicePool[Conversations, list[tuple[int, Verdict]]]
     tokenizer: Any
     identity: str
     max_length_tokens: int
-    lower: str
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        from vllm import PoolingParams
-        from vllm.inputs.engine import tokens_input
-
-        # The raw output, as transformers gives it: no sigmoid.
-        params = PoolingParams(task="classify", use_activation=False)
+        fitting = []
         for place, row in enumerate(rows):
             token_ids = render_row(self.tokenizer, row)
             reason = too_long(token_ids, self.max_length_tokens)
             if reason is None:
-                self.engine.add_request(str(place), tokens_input(token_ids), params)
+                fitting.append((place, token_ids))
             else:
                 yield place, Verdict(None, reason)
-        while self.engine.has_unfinished_requests():
-            for output in step(self.engine, self.lower):
-                if output.finished:
-                    [reward] = output.outputs.data.tolist()
-                    yield int(output.request_id), _verdict(reward)
+        size = self.engines.size
+        shares = min(size * _SHARES, len(fitting)) if size > 1 else 1
+        for found in self.engines.map(fitting[first::shares] for first in range(shares)):
+            yield from found
+
+    def close(self) -> None:
+        """Ends the processes of the devices."""
+        self.engines.close()
 
 
 def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
-    """Starts an engine in this process with the reward model given as input ``model``.
+    """Starts an engine on each device with the reward model given as input ``model``.
 
     Raises:
         UserError: vLLM is not installed or does not know the model, which then has not one output
@@ -78,6 +112,18 @@ def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
     settings = ctx.params.reward_model
     limit = context_tokens(config, settings.max_length_tokens, source)
     require_vllm("score.reward_model.engine")
+    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
+    engines = DevicePool(partial(load_engine, source, settings, limit), ctx.resources)
+    return VllmRewardModel(engines, tokenizer, identity, limit)
+
+
+def load_engine(source: ModelSource, settings: RewardModelSettings, limit: int) -> Engine:
+    """Starts an engine on the device of this process.
+
+    Raises:
+        UserError: vLLM does not know the model.
+        EngineError: The engine does not start.
+    """
     cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
     lower = f"of score.reward_model lower {cache} or max_length_tokens={limit}"
     engine = start_engine(
@@ -93,8 +139,7 @@ def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
         correct="set score.reward_model.engine to 'transformers'",
         lower=lower,
     )
-    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
-    return VllmRewardModel(engine, tokenizer, identity, limit, lower)
+    return Engine(engine, lower)
 
 
 def _verdict(reward: float) -> Verdict:

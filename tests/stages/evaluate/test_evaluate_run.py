@@ -11,6 +11,7 @@ import torch
 
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
+from stages.contract.request import Resources
 from stages.contract.store import Artifact
 from stages.contract.tables import DISTRIBUTIONS, SCORES, read_rows, write_table
 from stages.evaluate.params import EvaluateParams
@@ -212,7 +213,11 @@ def reference(tmp_path: Path) -> Path:
 
 
 def with_reference(
-    store: LocalStore, tables: tuple[Tables, Tables], reference: Path, **params: object
+    store: LocalStore,
+    tables: tuple[Tables, Tables],
+    reference: Path,
+    resources: Resources | None = None,
+    **params: object,
 ) -> Artifact:
     inputs = {
         "responses": [tables[0][0]],
@@ -221,7 +226,8 @@ def with_reference(
         "base_scores": [tables[1][1]],
         "reference": [reference],
     }
-    return call(STAGE, EvaluateParams.model_validate(params), inputs, store)
+    settings = EvaluateParams.model_validate(params)
+    return call(STAGE, settings, inputs, store, resources=resources)
 
 
 def by_definition(reference: Path, row: dict[str, object]) -> float:
@@ -268,3 +274,16 @@ def test_a_reference_with_a_smaller_vocabulary_is_refused(store, tmp_path, table
 def test_the_tokenizer_of_these_tests_covers_their_tokens():
     highest = max(max(row["response_token_ids"], default=0) for row, _ in [*POLICY, *BASE])
     assert highest < len(make_tiny_tokenizer())
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference):
+    made = []
+    for processes in (1, 2):
+        store = LocalStore.open(str(tmp_path / f"store-{processes}"), create=True)
+        artifact = with_reference(
+            store, tables, reference, resources=Resources(processes=processes), batch_tokens=1
+        )
+        assert metrics(artifact)["mean_log_pi_ref"] < 0
+        made.append((artifact.path / "distributions.parquet").read_bytes())
+    assert made[0] == made[1]

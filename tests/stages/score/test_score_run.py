@@ -19,6 +19,7 @@ from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.params import Settings
 from stages.contract.program import Stage
+from stages.contract.request import Resources
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.oracle import Verdict
 from stages.score.params import ORACLES, OracleEntry, ScoreParams
@@ -57,7 +58,7 @@ def response_rows(num_prompts=10, num_samples=2):
 def score(tmp_path):
     """Runs the stage and returns the rows, the metrics and the events."""
 
-    def run(*, code=None, model=None, rows=None, **params):
+    def run(*, code=None, model=None, rows=None, resources=None, **params):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, response_rows() if rows is None else rows)
         inputs = {"responses": responses}
@@ -67,7 +68,8 @@ def score(tmp_path):
         if model is not None:
             inputs["model"] = model
         params = {"oracle": "python" if model is None else "reward_model", **params}
-        request = request_for(score_params(**params), inputs, tmp_path / "store")
+        store = tmp_path / f"store-{resources.processes if resources else 1}"
+        request = request_for(score_params(**params), inputs, store, resources=resources)
         artifact, events = call_request(STAGE, request)
         scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
         return scores, json.loads((artifact.path / "metrics.json").read_text()), events
@@ -267,6 +269,14 @@ class TestRewardModel:
         expected = one_by_one(reward_model, response_rows())
         assert len({round(each, 3) for each in expected}) > 5
         assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+
+    @pytest.mark.slow
+    def test_two_processes_give_the_scores_of_one(self, score, reward_model):
+        settings = {"model": reward_model, "dtype": "float32", "tokens_per_batch": 64}
+        one, metrics, _ = score(**settings)
+        two, same, _ = score(**settings, resources=Resources(processes=2))
+        assert two == one
+        assert same == metrics
 
     def test_a_model_without_padding_id_scores_the_same(self, score, tmp_path):
         # The conversation ends in the id that padding would take first.
