@@ -217,7 +217,7 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     assert {each["action"] for each in plan(config).values()} == {"reuse"}
     shown = geb("report", "with-suites", "--store", store)
     assert "suite own" in shown.stdout
-    page = Path(shown.stdout.split("report")[-1].strip()).read_text()
+    page = (store / "runs/with-suites/report.html").read_text()
     assert "Suite own" in page
     again = geb("evaluate", config, "with-suites:1", "--suite", "own", "--json")
     assert again.returncode == 0, again.stderr
