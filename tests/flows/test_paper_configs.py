@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,15 @@ def test_a_main_experiment_has_the_paper_s_settings(path: Path) -> None:
 def test_a_mathematics_experiment_has_the_paper_s_settings(path: Path) -> None:
     expected = MATH_SETTINGS | MATH_DESIGNS[path.stem]
     assert settings(load_config(path), expected) == expected
+
+
+@pytest.mark.parametrize("path", MATH, ids=lambda path: path.stem)
+def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
+    config = load_config(path)
+    assert set(config.suites) == {"math500", "aime2025"}
+    for suite in config.suites.values():
+        _, _, commit = suite.prompts.partition("@")
+        assert re.fullmatch("[0-9a-f]{40}", commit), "a branch moves"
+        assert suite.score is None, "the verifier that the run trains with"
+        assert (suite.num_samples, suite.temperature, suite.top_p) == (16, 0.6, 0.9)
+        assert (suite.correct_from, suite.pass_at_k) == (1.0, (1, 16))

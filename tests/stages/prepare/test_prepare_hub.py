@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Failure, parse_event
@@ -17,6 +18,7 @@ from stages.contract.local_store import LocalStore
 from stages.contract.request import HubInput, make_request
 from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
+from tests.flows.loop import ROOT
 from tests.local_hub import COMMIT, serve_dataset
 
 REPO = "RLHFlow/ultrafeedback_iter1"
@@ -33,14 +35,14 @@ def hub() -> Iterator[str]:
         yield url
 
 
-def prepare(tmp_path: Path, endpoint: str, repo: str, **params: object):
+def prepare(tmp_path: Path, endpoint: str, repo: str, given: str = "train", **params: object):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
     store = LocalStore.open(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
     settings = {"messages_column": "context_messages", "test_prompts": 3} | params
     request = make_request(
         PrepareParams.model_validate(settings),
-        inputs={"train": [source]},
+        inputs={given: [source]},
         seed=0,
         store=str(store.root),
     )
@@ -97,3 +99,34 @@ def test_a_hub_that_does_not_answer_may_be_tried_again(tmp_path):
     assert code == EXIT_FAILED
     assert REPO in last.message
     assert not path.exists()
+
+
+# Columns as the hub has them; the files hold their splits' rows as these are named.
+SUITES = {
+    "math500": {
+        "problem": "What is $1+1$?",
+        "solution": "It is $\\boxed{2}$.",
+        "answer": "2",
+        "subject": "Prealgebra",
+        "level": 1,
+        "unique_id": "test/prealgebra/1.json",
+    },
+    "aime2025": {"problem": "What is $1+1$?", "answer": "2", "id": "0"},
+}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_suites_of_the_mathematics_experiments_load(tmp_path: Path, name: str) -> None:
+    whole = yaml.safe_load((ROOT / "configs/paper/parts/math-suites.yaml").read_text())
+    suite = whole["suites"][name]
+    repo = suite["prompts"].partition("@")[0]
+    params = {"messages_column": "messages", "iterations": 0, **suite["prepare"]}
+    content = (json.dumps(SUITES[name]) + "\n").encode()
+    with serve_dataset(repo, {"test.jsonl": content}) as url:
+        code, path, last = prepare(tmp_path, url, repo, "test", **params)
+    assert code == 0, last
+    [row] = read_rows(path / "test.parquet", PROMPTS)
+    assert row["reference_answer"] == "2"
+    system, user = row["messages"]
+    assert system["content"].endswith("within \\boxed{}.")
+    assert user == {"role": "user", "content": "What is $1+1$?"}
