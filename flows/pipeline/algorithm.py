@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from flows.pipeline.config import Inputs, RunConfig
 from flows.pipeline.inputs import SUITE_INPUTS, resolve_inputs, suite_input
-from flows.pipeline.preflight import check_checkpoints, check_interpreters
+from flows.pipeline.preflight import (
+    check_checkpoints,
+    check_interpreters,
+    check_parallelism,
+)
 from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps, suite_place
 from stages.contract.request import FileInput
 
@@ -138,6 +142,7 @@ def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     """Hands every step of a run to ``do``, in an order in which they could be computed."""
     external = resolve_inputs(config)
     check_checkpoints(config, external)
+    check_parallelism(config, external)
     check_interpreters(config.execution)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)

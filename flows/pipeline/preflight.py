@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External
@@ -35,6 +36,43 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
+
+
+def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
+    """Checks that vLLM can split a local policy as `generate.vllm` asks; the hub's is its task.
+
+    Raises:
+        UserError: Heads or layers cannot be dealt out.
+    """
+    if "vllm" not in (config.generate.backend, config.evaluation.backend):
+        return
+    engine = config.generate.vllm
+    pipeline = engine.extra_engine_args.get("pipeline_parallel_size", 1)
+    for each in external["policy"]:
+        sizes = _sizes(Path(each.location)) if isinstance(each, FileInput) else {}
+        heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
+        if isinstance(heads, int) and heads % engine.tensor_parallel_size:
+            raise UserError(
+                f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}, and the "
+                f"{heads} attention heads of inputs.policy do not split so",
+                f"set it to a divisor of {heads}",
+            )
+        if isinstance(layers, int) and layers < pipeline:
+            raise UserError(
+                f"generate.vllm.extra_engine_args.pipeline_parallel_size is {pipeline}, and "
+                f"inputs.policy has {layers} layers",
+                f"set it to {layers} or less",
+            )
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    """A checkpoint's configuration, or nothing where it is too odd to tell."""
+    try:
+        sizes = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        # Its stage says what is wrong with it.
+        return {}
+    return sizes if isinstance(sizes, dict) else {}
 
 
 def check_interpreters(execution: Execution) -> None:

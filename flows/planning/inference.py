@@ -85,6 +85,13 @@ def generation_cost(
         at_once = params.transformers.batch_size
         working = _forward_bytes(model, size, at_once * prompt_tokens)
         kv_memory = at_once * kv * longest
+    if resources.gpus > spread:
+        notes = (
+            *notes,
+            f"resources.generate.gpus is {resources.gpus} and an engine uses {spread}: the others "
+            "stay idle; set gpus to that, generate.num_shards to the number of engines, and "
+            "execution.parallel to as many",
+        )
     responses = prompts * params.num_samples
     at_once = min(at_once, max(responses, 1.0))
     memory = {

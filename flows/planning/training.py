@@ -31,6 +31,7 @@ _SUB_GROUP = 1e9
 # stages/modeling/logprobs.py.
 _LOGITS_KEPT = 256 * 2**20
 _LOGITS_CHUNK = 64 * 2**20
+_FEWEST_ROWS = 1024
 _EFFICIENCY = {True: 0.4, False: 0.55}
 _FORWARD_EFFICIENCY = {True: 0.5, False: 0.6}
 
@@ -211,13 +212,18 @@ def _activations(setting: _Setting) -> dict[str, float]:
         kept = tokens * (model.layers * layer + 3 * low * passed)
     # At most all tokens of a micro-batch are of responses.
     logits = 4.0 * model.vocabulary * tokens
-    logits = logits if logits <= _LOGITS_KEPT else 2.0 * _LOGITS_CHUNK
+    logits = logits if logits <= _LOGITS_KEPT else 2.0 * _chunk_bytes(setting)
     terms = {"activations": float(kept), "logits": logits}
     if not params.lora.rank:
         terms["head's gradient"] = 4.0 * model.head_params
     if autocast:
         terms["weights in bfloat16"] = 2.0 * (model.params if not params.lora.rank else 0)
     return terms
+
+
+def _chunk_bytes(setting: _Setting) -> float:
+    rows = _FEWEST_ROWS if setting.device.is_gpu else 1
+    return max(_LOGITS_CHUNK, rows * 4 * setting.model.vocabulary)
 
 
 def _operations(setting: _Setting, samples: Samples) -> tuple[float, float]:

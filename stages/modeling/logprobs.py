@@ -19,6 +19,9 @@ from stages.modeling.shared_prefix import Group, RowLayout
 
 LOGIT_CHUNK_BYTES = 64 << 20
 """Size of one chunk of float32 logits: large enough to keep a matrix multiplication busy."""
+FEWEST_ROWS = {True: 1024, False: 1}
+"""Fewest rows of a chunk on a GPU, and on a CPU. A GPU reads all of the head's weights for each
+chunk: with a vocabulary of 128k, 64 MiB are 130 rows, too few to hide that."""
 LOGIT_KEEP_BYTES = 256 << 20
 """Logits of a forward pass that are kept for the backward pass rather than computed again."""
 
@@ -93,6 +96,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     chunk_bytes: int = LOGIT_CHUNK_BYTES,
+    chunk_rows: int | None = None,
     keep_bytes: int = LOGIT_KEEP_BYTES,
 ) -> Tensor:
     """Computes log softmax(hidden · weightᵀ + bias)[targets] in float32.
@@ -103,6 +107,8 @@ def token_logprobs(
         bias: The head's bias, [V], or None.
         targets: Token ids, [N].
         chunk_bytes: Memory that one chunk of float32 logits may take.
+        chunk_rows: Fewest rows of a chunk, whatever memory they take; unset, those that the device
+            of the weights needs to be kept busy.
         keep_bytes: Memory that all chunks may take between forward and backward pass; where they
             need more they are computed again.
 
@@ -110,7 +116,8 @@ def token_logprobs(
         Log-probabilities, [N], float32.
     """
     row_bytes = 4 * weight.shape[0]
-    chunk = max(1, chunk_bytes // row_bytes)
+    fewest = FEWEST_ROWS[weight.is_cuda] if chunk_rows is None else chunk_rows
+    chunk = max(fewest, chunk_bytes // row_bytes)
     keep = hidden.shape[0] * row_bytes <= keep_bytes
     return _TokenLogprobs.apply(hidden, weight, bias, targets, chunk, keep)
 

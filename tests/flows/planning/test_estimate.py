@@ -16,6 +16,7 @@ from flows.planning.cost import RUNTIME_GPU
 from flows.planning.estimate import Estimate, StepEstimate, estimate
 from flows.planning.schedule import end_of
 from flows.planning.show import to_json
+from stages.contract.errors import UserError
 from tests.flows.loop import ROOT, geb
 
 # config.json of meta-llama/Meta-Llama-3-8B and 70B, as far as their sizes go.
@@ -56,6 +57,8 @@ def configured(folder: Path, size: str, *settings: str) -> RunConfig:
             *(f"inputs.{name}={place}" for name, place in places.items()),
             f"inputs.prompts=[{folder / 'prompts.jsonl'}]",
             "inputs.test_prompts=null",
+            # Of trainings on several nodes.
+            "resources.train.rendezvous=10.0.0.5:29500",
             *settings,
         ],
     )
@@ -101,7 +104,7 @@ def test_zero_3_splits_weights_gradients_and_optimizer(
         "gathered weights": 2 * 1e9 * (1 - 1 / world),
         # Each layer's input, one layer computed again, and the gradients of its widest tensors.
         "activations": tokens * (2 * layers * hidden + one_layer + 3 * 2 * wide),
-        "logits": 2 * 64 * 2**20,
+        "logits": 2 * 4 * 1024 * vocabulary,
         "head's gradient": 4 * vocabulary * hidden,
         "runtime": RUNTIME_GPU,
     }
@@ -220,3 +223,23 @@ def test_the_command_shows_steps_terms_and_the_sum() -> None:
     assert "iteration-3/train" in done.stdout
     assert "optimizer" in done.stdout
     assert "estimate: about" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["generate.vllm.tensor_parallel_size=3"], "32 attention heads"),
+        (["generate.vllm.extra_engine_args={pipeline_parallel_size: 48}"], "has 32 layers"),
+    ],
+)
+def test_an_engine_that_cannot_be_split_so_is_refused(
+    tmp_path: Path, settings: list[str], said: str
+) -> None:
+    config = configured(tmp_path, "8B", "resources.generate.gpus=48", *settings)
+    with pytest.raises(UserError, match=said):
+        plan(config)
+
+
+def test_gpus_that_no_engine_uses_are_said(tmp_path: Path) -> None:
+    found = estimated(configured(tmp_path, "8B", "resources.generate.gpus=8"))
+    assert any("an engine uses 1: the others stay idle" in each for each in found.warnings)

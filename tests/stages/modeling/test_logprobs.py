@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -111,6 +112,27 @@ def test_neither_chunks_nor_what_is_kept_change_anything(chunk_rows, with_bias, 
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+class _LargestProduct(TorchDispatchMode):
+    """Most rows of a matrix product that gives logits."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **kwargs or {})
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.rows = max(self.rows, found.shape[0])
+        return found
+
+
+@pytest.mark.parametrize(("chunk_rows", "expected"), [(None, 2), (1, 2), (5, 5)])
+def test_a_chunk_has_as_many_rows_as_the_device_needs(chunk_rows, expected):
+    hidden, weight = torch.randn(7, 5), torch.randn(11, 5)
+    targets = torch.randint(0, 11, (7,))
+    with _LargestProduct() as seen:
+        token_logprobs(hidden, weight, None, targets, chunk_bytes=4 * 11 * 2, chunk_rows=chunk_rows)
+    assert seen.rows == expected
 
 
 def test_a_second_backward_pass_gives_the_same():
