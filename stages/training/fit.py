@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import Any, Generic
 
@@ -91,19 +92,16 @@ class Fit(ABC, Generic[P]):
         resumed = find_resume_point(self._checkpoints, self._layout, self.process)
         if resumed is not None:
             self.load_state(resumed.checkpoint.state)
-        log = None
-        if self.process.is_first:
-            log = MetricsLog(
-                self.job.work / METRICS, resumed=resumed.checkpoint.path if resumed else None
-            )
-        trainer = self._trainer(log, resumed)
-        self.process.check_stop()
-        trainer.train(resume_from_checkpoint=str(resumed.checkpoint.path) if resumed else None)
+        start = resumed.checkpoint.path if resumed else None
+        log = MetricsLog(self.job.work / METRICS, resumed=start) if self.process.is_first else None
+        with contextlib.closing(log) if log is not None else contextlib.nullcontext():
+            trainer = self._trainer(log, resumed)
+            self.process.check_stop()
+            trainer.train(resume_from_checkpoint=str(start) if start else None)
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self.process.check_stop()
         self._save(trainer)
         if log is not None:
-            log.close()
             log.write_to(self.job.out)
             self.write_records(log)
 

@@ -28,7 +28,7 @@ class MetricsLog:
     """The records of a training, kept beside its checkpoints.
 
     Args:
-        path: The file, for whoever watches the training; it is written anew.
+        path: The file, written anew, for people who watch the training.
         resumed: Folder of the checkpoint that training goes on from, with the records up to its
             step; None where it starts.
     """
