@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 import warnings
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -16,6 +17,7 @@ from flows.commands import (
     compare,
     evaluate,
     images,
+    init,
     inspect,
     lineage,
     models,
@@ -23,6 +25,7 @@ from flows.commands import (
     status,
     store,
     up,
+    use,
     worker,
 )
 from flows.execution.run_record import DamagedRecordWarning
@@ -47,12 +50,11 @@ _STOPPED = "stopped"
 app = typer.Typer(
     name="geb",
     help="Iterative online RLHF with the General Exploratory Bonus.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
 )
 for module in (
+    init,
     run,
     status,
     evaluate,
@@ -60,6 +62,7 @@ for module in (
     inspect,
     lineage,
     models,
+    use,
     store,
     bandit,
     up,
@@ -67,6 +70,24 @@ for module in (
     images,
 ):
     module.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("geb"))
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Iterative online RLHF with the General Exploratory Bonus."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
@@ -79,7 +100,7 @@ def main() -> None:
 def _run() -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        result = typer.main.get_command(app).main(standalone_mode=False)
+        result = typer.main.get_command(app).main(prog_name="geb", standalone_mode=False)
         if result == _EXIT_INTERRUPTED:
             errors.print(_STOPPED)
         return result if isinstance(result, int) else 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from rich.markup import escape
 from rich.table import Table
 
 from flows.commands.common import AsJson, RunName, StorePath, configured_run, console, print_json
 from flows.execution.plan import differences
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
+from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
 
@@ -59,13 +61,32 @@ def diff(
             console.print(f"  {line}", markup=False)
 
 
-def fields() -> None:
-    """List every field of the configuration with its default and its meaning."""
+def fields(
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="Only those that begin so: `train`.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the fields of the configuration with their defaults and meanings."""
+    rows = [row for row in _fields(RunConfig, "") if row[0].startswith(prefix)]
+    if not rows:
+        raise UserError(
+            f"no field begins with {prefix!r}",
+            f"sections: {', '.join(RunConfig.model_fields)}",
+        )
+    if as_json:
+        print_json(
+            {
+                name: {"default": json.loads(default), "meaning": meaning}
+                for name, default, meaning in rows
+            }
+        )
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("field", "default", "meaning"):
         table.add_column(column, overflow="fold")
-    for name, default, meaning in _fields(RunConfig, ""):
-        table.add_row(name, default, meaning)
+    for row in rows:
+        table.add_row(*(escape(each) for each in row))
     console.print(table)
 
 

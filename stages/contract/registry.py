@@ -203,6 +203,8 @@ class ModelRegistry:
         """
         found = _read(self._alias_path(name, alias), Alias)
         if found is None:
+            if not self.versions(name):
+                raise UserError(f"there is no model {name!r}", self._known(name))
             known = ", ".join([LATEST, *(each.alias for each in self.aliases(name))])
             raise UserError(
                 f"model {name!r} has no alias {alias!r}", f"it has: {known}; or name a version"

@@ -1,0 +1,149 @@
+"""Command ``geb init``: the folder of a new task, which runs as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import jinja2
+import typer
+
+from flows.commands import samples
+from flows.commands.common import console
+from flows.pipeline.loading import load_config
+from stages.contract.errors import UserError
+
+
+class Kind(StrEnum):
+    """What scores the responses of a task."""
+
+    FUNCTION = "function"
+    MODEL = "model"
+    ANSWERS = "answers"
+    JUDGE = "judge"
+
+
+_MEANING = {
+    Kind.FUNCTION: "a Python function of yours",
+    Kind.MODEL: "a reward model (sequence classifier)",
+    Kind.ANSWERS: "reference answers that can be verified (mathematics)",
+    Kind.JUDGE: "a judge: a chat model at an OpenAI-compatible address",
+}
+_CODE = ("oracle.py", "test_oracle.py")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this command."""
+    app.command()(init)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
+    kind: Annotated[
+        Kind | None, typer.Option(help="What scores responses; asked for on a terminal.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model to train, a folder or hub id; a tiny sample model if left out.",
+        ),
+    ] = None,
+    reward_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="For --kind model: folder or hub id.")
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="For --kind judge: its address, …/v1.")
+    ] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For --kind judge: the model's name there.")
+    ] = None,
+) -> None:
+    """Make the folder of a task: configuration, reward function with a test, sample prompts."""
+    target = folder.expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is there and not empty", "name a new folder")
+    chosen = kind or _ask_kind()
+    needed = {
+        Kind.MODEL: {"reward_model": reward_model},
+        Kind.JUDGE: {"judge_url": judge_url, "judge_model": judge_model},
+    }
+    answers = {name: given or _ask(name) for name, given in needed.get(chosen, {}).items()}
+    # Folders are named from here; the configuration names them from its own.
+    found: dict[str, str | None] = {name: _from_here(value) for name, value in answers.items()}
+    write_task(target, chosen, found | {"policy": _from_here(policy) if policy else None})
+    console.print(f"{target} is ready; what each file is: {target / 'README.md'}")
+    console.print(f"next: [bold]cd {folder}[/], then [bold]geb run geb.yaml[/]")
+
+
+def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> None:
+    """Writes the files of a task.
+
+    Args:
+        folder: An absolute path; made where it is not there.
+        kind: What scores responses.
+        answers: `policy`, and what the kind needs: `reward_model`, or `judge_url`, `judge_model`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flows.commands", "templates/init"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    values = {
+        **answers,
+        "name": _name(folder),
+        "kind": str(kind),
+        "num_prompts": samples.NUM_PROMPTS,
+        "store": str(folder / "store"),
+    }
+    files = ["geb.yaml", "README.md", *(_CODE if kind is Kind.FUNCTION else ())]
+    for name in files:
+        page = environment.get_template(f"{name}.jinja").render(values)
+        (folder / name).write_text(page, encoding="utf-8")
+    _write_rows(folder / "prompts.jsonl", samples.prompts(kind))
+    if answers["policy"] is None:
+        _write_rows(folder / "conversations.jsonl", samples.conversations(kind))
+    load_config(folder / "geb.yaml")
+
+
+def _name(folder: Path) -> str:
+    """Name of the run: the folder's, as far as a run may be called so."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")
+    return plain or "task"
+
+
+def _from_here(place: str) -> str:
+    """A path that is there in full; hub ids and addresses as they are."""
+    path = Path(place).expanduser()
+    return str(path.absolute()) if path.exists() else place
+
+
+def _ask_kind() -> Kind:
+    if not sys.stdin.isatty():
+        return Kind.FUNCTION
+    for each in Kind:
+        console.print(f"  {each:<9} {_MEANING[each]}")
+    said = typer.prompt("What scores the responses?", default=Kind.FUNCTION.value)
+    try:
+        return Kind(said)
+    except ValueError:
+        raise UserError(f"{said!r} is none of these", f"one of: {', '.join(Kind)}") from None
+
+
+def _ask(name: str) -> str:
+    if not sys.stdin.isatty():
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"{option} is missing", f"give {option}, or call geb init on a terminal")
+    return str(typer.prompt(name.replace("_", " ").capitalize()))
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -1,0 +1,145 @@
+"""A registered model for use elsewhere: its files, and a model card that says how it was made."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from flows.report.lineage import Ancestor, lineage_of
+from stages.contract.errors import UserError
+from stages.contract.registry import ModelRegistry, ModelVersion
+from stages.contract.store import Artifact, Store
+
+_CARD = "README.md"
+_FIGURES = (
+    ("mean reward", "mean_reward"),
+    ("mean reward of the base", "base_mean_reward"),
+    ("win rate over the base, ties lost", "win_rate"),
+    ("held-out prompts compared", "compared_prompts"),
+    ("of these tied", "tied_prompts"),
+)
+_LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The model that training started from.
+
+    Attributes:
+        name: Hub id with its revision, a folder, or the artifact of a warm start.
+        licence: What its model card says; None where nothing does.
+        folder: Its checkpoint on this machine; None for one of the hub.
+        is_own: Whether a warm start made it from nothing.
+    """
+
+    name: str
+    licence: str | None
+    folder: Path | None
+    is_own: bool = False
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether its name is one of the Hugging Face hub."""
+        return self.folder is None
+
+
+def export(store: Store, model: str, folder: Path) -> ModelVersion:
+    """Copies a registered checkpoint into a new folder and writes its model card.
+
+    Adapters stay adapters: what the checkpoint is, the copy is.
+
+    Args:
+        store: The store whose registry is asked.
+        model: ``name``, ``name:version`` or ``name@alias``.
+        folder: A new or empty folder.
+
+    Raises:
+        UserError: There is no such model, or the folder holds something.
+    """
+    version, artifact = ModelRegistry(store).resolve(model)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there and not empty", "name a new folder")
+    source = artifact.file(version.checkpoint.path)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
+    (folder / _CARD).write_text(
+        _card(version, artifact, ancestors, base_of(store, artifact), _is_adapter(folder)),
+        encoding="utf-8",
+    )
+    return version
+
+
+def base_of(store: Store, artifact: Artifact) -> BaseModel:
+    """The model that a trained checkpoint started from, by its lineage."""
+    ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
+    # The warm start, where there is one, or the first policy: nothing is trained before it.
+    first = [each for each in ancestors if each.stage in ("train", "sft")][-1]
+    given = [source for source in first.inputs.get("policy", ()) if not source.is_artifact]
+    if first.stage == "sft":
+        made = store.load("sft", first.key)
+        name = f"sft {first.key[:12]} ({first.made_by})"
+        name += f", warm-started from {given[0].name}" if given else ", trained from scratch"
+        licence = _licence(Path(given[0].name)) if given else None
+        if made is None:
+            raise UserError(
+                f"the warm start {first.key[:12]} is no longer in the store",
+                f"resume the run {artifact.manifest.run!r}, which makes it again",
+            )
+        return BaseModel(name, licence, made.file("checkpoint"), is_own=not given)
+    if not given:
+        raise UserError(
+            f"the first policy of {artifact.manifest.run} is not in the lineage of its checkpoint",
+            "`geb lineage` shows what is",
+        )
+    place = Path(given[0].name)
+    return BaseModel(given[0].name, _licence(place), place if place.is_dir() else None)
+
+
+def _card(
+    version: ModelVersion,
+    artifact: Artifact,
+    ancestors: Sequence[Ancestor],
+    base: BaseModel,
+    is_adapter: bool,
+) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flows.report"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("model_card.md.jinja").render(
+        version=version,
+        base=base,
+        is_adapter=is_adapter,
+        figures=_figures(version.metrics),
+        params=artifact.manifest.params,
+        software=artifact.manifest.software,
+        ancestors=ancestors,
+        digest=version.checkpoint.digest,
+    )
+
+
+def _figures(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = [(title, metrics[name]) for title, name in _FIGURES if metrics.get(name) is not None]
+    return [(title, f"{value:.4g}") for title, value in found]
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").exists()
+
+
+def _licence(folder: Path) -> str | None:
+    """The licence that a checkpoint's model card names."""
+    try:
+        found = _LICENCE.search((folder / _CARD).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found.group(1) if found else None

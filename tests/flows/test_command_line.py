@@ -1,0 +1,32 @@
+"""The command line itself: help, version, completion, and the list of fields."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+from tests.flows.loop import geb
+
+
+def test_alone_it_shows_its_help_and_with_version_its_version() -> None:
+    alone = geb()
+    assert alone.returncode == 0, alone.stderr
+    assert "Usage: geb" in alone.stdout
+    assert "status" in alone.stdout
+    assert alone.stderr == ""
+    assert geb("--version").stdout.strip() == importlib.metadata.version("geb")
+
+
+def test_a_shell_completes_commands() -> None:
+    done = geb(_GEB_COMPLETE="complete_bash", COMP_WORDS="geb lin", COMP_CWORD="1")
+    assert done.stdout.split() == ["lineage"], done.stderr
+
+
+def test_fields_of_a_section_have_default_and_meaning() -> None:
+    found = json.loads(geb("fields", "train.kappa", "--json").stdout)
+    assert all(name.startswith("train.kappa") for name in found)
+    assert found["train.kappa_schedule"]["default"] == "constant"
+    assert "train.kappa_schedule" in geb("fields", "train.kappa").stdout
+    wrong = geb("fields", "trian")
+    assert wrong.returncode == 64
+    assert "train" in wrong.stderr

@@ -1,0 +1,85 @@
+"""`geb init`: folders that run as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.pipeline.algorithm import step_names
+from flows.pipeline.loading import load_config
+from tests.flows.loop import geb
+
+KINDS = {
+    "function": ("python", []),
+    "model": ("reward_model", ["--reward-model", "owner/reward"]),
+    "answers": ("math_verify", []),
+    "judge": ("judge", ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "marker"]),
+}
+
+
+@pytest.mark.parametrize("policy", [None, "owner/model"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_task_is_a_valid_configuration(
+    tmp_path: Path, kind: str, policy: str | None
+) -> None:
+    oracle, options = KINDS[kind]
+    more = ["--policy", policy] if policy else []
+    done = geb("init", tmp_path / "my task", "--kind", kind, *options, *more)
+    assert done.returncode == 0, done.stderr
+    config = load_config(tmp_path / "my task/geb.yaml")
+    assert config.name == "my-task"
+    assert config.store == str(tmp_path / "my task/store")
+    assert config.score.oracle == oracle
+    assert config.inputs.policy == policy
+    assert ("sft" in step_names(config)) is (policy is None)
+    for place in (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code):
+        assert place is None or Path(place).exists()
+    assert {each.name for each in (tmp_path / "my task").iterdir()} == {
+        *("geb.yaml", "README.md", "prompts.jsonl"),
+        *([] if policy else ["conversations.jsonl"]),
+        *(["oracle.py", "test_oracle.py"] if kind == "function" else []),
+    }
+
+
+def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "desk"
+    assert geb("init", folder).returncode == 0, "without a terminal, a reward function"
+    planned = geb("plan", folder / "geb.yaml")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stderr == ""
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kind", "model"], "--reward-model is missing"),
+        (["--kind", "judge", "--judge-url", "http://x/v1"], "--judge-model is missing"),
+        (["--kind", "oracle"], "'oracle' is not one of"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = geb("init", tmp_path / "task", *arguments)
+    assert done.returncode == 64
+    assert said in done.stderr
+    assert not (tmp_path / "task").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    done = geb("init", tmp_path)
+    assert done.returncode == 64
+    assert f"{tmp_path} is there and not empty" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]

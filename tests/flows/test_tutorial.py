@@ -1,0 +1,62 @@
+"""docs/tutorial.md, command by command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.loop import ROOT
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs/tutorial.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_tutorial_ends_with_a_promoted_model_and_holds_back_one_that_is_no_better(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = "set -eux\n" + "".join(blocks("console"))
+    environment = os.environ | {"PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 0, said[-4000:]
+    assert "desk@production is version 2" in said
+    assert "train hardly moves the policy" in said
+    assert "timid:1 is not promoted: better_than_base_confidence" in said
+    assert "desk:2: Certainly, two cups for room 12." in said
+    desk = tmp_path / "desk"
+    models = json.loads(
+        subprocess.run(
+            ["geb", "models", "--json"],
+            cwd=desk,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert models["desk"]["aliases"] == {"production": 2}
+    assert models["timid"]["aliases"] == {}
+    [code] = blocks("python")
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=desk, capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.startswith("Certainly, four maps for room 3.")
