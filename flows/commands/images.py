@@ -59,8 +59,9 @@ def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
     from docker.errors import ImageNotFound
 
-    from flows.images.table import CODE_LABEL, IMAGES, REVISION_LABEL, stages_digest
+    from flows.images.table import CODE_LABEL, IMAGES, REVISION_LABEL
     from flows.runners.docker.client import connect
+    from stages.contract.code import stages_digest
 
     client = connect()
     here = stages_digest()

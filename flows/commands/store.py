@@ -7,14 +7,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.commands.common import AsJson, StorePath, console, print_json
+from flows.commands.common import AsJson, Overrides, StorePath, chosen, console, print_json
 from flows.commands.gc import Garbage, collect, remove
+from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_settings
+from flows.runners.health import Finding, reap_for, runner_findings
 from flows.standing.home import Home, default_home
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.stores import cache_home, open_store
@@ -74,13 +76,6 @@ def gc(
     console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
 
 
-@dataclass(frozen=True)
-class _Finding:
-    name: str
-    ok: bool
-    detail: str
-
-
 def doctor(
     store: StorePath = "store",
     vllm: Annotated[Path, typer.Option(help="Interpreter of the vLLM environment.")] = Path(
@@ -90,31 +85,46 @@ def doctor(
         bool,
         typer.Option(
             "--reap",
-            help="Remove containers whose orchestrator is gone, those that were to outlive it too.",
+            help="Remove containers (with --runner kubernetes: pods) whose orchestrator is gone, "
+            "those that were to outlive it too.",
         ),
     ] = False,
+    runner: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Look at the place of a runner: kubernetes."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file, for its settings of the runner.")
+    ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Check what a run needs of this machine; exit code 1 when something essential is missing."""
+    named = chosen(overrides, store=None if config else store)
+    configured = load_settings(config, named, RunConfig)
     if reap:
-        # Here, so that the engine's client is loaded for it alone.
-        from flows.runners.docker.reaper import reap as reap_containers
-
-        for line in reap_containers(keep_running=False):
+        for line in reap_for(runner, configured.execution):
             typer.echo(line, err=as_json)
+    if runner is not None:
+        _show(list(runner_findings(runner, configured)), [], as_json)
+        return
     findings = [
-        _Finding("python", sys.version_info >= _MIN_PYTHON, platform.python_version()),
-        _Finding("linux", sys.platform == "linux", platform.platform()),
+        Finding("python", sys.version_info >= _MIN_PYTHON, platform.python_version()),
+        Finding("linux", sys.platform == "linux", platform.platform()),
         _import_check("torch environment", sys.executable, "torch, transformers, deepspeed"),
         _disk_check(cache_home() if "://" in store else Path(store)),
         _store_check(store),
     ]
     optional = [
         _import_check("vLLM environment", str(vllm), "vllm"),
-        _Finding("GPU", *_gpu()),
-        _Finding("geb up", *_standing()),
-        _Finding("Docker", *_docker()),
+        Finding("GPU", *_gpu()),
+        Finding("geb up", *_standing()),
+        Finding("Docker", *_docker()),
     ]
+    _show(findings, optional, as_json)
+
+
+def _show(findings: list[Finding], optional: list[Finding], as_json: bool) -> None:
     if as_json:
         print_json([vars(each) for each in (*findings, *optional)])
     else:
@@ -128,35 +138,35 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _import_check(name: str, interpreter: str, modules: str) -> _Finding:
+def _import_check(name: str, interpreter: str, modules: str) -> Finding:
     try:
         done = subprocess.run(
             [interpreter, "-c", f"import {modules}"], capture_output=True, text=True, check=False
         )
     except OSError as error:
-        return _Finding(name, False, f"{interpreter}: {error.strerror} (make setup-vllm)")
+        return Finding(name, False, f"{interpreter}: {error.strerror} (make setup-vllm)")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return _Finding(name, False, f"{interpreter}: {last}")
-    return _Finding(name, True, f"{interpreter} imports {modules}")
+        return Finding(name, False, f"{interpreter}: {last}")
+    return Finding(name, True, f"{interpreter} imports {modules}")
 
 
-def _disk_check(store: Path) -> _Finding:
+def _disk_check(store: Path) -> Finding:
     place = store.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free / 2**30
-    return _Finding("disk", free >= _MIN_FREE_GIB, f"{free:.0f} GiB free at {place}")
+    return Finding("disk", free >= _MIN_FREE_GIB, f"{free:.0f} GiB free at {place}")
 
 
-def _store_check(store: str) -> _Finding:
+def _store_check(store: str) -> Finding:
     if "://" not in store and not Path(store).exists():
-        return _Finding("store", True, f"{store}: none yet, the first run makes it")
+        return Finding("store", True, f"{store}: none yet, the first run makes it")
     try:
         opened = open_store(store)
     except GebError as error:
-        return _Finding("store", False, str(error))
-    return _Finding(
+        return Finding("store", False, str(error))
+    return Finding(
         "store", True, f"{opened.location}: {sum(1 for _ in opened.artifacts())} artifacts"
     )
 

@@ -23,9 +23,9 @@ from flows.images.table import (
     Image,
     geb_version,
     git_revision,
-    stages_digest,
 )
 from flows.images.wheelhouse import Say, ensure_wheel_image, ensure_wheelhouse
+from stages.contract.code import stages_digest
 from stages.contract.errors import GebError, UserError
 
 _DOCKERFILE = "docker/stage.Dockerfile"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import stages.contract
-from stages.contract.digests import sha256_file, sha256_tree
 
 Flavour = Literal["cpu", "gpu"]
 
@@ -98,17 +97,6 @@ def images_named(name: str, *, gpus: int) -> list[Image]:
 def geb_version() -> str:
     """Version of this project."""
     return importlib.metadata.version("geb")
-
-
-def stages_digest() -> str:
-    """Digest of the stages' code: where two agree, the same request gives the same result."""
-    folder = Path(stages.contract.__file__).parents[1]
-    files = {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    return sha256_tree(files)[:16]
 
 
 def git_revision() -> str:

@@ -246,6 +246,7 @@ class RunConfig(StageSettings):
             "interpreters": execution.interpreters,
             "work_pool.job_variables": execution.work_pool.job_variables,
             "slurm.stages": execution.slurm.stages,
+            "kubernetes.stages": execution.kubernetes.stages,
             **{
                 f"docker.{name}": getattr(execution.docker, name)
                 for name in ("images", "network", "environment", "secrets")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 from stages.training.batches import Plan
@@ -52,3 +54,16 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
+
+
+def leave_out_kernels_without_compiler() -> None:
+    """Lets gloo reduce among processes of one host where nothing can build DeepSpeed's own kernel.
+
+    On a CPU DeepSpeed compiles it at the start of every training, and fails without a compiler.
+    """
+    import deepspeed
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    tools = (os.environ.get("CXX", "c++"), "ninja")
+    if not all(map(shutil.which, tools)):
+        deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False

@@ -14,7 +14,8 @@ from stages.contract.events import Log, Progress
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
 from stages.pair.params import PairParams
-from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
+from tests.at_work import at_work
+from tests.docker.containers import container_of, logs_of, request_for, run, settings
 from tests.stage_calls import stand_ins
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]

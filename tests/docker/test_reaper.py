@@ -24,9 +24,9 @@ from flows.pipeline.placement import Execution
 from flows.runners.docker.reaper import reap
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.local_store import LocalStore
+from tests.at_work import at_work
 from tests.docker.containers import (
     PROBE_IMAGE,
-    at_work,
     container_of,
     left_of,
     logs_of,

@@ -12,7 +12,8 @@ import pytest
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.local_store import LocalStore
-from tests.docker.containers import at_work, container_of, logs_of, request_for, run, settings
+from tests.at_work import at_work
+from tests.docker.containers import container_of, logs_of, request_for, run, settings
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -7,6 +7,7 @@ root folder: libraries, interpreter, packages and code are mounted from here, th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.kubernetes import KubernetesSettings
+from stages.contract.file_locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
 
 TOOLS = ROOT.parent / "shared/cluster/k8s"
 IMAGE = "localhost/geb-root:1"
+# A pod that asks for no CPU gets what others leave, which on a busy machine is nothing.
+CPUS = 1
 USER = 1000
 
 
@@ -37,7 +41,11 @@ def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str
 
 @contextlib.contextmanager
 def reachable_cluster(folder: Path) -> Iterator[None]:
-    """A cluster that kubectl reaches; one that this starts is gone at the end of the block."""
+    """A cluster that kubectl reaches; one that this starts is ended by the last that uses it.
+
+    Args:
+        folder: Place of a cluster's files, the same for all test processes of a session.
+    """
     # The cluster is no matter for a proxy.
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
     if _answers():
@@ -45,18 +53,20 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
         return
     if not (TOOLS / "up").exists() or os.geteuid() != 0:
         lacking(f"a cluster: KUBECONFIG names none that answers, and {TOOLS}/up wants root")
-    environment = os.environ | {"K8S_TOP": str(folder)}
-    done = subprocess.run(
-        [TOOLS / "up"], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lacking(f"{TOOLS}/up: {done.stderr}")
-    try:
-        os.environ["KUBECONFIG"] = str(folder / "kubeconfig")
-        os.environ["K8S_TOP"] = str(folder)
-        yield
-    finally:
-        subprocess.run([TOOLS / "down"], env=environment, check=True)
+    folder.mkdir(exist_ok=True)
+    os.environ |= {"K8S_TOP": str(folder), "KUBECONFIG": str(folder / "kubeconfig")}
+    with (folder / "users").open("w") as users:
+        with exclusive_lock(folder / "guard"):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if not _answers():
+                done = subprocess.run([TOOLS / "up"], capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+        try:
+            yield
+        finally:
+            with exclusive_lock(folder / "guard"), contextlib.suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                subprocess.run([TOOLS / "down"], check=True)
 
 
 def _answers() -> bool:
@@ -97,11 +107,9 @@ class Namespace:
         kubectl("-n", self.name, "apply", "-f", "-", text=text)
 
     def pods(self) -> list[dict[str, Any]]:
-        """All pods of the namespace."""
-        found: list[dict[str, Any]] = json.loads(
-            kubectl("-n", self.name, "get", "pods", "-o", "json")
-        )["items"]
-        return found
+        """Pods of the namespace that nobody has deleted."""
+        found = json.loads(kubectl("-n", self.name, "get", "pods", "-o", "json"))["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def settings(self, *folders: Path, **changes: Any) -> KubernetesSettings:
         """Settings of the runner whose pods see the interpreter, the code and these folders."""
@@ -119,6 +127,7 @@ class Namespace:
                 "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
                 "HF_HUB_OFFLINE": "1",
             },
             "shm_gib": 0.25,

@@ -1,7 +1,8 @@
-"""The cluster, and a namespace of it for all tests of a process."""
+"""The cluster, and a namespace of it for the tests of a process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from tests.kubernetes.cluster import Namespace, load_image, namespace, reachable
 from tests.probe_stage import install
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """A namespace of a real cluster."""
-    with reachable_cluster(tmp_path_factory.mktemp("cluster")):
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with reachable_cluster(shared / "cluster"):
         load_image(tmp_path_factory.mktemp("image"))
         with namespace() as made:
             yield made
@@ -29,5 +32,4 @@ def store(
     install(tmp_path / "code", monkeypatch)
     made = LocalStore.open(str(tmp_path / "store"), create=True)
     yield made
-    left = [pod for pod in cluster.pods() if not pod["metadata"].get("deletionTimestamp")]
-    assert left == []
+    assert cluster.pods() == []

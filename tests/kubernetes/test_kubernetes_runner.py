@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.kubernetes.runner import KubernetesRunner
-from stages.contract.errors import StageFailedError, UserError
-from stages.contract.events import Event, Log, Progress
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
+from stages.contract.events import Log, Progress
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
-from tests.kubernetes.cluster import Namespace
-from tests.probe_stage import ProbeParams
+from stages.contract.request import Resources
+from tests.at_work import at_work
+from tests.kubernetes.cluster import Namespace, kubectl
+from tests.kubernetes.pods import probe_settings, request_for, run
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
-
-
-def request_for(store: LocalStore, resources: Resources | None = None, **params: Any) -> Request:
-    """A request for one probe."""
-    return make_request(
-        ProbeParams(**params),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-        run="test",
-        step="probe/0",
-        resources=resources,
-    )
-
-
-def probe_settings(cluster: Namespace, request: Request, **changes: Any) -> KubernetesSettings:
-    """Settings for the pods of a probe, which see its store and its code."""
-    # Not the folder that holds both: it is the tests' user's alone.
-    store = Path(request.store)
-    return cluster.settings(store, store.with_name("code"), **changes)
-
-
-def run(cluster: Namespace, request: Request, **changes: Any) -> list[Event]:
-    """Runs one probe to its end and returns what it said."""
-    heard: list[Event] = []
-    settings = probe_settings(cluster, request, **changes)
-    KubernetesRunner(settings, grace_seconds=5).run(request, heard.append)
-    return heard
 
 
 def test_a_stage_in_a_pod_reports_and_leaves_its_artifact(
@@ -75,3 +46,129 @@ def test_memory_beyond_the_limit_is_named(store: LocalStore, cluster: Namespace)
     request = request_for(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB"):
         run(cluster, request)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "remedy"),
+    [
+        ({"node_selector": {"pool": "none"}}, "no node takes the pod", "node_selector"),
+        ({"image": "localhost/nothing:1", "pull_policy": "Never"}, "cannot be had", "registry"),
+        (
+            {"secrets": {"TOKEN": {"name": "nothing", "key": "token"}}},
+            'secret "nothing" not found',
+            "create what it names",
+        ),
+    ],
+    ids=["unschedulable", "missing image", "missing secret"],
+)
+def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
+    store: LocalStore, cluster: Namespace, changes: dict[str, Any], message: str, remedy: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        run(cluster, request_for(store), pending_seconds=3, **changes)
+    assert remedy in caught.value.remedy
+
+
+def test_more_gpus_than_nodes_have_is_told_in_the_schedulers_words(
+    store: LocalStore, cluster: Namespace
+) -> None:
+    request = request_for(store, Resources(gpus=3))
+    with pytest.raises(UserError, match=r"Insufficient nvidia\.com/gpu") as caught:
+        run(cluster, request, pending_seconds=3)
+    assert "resources.probe" in caught.value.remedy
+
+
+def test_a_missing_claim_is_named(store: LocalStore, cluster: Namespace) -> None:
+    request = request_for(store)
+    volumes = probe_settings(cluster, request).model_dump()["volumes"]
+    volumes["/models"] = {"claim": "weights"}
+    with pytest.raises(UserError, match="no claim 'weights'") as caught:
+        run(cluster, request, volumes=volumes)
+    assert "execution.kubernetes.volumes" in caught.value.remedy
+
+
+def test_a_quota_is_waited_for_or_too_small(store: LocalStore, cluster: Namespace) -> None:
+    hard = {"limits.memory": "1Gi"}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team"},
+        "spec": {"hard": hard},
+    }
+    cluster.apply(quota)
+    try:
+        with pytest.raises(UserError, match="the quota 'team'") as caught:
+            run(cluster, request_for(store, Resources(memory_gib=2)))
+        assert "lower resources.probe" in caught.value.remedy
+        with pytest.raises(UserError, match=r"wants limits\.memory"):
+            run(cluster, request_for(store))
+        big = request_for(store, Resources(memory_gib=0.75), behaviour="hang")
+        runner = KubernetesRunner(probe_settings(cluster, big), grace_seconds=1)
+        with at_work(big, runner):
+            small = request_for(store, Resources(memory_gib=0.5))
+            with pytest.raises(StageFailedError, match="in use are"):
+                run(cluster, small, pending_seconds=1)
+    finally:
+        kubectl("-n", cluster.name, "delete", "resourcequota", "team")
+
+
+def test_cancelling_ends_the_pod_within_its_grace_period(
+    store: LocalStore, cluster: Namespace
+) -> None:
+    request = request_for(store, behaviour="leave_child")
+    runner = KubernetesRunner(probe_settings(cluster, request), grace_seconds=2)
+    with at_work(request, runner) as work:
+        runner.stop_all()
+        assert isinstance(work.join(), StoppedError)
+
+
+def test_a_time_limit_ends_the_stage(store: LocalStore, cluster: Namespace) -> None:
+    request = request_for(store, Resources(timeout_seconds=4), behaviour="hang")
+    with pytest.raises(StageFailedError, match="took longer than timeout_seconds=4"):
+        run(cluster, request)
+
+
+@pytest.mark.parametrize("way", ["deleted", "preempted"])
+def test_a_pod_that_is_taken_away_is_preempted_and_not_failed(
+    store: LocalStore, cluster: Namespace, way: str
+) -> None:
+    request = request_for(store, Resources(gpus=2), behaviour="hang")
+    settings = probe_settings(cluster, request, node_selector={"kubernetes.io/hostname": "node1"})
+    with at_work(request, KubernetesRunner(settings, grace_seconds=1)) as work:
+        if way == "deleted":
+            [pod] = cluster.pods()
+            kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"])
+        else:
+            cluster.apply(PRIORITY, rival(cluster))
+        error = work.join()
+    assert isinstance(error, PreemptedError), error
+    said = {"deleted": "somebody deleted its pod", "preempted": "a pod of higher priority"}
+    assert said[way] in str(error)
+    kubectl("-n", cluster.name, "delete", "pod", "rival", "--ignore-not-found", "--now")
+    kubectl("delete", "priorityclass", "geb-test-urgent", "--ignore-not-found")
+
+
+PRIORITY = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": "geb-test-urgent"},
+    "value": 1000,
+}
+
+
+def rival(cluster: Namespace) -> dict[str, Any]:
+    """A pod that needs the place of another one."""
+    limits = {"nvidia.com/gpu": "1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "rival"},
+        "spec": {
+            "priorityClassName": "geb-test-urgent",
+            "nodeSelector": {"kubernetes.io/hostname": "node1"},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {"name": "rival", "image": "rival:1", "resources": {"limits": limits}},
+            ],
+        },
+    }

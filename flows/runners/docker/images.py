@@ -14,9 +14,9 @@ from flows.images.table import (
     Image,
     geb_version,
     images_named,
-    stages_digest,
 )
 from flows.pipeline.placement import DockerSettings
+from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
 from stages.contract.request import Request
 

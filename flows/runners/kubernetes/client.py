@@ -24,7 +24,9 @@ from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
 """Errors of an API server that does not answer."""
-RIGHTS_REMEDY = "give the orchestrator's account the role: `kubectl apply -k deploy/kubernetes`"
+RIGHTS_REMEDY = (
+    "give the orchestrator's account the role: `kubectl apply -k configs/cluster/kubernetes`"
+)
 GONE = 404
 RELIST = 410
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -62,7 +64,9 @@ class Cluster:
         made.connection_pool_maxsize = 64
         made.retries = False
         self.server = str(made.host)
-        self._api = client.CoreV1Api(client.ApiClient(made))
+        connection = client.ApiClient(made)
+        self._api = client.CoreV1Api(connection)
+        self._authorization = client.AuthorizationV1Api(connection)
 
     def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Creates a pod; see :func:`flows.runners.kubernetes.refusal.refused` for its errors."""
@@ -151,6 +155,20 @@ class Cluster:
         )
         events: list[dict[str, Any]] = found["items"]
         return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Whether this account has a right in the namespace, ``pods/log`` for a part of pods."""
+        name, _, part = resource.partition("/")
+        wanted = {"namespace": self.namespace, "verb": verb, "resource": name, "subresource": part}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted},
+        }
+        answer = self._json(
+            self._authorization.create_self_subject_access_review(review, **_options())
+        )
+        return bool(answer["status"]["allowed"])
 
     def own_pod(self) -> dict[str, Any] | None:
         """The pod of this process, where it is one in this namespace."""

@@ -179,7 +179,7 @@ def ending_of(pod: Pod) -> Ending | None:
         return Ending("taken", code, disruption)
     if terminated and terminated.get("reason") in ("StartError", "ContainerCannotRun"):
         return Ending("refused", code, terminated.get("message", ""))
-    if terminated is None:
+    if terminated is None and reason:
         # A kubelet may refuse what the scheduler gave it: OutOfcpu, NodeAffinity, ….
         return Ending("taken", None, f"its node refused it: {reason}: {said}")
     return Ending("exited", code)

@@ -73,13 +73,31 @@ def pods_for(
     Raises:
         UserError: The store or an input lies in no claim.
     """
+    mounts = mounts_for(request, settings)
     return [
-        _pod(request, settings, attempt, node) for node in range(max(1, request.resources.nodes))
+        _pod(request, settings, attempt, node, _command(request, settings, attempt, node), mounts)
+        for node in range(request.resources.nodes)
     ]
 
 
+def trial_pod(request: Request, settings: KubernetesSettings, attempt: Attempt) -> dict[str, Any]:
+    """Manifest of a pod that tells what a stage would see, and writes nothing.
+
+    Raises:
+        UserError: The store lies in no claim.
+    """
+    command = ["python", "-m", "stages.contract.health", request.store]
+    mounts = mounts_for(request, settings, writes=False)
+    return _pod(request, settings, attempt, 0, command, mounts)
+
+
 def _pod(
-    request: Request, settings: KubernetesSettings, attempt: Attempt, node: int
+    request: Request,
+    settings: KubernetesSettings,
+    attempt: Attempt,
+    node: int,
+    command: list[str],
+    mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     chosen = settings.pod_of(request.stage)
     labels = labels_for(request, attempt.name, node)
@@ -104,17 +122,19 @@ def _pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": _spec(request, settings, chosen, attempt, node),
+        "spec": _spec(
+            request, settings, attempt, _container(request, settings, attempt, command, mounts)
+        ),
     }
 
 
 def _spec(
     request: Request,
     settings: KubernetesSettings,
-    chosen: PodSettings,
     attempt: Attempt,
-    node: int,
+    container: dict[str, Any],
 ) -> dict[str, Any]:
+    chosen = settings.pod_of(request.stage)
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -126,7 +146,7 @@ def _spec(
             "runAsGroup": attempt.gid,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(request, settings, chosen, attempt, node)],
+        "containers": [container],
         "volumes": volumes_for(settings),
         "nodeSelector": chosen.node_selector,
         "tolerations": _tolerations(settings, chosen),
@@ -147,17 +167,17 @@ def _spec(
 def _container(
     request: Request,
     settings: KubernetesSettings,
-    chosen: PodSettings,
     attempt: Attempt,
-    node: int,
+    command: list[str],
+    mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     limits = _limits(request, settings)
     return {
         "name": CONTAINER,
         "image": attempt.image,
         "imagePullPolicy": settings.pull_policy,
-        "command": _command(request, settings, attempt, node),
-        "env": _environment(request, chosen),
+        "command": command,
+        "env": _environment(request, settings.pod_of(request.stage)),
         # The same as limits and requests: memory that is not there cannot be taken from a stage.
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
@@ -168,7 +188,7 @@ def _container(
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumeMounts": mounts_for(request, settings),
+        "volumeMounts": mounts,
     }
 
 

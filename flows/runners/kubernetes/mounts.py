@@ -11,7 +11,6 @@ from typing import Any
 from flows.pipeline.kubernetes import ClaimMount, KubernetesSettings
 from flows.runners.local.outputs import writable_folders
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, Request
 
 
@@ -29,13 +28,20 @@ def volumes_for(settings: KubernetesSettings) -> list[dict[str, Any]]:
     ]
 
 
-def mounts_for(request: Request, settings: KubernetesSettings) -> list[dict[str, Any]]:
+def mounts_for(
+    request: Request, settings: KubernetesSettings, *, writes: bool = True
+) -> list[dict[str, Any]]:
     """Mounts of a stage: claims read-only, but for what is configured and its own store folders.
+
+    Args:
+        request: The request.
+        settings: The kubernetes runner's settings.
+        writes: Whether it gets folders of the store to write to.
 
     Raises:
         UserError: The store or an input lies in no claim.
     """
-    root = LocalStore.open(request.store).root
+    root = Path(request.store)
     _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
     for group in request.inputs.values():
         for each in group:
@@ -46,7 +52,7 @@ def mounts_for(request: Request, settings: KubernetesSettings) -> list[dict[str,
         path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)
         for path, each in settings.volumes.items()
     }
-    for folder in writable_folders(request):
+    for folder in writable_folders(request) if writes else ():
         path, volume = _mount_of(folder, settings, "the store", "")
         within = (Path(volume.sub_path) / folder.relative_to(path)).as_posix()
         mounts[str(folder)] = _mount(volume.claim, str(folder), within, read_only=False)

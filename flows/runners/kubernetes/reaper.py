@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kubernetes.client.exceptions import ApiException
 
-from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.diagnosis import ending_of, has_started
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.kubernetes.client import Cluster, explained
+from flows.runners.kubernetes.diagnosis import ending_of, has_started, is_asked_to_end
 from flows.runners.kubernetes.labels import (
     COMPONENT,
     DEATH,
@@ -49,6 +50,8 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """
     removed = []
     for pod in cluster.pods(selector()).pods:
+        if is_asked_to_end(pod):
+            continue
         is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
         if (is_kept and keep_running) or not Path(annotation(pod, STORE_PLACE)).is_dir():
             continue
@@ -59,6 +62,18 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
         cluster.delete_pod(name_of(pod))
         removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
     return removed
+
+
+def reap_cluster(settings: KubernetesSettings, *, keep_running: bool) -> list[str]:
+    """:func:`reap` for the cluster and the namespace of these settings.
+
+    Raises:
+        UserError: No cluster is configured, or this account may not use it.
+        StageFailedError: The cluster does not answer.
+    """
+    cluster = Cluster(settings)
+    with explained(cluster):
+        return reap(cluster, keep_running=keep_running)
 
 
 def _save_log(cluster: Cluster, pod: Pod) -> None:

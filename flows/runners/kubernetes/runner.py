@@ -36,6 +36,7 @@ from flows.runners.kubernetes.labels import (
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
 from flows.runners.kubernetes.refusal import QuotaInUseError, refused
+from flows.runners.kubernetes.rights import check_rights
 from flows.runners.kubernetes.verdict import raise_for
 from flows.runners.kubernetes.watch import PodWatch
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
@@ -66,13 +67,14 @@ class KubernetesRunner:
     def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
         self._settings = settings
         self._grace_seconds = grace_seconds
-        self._uid, self._gid = _user_of(settings)
+        self._uid, self._gid = user_of(settings)
         self._cluster = Cluster(settings)
         self._watches: dict[str, PodWatch] = {}
         self._stopping = threading.Event()
         self._ended = threading.Condition()
         self._num_running = 0
         with explained(self._cluster):
+            check_rights(self._cluster)
             self._owner = _owner_of(self._cluster, settings)
             for line in reap(self._cluster, keep_running=True):
                 _log.warning(line)
@@ -179,7 +181,7 @@ class KubernetesRunner:
         chown_outputs(request, self._uid, self._gid)
         attempt = Attempt(
             name=attempt_name(request, uuid.uuid4().hex[:6]),
-            image=_image_of(request, self._settings),
+            image=image_of(request, self._settings),
             uid=self._uid,
             gid=self._gid,
             request_path=write_request(request),
@@ -226,7 +228,8 @@ def _is_whole(pods: list[dict[str, Any]]) -> bool:
     return len(at_work) == int(annotation(pods[0], NODES) or 1)
 
 
-def _image_of(request: Request, settings: KubernetesSettings) -> str:
+def image_of(request: Request, settings: KubernetesSettings) -> str:
+    """The image for a request: this project's own, or the one that is configured."""
     chosen = settings.pod_of(request.stage).image
     if chosen is not None:
         return chosen
@@ -234,7 +237,7 @@ def _image_of(request: Request, settings: KubernetesSettings) -> str:
     return f"{settings.registry.rstrip('/')}/{image.tag}" if settings.registry else image.tag
 
 
-def _user_of(settings: KubernetesSettings) -> tuple[int, int]:
+def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     """User and group of the stages; never root."""
     if settings.user is not None:
         uid, gid = settings.user.split(":")

@@ -1,0 +1,72 @@
+"""Health of the places where runners start stages: what ``geb doctor --runner`` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.placement import Execution
+from stages.contract.errors import UserError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        ok: Whether it is as a run needs it.
+        detail: What was found, and the remedy where it is not.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def _kubernetes(config: RunConfig) -> Iterator[Finding]:
+    # Here, so that the cluster's client is loaded for it alone.
+    from flows.runners.kubernetes.health import findings
+
+    return findings(config)
+
+
+CHECKS: Mapping[str, Callable[[RunConfig], Iterator[Finding]]] = {"kubernetes": _kubernetes}
+
+
+def reap_for(runner: str | None, execution: Execution) -> list[str]:
+    """Removes what dead orchestrators left with a runner, also what was to outlive them.
+
+    Args:
+        runner: Its name; None for the one of this machine that leaves something.
+        execution: Its settings.
+
+    Returns:
+        A line for each thing that was removed.
+
+    Raises:
+        UserError: This runner leaves nothing.
+    """
+    if runner == "kubernetes":
+        from flows.runners.kubernetes.reaper import reap_cluster
+
+        return reap_cluster(execution.kubernetes, keep_running=False)
+    if runner in (None, "docker"):
+        from flows.runners.docker.reaper import reap as reap_containers
+
+        return reap_containers(keep_running=False)
+    raise UserError(f"--reap --runner {runner}: stages of this runner leave nothing")
+
+
+def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
+    """Looks at the place of a runner, as a configuration has it.
+
+    Raises:
+        UserError: There is nothing to look at beyond this machine.
+    """
+    if runner not in CHECKS:
+        raise UserError(
+            f"--runner {runner}: no such place beyond this machine", f"one of: {', '.join(CHECKS)}"
+        )
+    return CHECKS[runner](config)

@@ -1,0 +1,152 @@
+"""Health of a cluster: rights, and for each image a pod that tells what it sees from its node."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from kubernetes.client.exceptions import ApiException
+from pydantic import ValidationError
+
+from flows.pipeline.config import RunConfig, StageResources
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.health import Finding
+from flows.runners.kubernetes.attempt import PodAttempt
+from flows.runners.kubernetes.client import Cluster, explained, reason_of
+from flows.runners.kubernetes.labels import selector
+from flows.runners.kubernetes.manifest import Attempt, attempt_name, trial_pod
+from flows.runners.kubernetes.refusal import refused
+from flows.runners.kubernetes.rights import missing_rights
+from flows.runners.kubernetes.runner import image_of, user_of
+from flows.runners.kubernetes.watch import PodWatch
+from stages.contract.code import stages_digest
+from stages.contract.errors import GebError
+from stages.contract.health import Health
+from stages.contract.request import Request
+from stages.contract.stores import cache_home, location_of
+
+# Leases and logs compare clocks of hosts.
+_MOST_CLOCK_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
+
+
+def findings(config: RunConfig) -> Iterator[Finding]:
+    """What a run with this configuration would find; a pod is started for each image."""
+    settings = config.execution.kubernetes
+    try:
+        cluster = Cluster(settings)
+        with explained(cluster):
+            missing = missing_rights(cluster)
+    except GebError as error:
+        yield Finding("cluster", False, _one_line(error))
+        return
+    yield Finding("cluster", True, f"{cluster.server}, namespace {cluster.namespace}")
+    yield Finding("rights", not missing, f"may not {', '.join(missing)}" if missing else "all")
+    if missing:
+        return
+    for name, request in _requests(config).items():
+        yield _try_image(cluster, settings, name, request)
+
+
+def _requests(config: RunConfig) -> dict[str, Request]:
+    """A request by image: that of the stage which asks for the most GPUs."""
+    store = str(cache_home()) if "://" in config.store else location_of(config.store)
+    found: dict[str, Request] = {}
+    for stage in StageResources.model_fields:
+        resources = getattr(config.resources, stage)
+        request = Request(
+            stage=stage,
+            version="",
+            params={},
+            seed=0,
+            inputs={},
+            key="0" * 64,
+            store=store,
+            run=config.name,
+            step=f"doctor/{stage}",
+            resources=resources.model_copy(update={"nodes": 1}),
+            image=getattr(config, stage).image_for(from_hub=False),
+            writes_registry=False,
+        )
+        name = image_of(request, config.execution.kubernetes)
+        if name not in found or found[name].resources.gpus < resources.gpus:
+            found[name] = request
+    return found
+
+
+def _try_image(
+    cluster: Cluster, settings: KubernetesSettings, image: str, request: Request
+) -> Finding:
+    name = f"image {image} ({request.stage})"
+    trial = _Trial()
+    try:
+        _run_trial(cluster, settings, image, request, trial)
+    except GebError as error:
+        return Finding(name, False, _one_line(error))
+    if trial.health is None:
+        return Finding(name, False, "it holds no stages of this version: push it again")
+    wrong = list(trial.wrong(request))
+    seen = f"sees the store as user {trial.health.user}, holds this code, {trial.health.gpus} GPUs"
+    return Finding(name, not wrong, "; ".join(wrong) if wrong else seen)
+
+
+class _Trial:
+    """What a trial pod told, and when."""
+
+    def __init__(self) -> None:
+        self.health: Health | None = None
+        self._ahead_seconds = 0.0
+
+    def hear(self, node: int, line: str) -> None:
+        """Takes a line of the pod's log."""
+        # Libraries may print something, too.
+        with contextlib.suppress(ValidationError):
+            self.health = Health.model_validate_json(line)
+            self._ahead_seconds = self.health.time - time.time()
+
+    def wrong(self, request: Request) -> Iterator[str]:
+        """What a stage would fail of there."""
+        assert self.health is not None
+        if self.health.store_error:
+            yield f"its pod does not read the store: {self.health.store_error}"
+        if self.health.code != stages_digest():
+            yield "it holds other code of the stages than the orchestrator: build and push it again"
+        if abs(self._ahead_seconds) > _MOST_CLOCK_SECONDS:
+            yield f"its node's clock differs from this one by {self._ahead_seconds:.0f} s"
+        if self.health.gpus < request.resources.gpus:
+            yield f"it sees {self.health.gpus} GPUs of {request.resources.gpus} that it asked for"
+
+
+def _run_trial(
+    cluster: Cluster, settings: KubernetesSettings, image: str, request: Request, trial: _Trial
+) -> None:
+    """Runs ``stages.contract.health`` in a pod to its end."""
+    uid, gid = user_of(settings)
+    attempt = Attempt(
+        name=attempt_name(request, uuid.uuid4().hex[:6]),
+        image=image,
+        uid=uid,
+        gid=gid,
+        request_path="",
+        sign=Path(request.store),
+        grace_seconds=_GRACE_SECONDS,
+    )
+    with explained(cluster):
+        try:
+            pod = cluster.create_pod(trial_pod(request, settings, attempt))
+        except ApiException as error:
+            raise refused(error.status, reason_of(error), request.step, request.stage) from error
+        pods = PodAttempt(cluster, request, settings, _GRACE_SECONDS, [pod], lambda event: None)
+        watch = PodWatch(cluster, selector(store=request.store))
+        try:
+            pods.follow(watch, trial.hear, lambda: None, threading.Event())
+        finally:
+            pods.remove()
+
+
+def _one_line(error: GebError) -> str:
+    return str(error).replace("\n", ";")

@@ -1,0 +1,58 @@
+"""What a place for stages is like, told by itself: ``python -m stages.contract.health STORE``.
+
+An orchestrator runs it where it would run a stage, and reads the JSON object that it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.contract.code import stages_digest
+from stages.contract.errors import GebError
+from stages.contract.local_store import LocalStore
+
+
+class Health(BaseModel):
+    """What the program found."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    code: str
+    """Digest of the stages' code there."""
+    time: float
+    """Its clock, in seconds since the epoch."""
+    user: int
+    """Id of its user."""
+    gpus: int
+    """NVIDIA GPUs that it sees."""
+    store_error: str
+    """Why it cannot read the store; empty where it can."""
+
+
+def look(store: str) -> Health:
+    """Looks at this place.
+
+    Args:
+        store: Root of the store.
+    """
+    error = ""
+    try:
+        LocalStore.open(store)
+    except (GebError, OSError) as caught:
+        error = str(caught)
+    return Health(
+        code=stages_digest(),
+        time=time.time(),
+        user=os.geteuid(),
+        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        store_error=error,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(look(sys.argv[1]).model_dump_json() + "\n")
