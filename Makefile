@@ -8,7 +8,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-all mutants check format clean
+.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -50,6 +50,9 @@ test-all: test test-rest ## Every test once
 mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/)
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m mutmut results
+
+chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0; hours)
+	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0)
 
 check: setup ## Lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -43,6 +43,8 @@ class ProbeParams(StageParams):
         "eat_memory",
         "write",
         "tell_secret",
+        "tell_environment",
+        "leave_daemon",
     ] = "work"
     path: str = ""
     pace: int = speed_only(1)
@@ -74,6 +76,14 @@ def run(ctx: StageContext[ProbeParams]) -> None:
                 eaten.append(b"x" * (16 << 20))
         case "write":
             Path(ctx.params.path).write_text("written")
+        case "leave_daemon":
+            daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            Path(ctx.params.path).write_text(str(daemon.pid))
+            # The supervisor, which would find it.
+            os.kill(os.getppid(), signal.SIGKILL)
+            _hang(ctx)
+        case "tell_environment":
+            ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
         case "tell_secret":
             (ctx.out / "secret.txt").write_text(os.environ["PROBE_SECRET"])
     (ctx.out / "half-written.txt").unlink()

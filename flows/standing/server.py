@@ -7,6 +7,7 @@ session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and 
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
@@ -23,11 +24,12 @@ from typing import IO
 from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
 
-from stages.contract.errors import GebError
+from stages.contract.errors import GebError, UserError
 
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
+_ACCESS_SECONDS = 30.0
 
 
 # Kept open to the end of this process: the server ends when the pipe closes, after Prefect has
@@ -49,13 +51,16 @@ def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
         Address of the UI of the server started here; None where one is configured already.
 
     Raises:
-        GebError: The server does not start.
+        UserError: The configured server does not know us.
+        GebError: It does not answer, or the one of our own does not start.
     """
     if get_current_settings().api.url:
+        _require_access()
         return None
     address = f"http://127.0.0.1:{_free_port()}"
     server = start_server(address, log, {})
     use_server(f"{address}/api")
+    _require_access()
     threading.Thread(
         target=_keep_running, args=(server, address, log, say), name="server", daemon=True
     ).start()
@@ -148,6 +153,38 @@ def is_prefect(api: str) -> bool:
             return bool(answer.read().strip() == b"true")
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def _require_access() -> None:
+    """Asks the configured server for its version, as Prefect's client does first.
+
+    Raises:
+        UserError: It does not know us.
+        GebError: It does not answer.
+    """
+    settings = get_current_settings().api
+    request = urllib.request.Request(f"{settings.url}/admin/version")
+    if settings.auth_string is not None:
+        basic = base64.b64encode(settings.auth_string.get_secret_value().encode()).decode()
+        request.add_header("Authorization", f"Basic {basic}")
+    elif settings.key is not None:
+        request.add_header("Authorization", f"Bearer {settings.key.get_secret_value()}")
+    try:
+        urllib.request.urlopen(request, timeout=_ACCESS_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise UserError(
+                f"the Prefect server at {settings.url} does not let us in: {error.code} "
+                f"{error.reason}",
+                "set PREFECT_API_AUTH_STRING to what the server has as "
+                "PREFECT_SERVER_API_AUTH_STRING (on Prefect Cloud, set PREFECT_API_KEY)",
+            ) from error
+        # What else it has to say, Prefect's client understands.
+    except OSError as error:
+        raise GebError(
+            f"no Prefect server answers at {settings.url}: {error}. Start it, or correct or unset "
+            "PREFECT_API_URL: without it the command starts a server of its own"
+        ) from error
 
 
 def use_server(api: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.runners.local import process
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
@@ -168,6 +169,19 @@ def test_killing_the_orchestrator_ends_its_stage(store: LocalStore, tmp_path: Pa
     orchestrator.wait()
     assert all(gone(pid) for pid in pids)
     orchestrator.stdout.close()
+
+
+def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_LEFTOVER_SECONDS", 0.5)
+    pid = tmp_path / "pid"
+    try:
+        with pytest.raises(StageFailedError):
+            run(store, request_for(store, behaviour="leave_daemon", path=str(pid)))
+        assert alive(int(pid.read_text()))
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_a_missing_interpreter_is_named_with_its_remedy(store: LocalStore) -> None:

@@ -48,6 +48,8 @@ class AttemptLog:
         self._file = file
         self._tail = tail
         self.error: OSError | None = None
+        self._lock = threading.Lock()
+        self._ended = False
 
     def write(self, line: str, *, telling: bool = True) -> None:
         """Writes one line, its end included.
@@ -58,12 +60,19 @@ class AttemptLog:
         """
         if telling:
             self._tail.lines.append(line.rstrip("\n"))
-        if self.error is None:
+        with self._lock:
+            if self.error is not None or self._ended:
+                return
             try:
                 self._file.write(line)
                 self._file.flush()
             except OSError as error:
                 self.error = error
+
+    def end(self) -> None:
+        """Takes no further lines: the file is about to be closed."""
+        with self._lock:
+            self._ended = True
 
     def handle_line(self, line: str, on_event: OnEvent) -> None:
         """Handles a line of a stage's stdout: passes an event on, writes anything else."""

@@ -18,6 +18,14 @@ from stages.contract.request import Request
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 _SUPERVISOR_SECONDS = 10.0
+# To read the rest of a log once its stage has ended.
+_LEFTOVER_SECONDS = 10.0
+# Secrets of the orchestrator's own: no stage talks to Prefect.
+_ORCHESTRATOR_ONLY = (
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "PREFECT_SERVER_API_AUTH_STRING",
+)
 # Secrets of the bucket, where the store is in one.
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -151,6 +159,8 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
         # The bucket is not the stage's business.
         for name in _CREDENTIALS:
             environment.pop(name, None)
+    for name in _ORCHESTRATOR_ONLY:
+        environment.pop(name, None)
     # The stage's own environment must not resolve packages of the orchestrator's.
     environment.pop("VIRTUAL_ENV", None)
     return environment
@@ -158,13 +168,28 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _logged_stderr(process: subprocess.Popen[str], log: AttemptLog) -> Iterator[None]:
-    """Writes the stage's stderr to the log in a thread, which ends before the pipe is closed."""
-    reader = threading.Thread(target=log.write_all, args=(process.stderr,))
+    """Writes the stage's stderr to the log in a thread, which ends before the log is closed.
+
+    A process that the stage started, and that outlives its supervisor as well (which was killed),
+    may hold the pipe open for ever: it is not waited for.
+    """
+    # Popen would wait for the thread to close the pipe.
+    stderr, process.stderr = process.stderr, None
+    assert stderr is not None
+
+    def read() -> None:
+        with stderr:
+            log.write_all(stderr)
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
         yield
     finally:
-        reader.join()
+        if process.poll() is None:
+            process.wait()
+        reader.join(_LEFTOVER_SECONDS)
+        log.end()
 
 
 @contextlib.contextmanager
