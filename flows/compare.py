@@ -8,6 +8,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
@@ -24,7 +25,11 @@ from stages.contract.stores import open_store
 _DEFAULT_STORE = "store"
 
 
-@flow(name="compare", flow_run_name="{name}", persist_result=False)
+def _flow_run_name() -> str:
+    return flow_run.parameters["name"] or " · ".join(flow_run.parameters["runs"])
+
+
+@flow(name="compare", flow_run_name=_flow_run_name, persist_result=False)
 @ends_cancelled
 def compare(runs: list[str], name: str = "", store: str = "") -> WrittenComparison | State[Any]:
     """Compares runs of a store after their last iterations; the first is what others stand against.

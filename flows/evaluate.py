@@ -35,7 +35,7 @@ from flows.pipeline.steps import Steps
 from flows.report.failure import failed
 from flows.report.prompt_figures import Solved, estimates, places, solved_names
 from flows.report.statistics import Estimate
-from flows.report.summary import Cell, formatted, interval_text
+from flows.report.table import Cell, formatted, interval_text
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.store import Artifact, Store
 from stages.contract.stores import open_store

@@ -26,7 +26,8 @@ from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.report.between import p_text
 from flows.report.failure import failed
 from flows.report.statistics import holm, over_seeds, welch
-from flows.report.summary import COLUMNS, Summary, interval_text
+from flows.report.summary import Summary
+from flows.report.table import COLUMNS, interval_text
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.stores import open_store
 

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from flows.commands.common import AsJson, StorePath, console, print_json
-from flows.report.summary import formatted, interval_text
+from flows.report.table import formatted, interval_text
 from stages.contract.registry import LATEST, ModelRegistry
 from stages.contract.stores import open_store
 

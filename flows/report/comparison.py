@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from flows.report.between import Compared, adjusted, compared
 from flows.report.statistics import Estimate, holm, over_seeds, welch
-from flows.report.summary import Figures, Summary, kappa_label
+from flows.report.summary import Summary, kappa_label
+from flows.report.table import Figures
 from stages.contract.errors import UserError
 
 # Of a configuration, what repetitions of one method may differ in.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.report.between import p_text
 from flows.report.comparison import HELD_OUT, Comparison
 from flows.report.statistics import Estimate
-from flows.report.summary import SUITE_COLUMNS
+from flows.report.table import SUITE_COLUMNS
 
 _FORM = ".3f"
 _LATEX = str.maketrans(

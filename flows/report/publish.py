@@ -19,7 +19,8 @@ from prefect.runtime import flow_run
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
-from flows.report.summary import Figures, Summary
+from flows.report.summary import Summary
+from flows.report.table import Figures
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
 _MAX_IMAGE_BYTES = 200_000

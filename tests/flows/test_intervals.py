@@ -13,7 +13,8 @@ from flows.pipeline.config import RunConfig
 from flows.report.between import compared
 from flows.report.prompt_figures import Places, Solved, estimates, places, prompt_figures
 from flows.report.statistics import proportion, ratio_of_sums
-from flows.report.summary import COLUMNS, Summary, iteration_row
+from flows.report.summary import Summary, iteration_row
+from flows.report.table import COLUMNS
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
 

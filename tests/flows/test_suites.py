@@ -13,7 +13,8 @@ from flows.pipeline.algorithm import all_steps, step_names
 from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.pipeline.steps import Output, Step
 from flows.planning.estimate import estimate
-from flows.report.summary import SUITE_COLUMNS, Summary, suite_rows
+from flows.report.summary import Summary, suite_rows
+from flows.report.table import SUITE_COLUMNS
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
 from tests.flows.loop import ROOT, geb, plan, steps, warm_started, write_config

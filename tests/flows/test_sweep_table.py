@@ -9,7 +9,8 @@ from scipy import stats
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
-from flows.report.summary import COLUMNS, Summary
+from flows.report.summary import Summary
+from flows.report.table import COLUMNS
 from flows.sweep import Finding, Sweep
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]

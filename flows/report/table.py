@@ -1,0 +1,133 @@
+"""Tables of figures: their columns, and their cells with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of each iteration and where it is found."""
+
+    title: str
+    stage: str
+    file: str
+    name: str
+    form: str = ".3f"
+
+
+COLUMNS = (
+    Column("mean reward", "evaluate", "metrics.json", "mean_reward"),
+    Column("win rate", "evaluate", "metrics.json", "win_rate"),
+    Column("tied", "evaluate", "metrics.json", "tied_prompts", "d"),
+    Column("distinct-1", "evaluate", "metrics.json", "distinct_1"),
+    Column("distinct-2", "evaluate", "metrics.json", "distinct_2"),
+    Column("distinct-3", "evaluate", "metrics.json", "distinct_3"),
+    Column("distinct-4", "evaluate", "metrics.json", "distinct_4"),
+    Column("log π_ref", "evaluate", "metrics.json", "mean_log_pi_ref", ".2f"),
+    Column("pairs", "pair", "metrics.json", "pairs", "d"),
+    Column("ties", "pair", "metrics.json", "ties", "d"),
+    Column("loss", "train", "summary.json", "loss"),
+    Column("bonus ratio", "train", "summary.json", "bonus_ratio", ".3g"),
+)
+
+SUITE_COLUMNS = (
+    *(each for each in COLUMNS if each.stage == "evaluate"),
+    Column("tokens", "evaluate", "metrics.json", "mean_response_tokens", ".1f"),
+    Column("cut off", "evaluate", "metrics.json", "truncated_share"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as a person reads it.
+
+    Attributes:
+        text: The figure; a dash where there is none.
+        interval: Its 95 % interval; empty where it has none.
+    """
+
+    text: str
+    interval: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
+
+
+class Figures:
+    """A table of figures: a row for the base and one for each iteration."""
+
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]]
+
+    def table(self, title: str) -> Table:
+        """The table for a terminal."""
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("iteration", justify="right")
+        for each in self.titles():
+            table.add_column(each, justify="right")
+        for row in self.rows:
+            cells = self.cells(row).values()
+            # Below the figure, an interval does not make the table wider than a terminal.
+            shown = [
+                f"{each.text}\n[dim]\\{each.interval}[/]" if each.interval else each.text
+                for each in cells
+            ]
+            table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *shown)
+        return table
+
+    def titles(self) -> list[str]:
+        """Titles of the table's columns after the first, which is the iteration."""
+        return [each.title for each in self.columns] + self.solved() + self.components()
+
+    def cells(self, row: Mapping[str, Any]) -> dict[str, Cell]:
+        """A row of the table by the titles of its columns."""
+        intervals = row.get("intervals", {})
+
+        def cell(value: float | None, form: str, name: str) -> Cell:
+            return Cell(formatted(value, form), interval_text(intervals.get(name), form))
+
+        known = {
+            each.title: cell(row.get(each.name), each.form, each.name) for each in self.columns
+        }
+        known |= {name: cell(row["solved"].get(name), ".3f", name) for name in self.solved()}
+        return known | {
+            name: cell(row["components"].get(name), ".3f", f"components.{name}")
+            for name in self.components()
+        }
+
+    def components(self) -> list[str]:
+        """Names of the oracle's components, in which it explains its scores."""
+        return sorted({name for row in self.rows for name in row["components"]})
+
+    def solved(self) -> list[str]:
+        """Names of the figures of solved problems, the accuracy first."""
+        return list(dict.fromkeys(name for row in self.rows for name in row["solved"]))
+
+
+@dataclass
+class SuiteFigures(Figures):
+    """Figures of one suite.
+
+    Attributes:
+        name: Its name.
+        rows: As those of :class:`Summary`, for the iterations after which it was run.
+    """
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    columns: Sequence[Column] = SUITE_COLUMNS
+
+
+def interval_text(interval: Sequence[float] | None, form: str) -> str:
+    """``[0.921, 0.951]``; empty where there is none."""
+    return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
+
+
+def formatted(value: Any, form: str) -> str:
+    """A figure for a person; a dash where there is none."""
+    return "-" if value is None else format(value, form)
