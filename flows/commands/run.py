@@ -38,6 +38,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import inputs_resolved_once
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
+from flows.planning.record import save_estimate
 from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
 from flows.standing.home import Home, default_home
 from stages.contract.stores import open_store
@@ -163,6 +164,7 @@ def _execute(
         f"{counts['run']} to compute; store {open_store(config.store).location}"
     )
     expected = estimate(config, lines)
+    save_estimate(RunRecord(open_store(config.store), config.name), expected)
     for line in (summary_line(expected), *warning_lines(expected)):
         watched.print(line)
     quiet_prefect()

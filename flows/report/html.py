@@ -13,6 +13,7 @@ import yaml
 
 from flows.execution.run_record import RunRecord
 from flows.report.plots import histogram, line_plot
+from flows.report.spending import spending
 from flows.report.summary import Summary
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
@@ -42,6 +43,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[str]) -> str:
         plots=plots,
         samples=_samples(last),
         gates=_gates(summary),
+        spending=spending(record, summary),
         configuration=yaml.safe_dump(
             json.loads(summary.config.to_json()), sort_keys=False, allow_unicode=True
         ),
