@@ -225,4 +225,4 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
     unknown = geb("evaluate", config, "with-suites:1", "--suite", "other")
     assert unknown.returncode == 64
-    assert "suites of with-suites: own, math" in unknown.stderr
+    assert "suites of with-suites: math, own" in unknown.stderr
