@@ -337,3 +337,21 @@ def test_the_program_refuses_what_is_no_request(tmp_path):
         assert ended.returncode == EXIT_USER
         assert json.loads(ended.stdout)["kind"] == "user"
         assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("dear"),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to(path),
+        lambda path: path.symlink_to("/nowhere/at/all"),
+    ],
+    ids=["file", "pipe", "device", "loop", "dangling"],
+)
+def test_no_store_is_made_where_something_else_is(tmp_path, make):
+    path = tmp_path / "place"
+    make(path)
+    with pytest.raises(UserError, match=f"{path} is no folder"):
+        LocalStore.open(str(path), create=True)
