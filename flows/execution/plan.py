@@ -12,6 +12,7 @@ from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import Output, Step
+from flows.runners.choose import check_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
 from stages.contract.store import Artifact
@@ -32,7 +33,12 @@ class PlannedStep:
 
 
 def plan(config: RunConfig, forced: StepFilter = no_step) -> list[PlannedStep]:
-    """Walks the algorithm over the store without starting anything."""
+    """Walks the algorithm over the store without starting anything.
+
+    Raises:
+        UserError: A setting or an input is wrong, also one that only the place of the stages knows.
+    """
+    check_place(config.execution, config.resources)
     planner = _Planner(config, forced)
     walk(config, planner.do)
     return planner.lines

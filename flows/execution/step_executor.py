@@ -16,7 +16,7 @@ from flows.pipeline.inputs import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.steps import Output, Source, Step
 from flows.runners.base import OnEvent
-from flows.runners.choose import make_runner
+from flows.runners.choose import check_place, make_runner
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     DamagedArtifactError,
@@ -92,6 +92,7 @@ class StepExecutor:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
+        check_place(config.execution, config.resources)
         self.runner = make_runner(config.execution)
         self._forced = forced_steps()
         self._set_aside: set[str] = set()

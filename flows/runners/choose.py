@@ -9,7 +9,9 @@ from flows.runners.base import Runner
 from flows.runners.local.bucket_sync import BucketSyncRunner
 from flows.runners.local.gpu_limit import GpuLimitRunner
 from flows.runners.local.process import ProcessRunner
+from flows.runners.slurm.preflight import check_jobs
 from flows.runners.slurm.runner import SlurmRunner
+from stages.contract.params import Settings
 
 
 def _process(execution: Execution) -> Runner:
@@ -51,6 +53,20 @@ RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
     "kubernetes": _kubernetes,
     "slurm": _slurm,
 }
+
+
+def check_place(execution: Execution, resources: Settings) -> None:
+    """Checks, as far as that is known before a run, whether its stages can be started.
+
+    Args:
+        execution: How they are started.
+        resources: `Resources` of each stage, by its name.
+
+    Raises:
+        UserError: A setting is one that the place will never serve.
+    """
+    if execution.runner == "slurm":
+        check_jobs(execution, resources)
 
 
 def make_runner(execution: Execution) -> Runner:

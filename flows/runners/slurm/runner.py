@@ -29,6 +29,7 @@ from flows.runners.slurm.job import (
     submit_options,
 )
 from flows.runners.slurm.polling import QueuePoller
+from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.reaper import remove_owner, sweep
 from flows.runners.slurm.refusals import meaning_of, mistake
 from flows.runners.slurm.watch import JobWatch
@@ -116,17 +117,6 @@ class SlurmRunner:
                 remove_owner(path)
             self._owners.clear()
 
-    def check(self, request: Request) -> None:
-        """Asks Slurm whether it would ever run the job of a request.
-
-        Raises:
-            UserError: It would not: a setting or the resources are wrong.
-        """
-        with contextlib.suppress(SlurmUnavailableError):
-            said = client.check(submit_options(request, self._settings, self._grace_seconds))
-            if said and meaning_of(said, has_jobs=bool(self._live)) == "mistake":
-                raise mistake(said, request, self._settings.job(request.stage))
-
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         return any(not folder.has_owner() for _, folder in _jobs_for(request))
@@ -195,7 +185,7 @@ class SlurmRunner:
         ]
         say = log_once(on_event)
         try:
-            self.check(request)
+            check_job(request, self._settings, self._grace_seconds)
             while (job := self._try_to_submit(options, program, request, folder, say)) is None:
                 if self._stopping.wait(self._settings.poll_seconds):
                     raise StoppedError(f"{request.step}: stopped while waiting for Slurm")
