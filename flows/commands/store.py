@@ -85,13 +85,13 @@ def doctor(
         bool,
         typer.Option(
             "--reap",
-            help="Remove containers (with --runner kubernetes: pods) whose orchestrator is gone, "
-            "those that were to outlive it too.",
+            help="Remove containers (with --runner kubernetes: pods, slurm: jobs) whose "
+            "orchestrator is gone, those that were to outlive it too.",
         ),
     ] = False,
     runner: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Look at the place of a runner: kubernetes."),
+        typer.Option(metavar="NAME", help="Look at the place of a runner: kubernetes, slurm."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Configuration file, for its settings of the runner.")
@@ -103,7 +103,7 @@ def doctor(
     named = chosen(overrides, store=None if config else store)
     configured = load_settings(config, named, RunConfig)
     if reap:
-        for line in reap_for(runner, configured.execution):
+        for line in reap_for(runner, configured):
             typer.echo(line, err=as_json)
     if runner is not None:
         _show(list(runner_findings(runner, configured)), [], as_json)

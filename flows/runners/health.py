@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.placement import Execution
 from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,24 @@ def _kubernetes(config: RunConfig) -> Iterator[Finding]:
     return findings(config)
 
 
-CHECKS: Mapping[str, Callable[[RunConfig], Iterator[Finding]]] = {"kubernetes": _kubernetes}
+def _slurm(config: RunConfig) -> Iterator[Finding]:
+    from flows.runners.slurm.health import findings
+
+    return findings(config)
 
 
-def reap_for(runner: str | None, execution: Execution) -> list[str]:
+CHECKS: Mapping[str, Callable[[RunConfig], Iterator[Finding]]] = {
+    "kubernetes": _kubernetes,
+    "slurm": _slurm,
+}
+
+
+def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     """Removes what dead orchestrators left with a runner, also what was to outlive them.
 
     Args:
         runner: Its name; None for the one of this machine that leaves something.
-        execution: Its settings.
+        config: Holds its settings and, where that tells what is meant, the store.
 
     Returns:
         A line for each thing that was removed.
@@ -51,7 +60,11 @@ def reap_for(runner: str | None, execution: Execution) -> list[str]:
     if runner == "kubernetes":
         from flows.runners.kubernetes.reaper import reap_cluster
 
-        return reap_cluster(execution.kubernetes, keep_running=False)
+        return reap_cluster(config.execution.kubernetes, keep_running=False)
+    if runner == "slurm":
+        from flows.runners.slurm.reaper import sweep
+
+        return sweep(LocalStore.open(config.store), cancel=True)
     if runner in (None, "docker"):
         from flows.runners.docker.reaper import reap as reap_containers
 

@@ -106,12 +106,37 @@ def batch_program(
             _array("first", [*supervisor, f"stages.{request.stage}", request_file]),
             _array("other", [*supervisor, "stages.training.node", str(work)]),
             _array("srun_options", job.srun_options),
-            "set_up() {",
-            *(f"export {name}={shlex.quote(each)}" for name, each in _environment(request).items()),
-            *(f"export {name}={shlex.quote(each)}" for name, each in job.environment.items()),
-            *(job.set_up or [":"]),
-            "}",
+            *_set_up(request, settings),
             files(__package__).joinpath("job.sh").read_text(),
+        ]
+    )
+
+
+def health_program(
+    request: Request, settings: SlurmSettings, interpreter: str, store: str, folder: Path
+) -> str:
+    """Text of a batch program that leaves in ``folder`` what a step finds where it runs.
+
+    Args:
+        request: Names the stage whose settings are tried.
+        settings: The slurm runner's settings.
+        interpreter: Python of the stage on the nodes.
+        store: Root of the store.
+        folder: For the files ``health`` and, written last, ``done``.
+    """
+    job = settings.job(request.stage)
+    options = ["--export=ALL", *job.srun_options]
+    container = shlex.split(job.container or "")
+    program = [*container, interpreter, "-m", "stages.contract.health", store]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"folder={shlex.quote(str(folder))}",
+            *_set_up(request, settings),
+            "set_up",
+            f'srun {shlex.join([*options, *program])} > "$folder/health"',
+            'touch "$folder/done"',
+            "",
         ]
     )
 
@@ -121,6 +146,18 @@ def default_interpreter(interpreters: Mapping[str, str], stage: str) -> str:
     named = interpreters.get(stage, sys.executable)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named
+
+
+def _set_up(request: Request, settings: SlurmSettings) -> list[str]:
+    """Lines of a shell function that makes a job's environment."""
+    job = settings.job(request.stage)
+    environment = _environment(request) | job.environment
+    return [
+        "set_up() {",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        *(job.set_up or [":"]),
+        "}",
+    ]
 
 
 def _environment(request: Request) -> dict[str, str]:
