@@ -1,0 +1,43 @@
+"""Steps of a run, written down once: names, stages, seeds and inputs of each.
+
+A seed or an input that changes on purpose gets a new line in ``golden_steps.txt`` and one in
+CHANGELOG.md: what is computed again, and why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.loading import load_config
+from flows.pipeline.steps import Output, Source, Step
+from stages.contract.request import FileInput
+from tests.flows.loop import ROOT
+
+GOLDEN = Path(__file__).with_name("golden_steps.txt")
+OVERRIDES = ("iterations=2", "pair_data=accumulate", "screen.num_samples=2")
+
+
+def shown(source: Source) -> str:
+    if isinstance(source, Output):
+        return f"{source.step}:{source.path}" if source.path else source.step
+    assert isinstance(source, FileInput)
+    return Path(source.location).relative_to(ROOT).as_posix()
+
+
+def line(step: Step) -> str:
+    groups = [f"{name}={','.join(map(shown, group))}" for name, group in step.inputs.items()]
+    return " ".join([step.name, step.stage, str(step.seed), str(step.iteration), *sorted(groups)])
+
+
+def test_steps_seeds_and_inputs_are_as_written_down():
+    steps = all_steps(load_config(ROOT / "configs/quickstart.yaml", OVERRIDES))
+    assert [line(step) for step in steps] == GOLDEN.read_text().splitlines()
+
+
+def test_the_parts_of_the_prompts_are_as_many_as_the_iterations():
+    for iterations in (1, 3):
+        [prepare, *_] = all_steps(
+            load_config(ROOT / "configs/quickstart.yaml", [f"iterations={iterations}"])
+        )
+        assert prepare.params.model_dump()["iterations"] == iterations
