@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Test processes; each keeps to one thread.
 WORKERS ?= 2
+# The long tests wait much of their time: for images, schedules, servers, schedulers.
+WORKERS_OF_LONG_TESTS ?= 3
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -34,7 +36,7 @@ run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
 # A file's tests share fixtures, so they stay in one process; long files come first.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
 
 test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, DeepSpeed and Prefect
 	$(PYTEST) -m 'not slow or loop'
@@ -42,6 +44,7 @@ test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, 
 test-fast: setup ## The tests that start nothing slow and need no vLLM
 	$(BIN)/python -m pytest -m 'not slow and not loop'
 
+test-rest: WORKERS := $(WORKERS_OF_LONG_TESTS)
 test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, browser, databases, all of vLLM
 	$(PYTEST) -m 'slow and not loop'
 
