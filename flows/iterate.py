@@ -23,6 +23,7 @@ from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, preset
 from flows.pipeline.steps import Step
 from flows.report import html
 from flows.report.failure import failed, resume_command
+from flows.report.figures import draw
 from flows.report.publish import label, publish, publish_configuration, publish_table
 from flows.report.summary import Summary, kappa_label, summarise
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -115,7 +116,7 @@ def _run(config: RunConfig) -> RunResult:
             walk(config, tasks.submit)
             tasks.wait()
         summary = summarise(executor.record)
-        plots = html.draw(summary)
+        plots = draw(summary)
         report = html.write(executor.record, summary, plots)
         publish(summary, report, plots)
     return RunResult(summary, report)

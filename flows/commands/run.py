@@ -112,11 +112,12 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
     """Write the HTML report of a run and print its table."""
     # Imported here: the plots' library takes a second to load.
     from flows.report import html
+    from flows.report.figures import draw
     from flows.report.summary import summarise
 
     record = RunRecord.existing(open_store(store), name)
     summary = summarise(record)
-    _show_summary(summary, html.write(record, summary, html.draw(summary)), as_json)
+    _show_summary(summary, html.write(record, summary, draw(summary)), as_json)
 
 
 def _run(

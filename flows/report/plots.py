@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import matplotlib as mpl
@@ -17,6 +18,9 @@ _OF_MODELS = {"policy": POLICY, "base": BASE}
 _DOTS_PER_INCH = 200
 # A line at 1 must not lie on the frame.
 _ABOVE_ONE = 1.03
+_MARK = "#8a94a0"
+# Longer lines are smoothed.
+_RAW_POINTS = 40
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -30,11 +34,6 @@ _STYLE = {
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-def line_plot(title: str, series: Series, xlabel: str) -> str:
-    """One line per entry of ``series``, each its x and y values, as SVG."""
-    return svg(line_figure(title, series, xlabel))
 
 
 def line_figure(
@@ -60,6 +59,89 @@ def line_figure(
     if len(series) > 1:
         axes.legend(frameon=False)
     return figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a plot.
+
+    Attributes:
+        x: Places, in order.
+        y: Values.
+        intervals: Lower and upper end around each value; None where one has none.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    intervals: Sequence[tuple[float, float] | None] = ()
+
+
+def course_plot(
+    title: str,
+    lines: Mapping[str, Line],
+    xlabel: str,
+    ylabel: str,
+    *,
+    marks: Sequence[float] = (),
+    bounds: tuple[float, float] | None = None,
+) -> str:
+    """One line per entry of ``lines``; a long one is smoothed, and what it was is drawn behind.
+
+    Args:
+        title: Title of the figure.
+        lines: Lines by their labels.
+        xlabel: What x is.
+        ylabel: What y is, with its unit.
+        marks: Places of vertical lines, where an iteration begins.
+        bounds: Ends of the y axis; those of the values if None.
+    """
+    figure, axes = _new(title, xlabel, integer_x=True)
+    for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
+        _line(axes, label, line, colour)
+    for mark in marks:
+        axes.axvline(mark, color=_MARK, linewidth=0.8, linestyle=":")
+    axes.set_ylabel(ylabel)
+    if bounds is not None:
+        margin = 0.04 * (bounds[1] - bounds[0])
+        axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+    return svg(figure)
+
+
+def _line(axes: Axes, label: str, line: Line, colour: str) -> None:
+    if len(line.x) > _RAW_POINTS:
+        axes.plot(line.x, line.y, color=colour, linewidth=0.8, alpha=0.3)
+        axes.plot(line.x, _smoothed(line.y), color=colour, label=label, linewidth=1.6)
+        return
+    marker = "o" if len(line.x) <= 12 else None
+    axes.plot(line.x, line.y, color=colour, label=label, marker=marker, markersize=4, linewidth=1.6)
+    known = [
+        (x, y, interval)
+        for x, y, interval in zip(
+            line.x, line.y, line.intervals or [None] * len(line.x), strict=True
+        )
+        if interval is not None
+    ]
+    if known:
+        below = [max(0.0, y - interval[0]) for _, y, interval in known]
+        above = [max(0.0, interval[1] - y) for _, y, interval in known]
+        axes.errorbar(
+            [x for x, _, _ in known],
+            [y for _, y, _ in known],
+            yerr=[below, above],
+            fmt="none",
+            ecolor=colour,
+            elinewidth=1.2,
+            capsize=3,
+        )
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Mean over a window around each value, a fifteenth of the line wide, narrower at its ends."""
+    half = max(1, len(values) // 30)
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
 
 
 def histogram(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> str:
@@ -103,7 +185,7 @@ def svg(figure: Figure) -> str:
     """A figure as SVG text."""
     stream = io.StringIO()
     with mpl.rc_context(_STYLE):
-        figure.savefig(stream, format="svg", metadata={"Date": None})
+        figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
     text = stream.getvalue()
     return text[text.index("<svg") :]
 

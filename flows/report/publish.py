@@ -19,8 +19,10 @@ from prefect.runtime import flow_run
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
+from flows.report.figures import Plot
 from flows.report.summary import Summary
 from flows.report.table import Figures
+from flows.report.verdict import verdict
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
 _MAX_IMAGE_BYTES = 200_000
@@ -57,7 +59,7 @@ def publish_table(summary: Summary, iteration: int) -> None:
 
 
 @survives_outage
-def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
+def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
     """Creates the report artifact and one for each plot (SVG); to be called inside a flow run."""
     tables = [_markdown(list(_rows(summary, summary.config.iterations)))]
     tables += [
@@ -67,15 +69,17 @@ def publish(summary: Summary, report: str, plots: Sequence[str]) -> None:
     joined = "\n\n".join(tables)
     places = "\n".join([*summary.places(), f"report      {report}"])
     create_markdown_artifact(
-        f"# {summary.run}\n\n{joined}\n\n```\n{places}\n```\n",
+        f"# {summary.run}\n\n{verdict(summary).sentence}\n\n{joined}\n\n```\n{places}\n```\n",
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
     )
-    for number, svg in enumerate(plots, 1):
-        data = base64.b64encode(svg.encode()).decode()
+    for number, plot in enumerate(plots, 1):
+        data = base64.b64encode(plot.svg.encode()).decode()
         if len(data) <= _MAX_IMAGE_BYTES:
-            key = artifact_key(summary.run, "plot", str(number))
-            create_image_artifact(f"data:image/svg+xml;base64,{data}", key=key)
+            # The UI lists artifacts by their keys.
+            key = artifact_key(summary.run, "plot", f"{number:02}", plot.name)
+            url = f"data:image/svg+xml;base64,{data}"
+            create_image_artifact(url, key=key, description=plot.title)
 
 
 def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:

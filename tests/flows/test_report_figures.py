@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flows.pipeline.config import RunConfig
-from flows.report.html import draw
+from flows.report.figures import draw
 from flows.report.plots import ACCENT, BASE, POLICY
 from flows.report.summary import Summary
 from stages.contract.tables import DISTRIBUTIONS, write_table
@@ -32,6 +32,11 @@ PARTS = {
     "optimizer": [0.5, 0.6, 0.4, 0.7],
 }
 PART_COLOURS = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6")
+
+
+REWARDS = [0.5, 0.7, 0.9]
+WINS = [None, 0.6, 0.8]
+POLITE = [0.1, 0.4, 0.3]
 
 
 class Folder:
@@ -80,13 +85,22 @@ def summary(tmp_path: Path) -> Summary:
                 for index, value in enumerate(values)
             ],
         )
-    rows = [{"iteration": t, "mean_reward": value} for t, value in enumerate([0.5, 0.7, 0.9])]
+    rows = [
+        {
+            "iteration": t,
+            "mean_reward": REWARDS[t],
+            "win_rate": WINS[t],
+            "components": {"polite": POLITE[t]},
+            "intervals": {"mean_reward": (REWARDS[t] - 0.1, REWARDS[t] + 0.05)},
+        }
+        for t in range(3)
+    ]
     config = RunConfig(iterations=2)
     return Summary("small", config, "store", artifacts=artifacts, rows=rows)
 
 
 def figure(summary: Summary, title: str) -> str:
-    [found] = [each for each in draw(summary) if f">{title}<" in each]
+    [found] = [each.svg for each in draw(summary) if f">{title}<" in each.svg]
     return found
 
 
@@ -116,6 +130,44 @@ def test_the_mean_reward_is_drawn_by_iteration(summary: Summary) -> None:
     assert_shows(x, [0, 1, 2])
     assert_shows(y, [0.5, 0.7, 0.9])
     assert "iteration (0 = base)" in svg
+
+
+def test_the_mean_reward_has_its_interval_as_a_bar(summary: Summary) -> None:
+    svg = figure(summary, "Mean reward, held-out prompts")
+    points = -line(svg, POLICY)[1]
+    scale = (points[2] - points[0]) / (REWARDS[2] - REWARDS[0])
+    bars = []
+    for path, style in re.findall(r'<path d="([^"]+)"[^>]*style="([^"]+)"', svg):
+        corners = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
+        if f"stroke: {POLICY}" in style and len({x for x, _ in corners}) == 1 < len(corners):
+            bars.append([float(y) for _, y in corners])
+    assert len(bars) == 3
+    for point, bar in zip(points, bars, strict=True):
+        assert max(bar) - point == pytest.approx(-0.1 * scale, abs=0.05)
+        assert point - min(bar) == pytest.approx(-0.05 * scale, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("title", "x", "values"),
+    [
+        ("Win rate over the base, ties lost", [1, 2], WINS[1:]),
+        ("Oracle component polite", [0, 1, 2], POLITE),
+    ],
+)
+def test_win_rate_and_components_are_drawn_by_iteration(
+    summary: Summary, title: str, x: list[float], values: list[float]
+) -> None:
+    drawn_x, drawn_y = line(figure(summary, title), POLICY)
+    assert_shows(drawn_x, x)
+    assert_shows(drawn_y, values)
+
+
+def test_plots_come_by_groups_with_names_of_their_own(summary: Summary) -> None:
+    drawn = draw(summary)
+    assert [each.name for each in drawn][:3] == ["mean-reward", "win-rate", "component-polite"]
+    groups = list(dict.fromkeys(each.group for each in drawn))
+    assert groups == ["results", "learning", "samples", "speed"]
+    assert len({each.name for each in drawn}) == len(drawn)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -171,6 +223,7 @@ def test_a_histogram_shows_the_share_of_samples_in_each_bin(
 def test_there_is_no_figure_without_a_test(summary: Summary) -> None:
     titles = [title for title, _ in METRICS.values()]
     titles += ["Mean reward, held-out prompts", "Training, seconds of a step"]
+    titles += ["Win rate over the base, ties lost", "Oracle component polite"]
     titles += ["Rewards of the samples, last iteration", "log π_ref of the samples, last iteration"]
     drawn = draw(summary)
     assert len(drawn) == len(titles)
@@ -180,6 +233,6 @@ def test_there_is_no_figure_without_a_test(summary: Summary) -> None:
 
 def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
     summary.artifacts.clear()
-    assert len(draw(summary)) == 1
+    assert {each.group for each in draw(summary)} == {"results"}
     summary.rows = summary.rows[:1]
     assert draw(summary) == []

@@ -1,0 +1,161 @@
+"""Figures of a run's report: results by iteration, learning and speed by step, distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+
+from flows.report.plots import Line, course_plot, histogram
+from flows.report.summary import Summary
+from stages.contract.data_files import read_data_file
+from stages.contract.store import Artifact
+
+_STEP_PARTS = ("data", "forward", "backward", "optimizer")
+# A histogram gains nothing from more, and the report stays small.
+_MAX_PLOTTED = 20_000
+_LEARNING = (
+    ("loss", "Training loss", "loss"),
+    ("bonus_ratio", "|κ·bonus| / |L|", "ratio"),
+    ("accuracy", "Preference accuracy", "share of pairs"),
+)
+_SPEED = (
+    ("tokens_per_second", "Training, tokens per second", "tokens/s"),
+    ("model_flops_utilisation", "Training, share of the matrix-product rate", "share"),
+    ("peak_memory_mib", "Training, peak memory in MiB", "MiB"),
+)
+_ITERATION = "iteration (0 = base)"
+_STEP = "step, all iterations"
+
+Group = Literal["results", "learning", "samples", "speed"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure.
+
+    Attributes:
+        name: Short name, in keys.
+        title: What it shows.
+        group: The part of the report that it is in.
+        svg: The drawing.
+    """
+
+    name: str
+    title: str
+    group: Group
+    svg: str
+
+
+def draw(summary: Summary) -> list[Plot]:
+    """The figures that a run has, results first."""
+    drawn = list(_results(summary))
+    steps, marks = _training(summary)
+    for name, title, ylabel in _LEARNING:
+        drawn += _step_plot(steps, marks, name, title, ylabel, "learning")
+    if (last := last_of(summary, "evaluate")) is not None:
+        drawn += _distributions(last)
+    for name, title, ylabel in _SPEED:
+        drawn += _step_plot(steps, marks, name, title, ylabel, "speed")
+    parts = {part: _curve(steps, f"{part}_seconds") for part in _STEP_PARTS}
+    if all(len(each.x) > 1 for each in parts.values()):
+        title = "Training, seconds of a step"
+        svg = course_plot(title, parts, _STEP, "seconds", marks=marks)
+        drawn.append(Plot("step-seconds", title, "speed", svg))
+    return drawn
+
+
+def last_of(summary: Summary, stage: str) -> Artifact | None:
+    """Artifact of a stage in the last iteration that has one."""
+    found = [
+        summary.artifacts.get(f"iteration-{t}/{stage}")
+        for t in range(1, summary.config.iterations + 1)
+    ]
+    done = [each for each in found if each is not None]
+    return done[-1] if done else None
+
+
+def _results(summary: Summary) -> Iterator[Plot]:
+    """Figures on the held-out prompts by iteration, with their 95 % intervals."""
+    reward = "Mean reward, held-out prompts"
+    yield from _by_iteration(summary, "mean-reward", reward, "reward", "mean_reward")
+    win = "Win rate over the base, ties lost"
+    yield from _by_iteration(summary, "win-rate", win, "share of prompts", "win_rate")
+    for name in summary.components():
+        title = f"Oracle component {name}"
+        yield from _by_iteration(summary, f"component-{name}", title, name, f"components.{name}")
+
+
+def _by_iteration(
+    summary: Summary, name: str, title: str, ylabel: str, figure: str
+) -> Iterator[Plot]:
+    known = [
+        (row["iteration"], value, row.get("intervals", {}).get(figure))
+        for row in summary.rows
+        if (value := _figure(row, figure)) is not None
+    ]
+    if len(known) > 1:
+        x, y, intervals = zip(*known, strict=True)
+        series = {figure: Line(x, y, intervals)}
+        yield Plot(name, title, "results", course_plot(title, series, _ITERATION, ylabel))
+
+
+def _figure(row: Mapping[str, Any], name: str) -> float | None:
+    group, _, component = name.partition(".")
+    value = row.get("components", {}).get(component) if component else row.get(group)
+    return None if value is None else float(value)
+
+
+def _step_plot(
+    steps: Sequence[tuple[int, dict[str, Any]]],
+    marks: Sequence[float],
+    name: str,
+    title: str,
+    ylabel: str,
+    group: Group,
+) -> Iterator[Plot]:
+    curve = _curve(steps, name)
+    if len(curve.x) > 1:
+        bounds = (0.0, 1.0) if name == "accuracy" else None
+        svg = course_plot(title, {name: curve}, _STEP, ylabel, marks=marks, bounds=bounds)
+        yield Plot(name.replace("_", "-"), title, group, svg)
+
+
+def _curve(steps: Sequence[tuple[int, dict[str, Any]]], name: str) -> Line:
+    values = [(step, metrics[name]) for step, metrics in steps if name in metrics]
+    return Line(tuple(step for step, _ in values), tuple(value for _, value in values))
+
+
+def _training(summary: Summary) -> tuple[list[tuple[int, dict[str, Any]]], list[float]]:
+    """Metrics of all training steps, one iteration after the other, and where the next begin."""
+    steps: list[tuple[int, dict[str, Any]]] = []
+    marks: list[float] = []
+    for iteration in range(1, summary.config.iterations + 1):
+        artifact = summary.artifacts.get(f"iteration-{iteration}/train")
+        if artifact is not None:
+            if steps:
+                marks.append(len(steps) + 0.5)
+            for _, metrics in read_data_file(artifact.file("metrics.jsonl")):
+                steps.append((len(steps) + 1, metrics))
+    return steps, marks
+
+
+def _distributions(artifact: Artifact) -> Iterator[Plot]:
+    table = pq.read_table(artifact.file("distributions.parquet"))
+    for column, title, label in (
+        ("reward", "Rewards of the samples, last iteration", "reward"),
+        ("log_pi_ref", "log π_ref of the samples, last iteration", "log π_ref"),
+    ):
+        samples: dict[str, list[float]] = {}
+        for model, value in zip(table["model"].to_pylist(), table[column].to_pylist(), strict=True):
+            if value is not None:
+                samples.setdefault(model, []).append(value)
+        if samples:
+            thinned = {
+                model: values[:: len(values) // _MAX_PLOTTED + 1]
+                for model, values in samples.items()
+            }
+            name = f"samples-{column.replace('_', '-')}"
+            yield Plot(name, title, "samples", histogram(title, thinned, label))
