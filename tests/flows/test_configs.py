@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 # Parts are no whole configurations, and `cluster` holds deployments.
 _OTHERS = ("parts", "cluster")
 SHIPPED = sorted(
-    path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name not in _OTHERS
+    path
+    for path in (ROOT / "configs").rglob("*.yaml")
+    if not set(path.relative_to(ROOT / "configs").parts) & set(_OTHERS)
 )
 
 
