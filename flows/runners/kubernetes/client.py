@@ -214,7 +214,9 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
     if chosen is None and _SERVICE_ACCOUNT.exists() and "KUBECONFIG" not in os.environ:
         config.load_incluster_config(client_configuration=made)
         return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
-    file = settings.kubeconfig and str(Path(settings.kubeconfig).expanduser())
+    file = os.environ.get("KUBECONFIG")
+    if settings.kubeconfig is not None:
+        file = str(Path(settings.kubeconfig).expanduser())
     try:
         config.load_kube_config(file, settings.context, client_configuration=made)
         _, current = config.list_kube_config_contexts(file)
