@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.execution.observer import Observer, observing
@@ -17,7 +18,7 @@ from flows.pipeline.placement import Execution
 from flows.pipeline.steps import Step
 from flows.runners.slurm import client
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
-from stages.contract.events import Event, Log
+from stages.contract.events import Event, Log, Metric
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
 from tests.flows.loop import geb, plan, result_digests, write_config
@@ -26,6 +27,9 @@ from tests.flows.probes import wait_until
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
 from tests.slurm.jobs import at_work, is_over, request_for, run, runner, said, settings
+from tests.stages.train.train_helpers import make_pairs
+from tests.stages.train.train_helpers import request_for as train_request
+from tests.tiny_models import make_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -265,3 +269,69 @@ def test_doctor_tries_a_job_and_says_what_it_finds(store: LocalStore) -> None:
     slurm, job = json.loads(done.stdout)
     assert slurm["ok"]
     assert "left nothing" in job["detail"]
+
+
+def trains_on_two_nodes(store: Path, policy: Path, pairs: Path) -> Request:
+    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own."""
+    request = train_request(
+        store,
+        policy,
+        [pairs],
+        nodes=2,
+        epochs=12,
+        micro_batch_tokens=16,
+        checkpoint_every_steps=4,
+        deepspeed={"zero_stage": 2},
+    )
+    return request.model_copy(update={"run": "test", "step": "train"})
+
+
+def is_under_way(event: Event) -> bool:
+    """Whether a training has made steps; with a first checkpoint if it began anew."""
+    return isinstance(event, Metric) and event.step > 6
+
+
+def kill_second_node(request: Request) -> None:
+    """Kills all of the training that runs on its second node."""
+    work = str(LocalStore.open(request.store).work_path(request.stage, request.key))
+    found = [
+        each
+        for each in psutil.process_iter(["cmdline", "name"])
+        if work in each.info["cmdline"] and each.info["name"].startswith("python")
+    ]
+    assert found
+    for each in {below for top in found for below in (top, *top.children(recursive=True))}:
+        each.kill()
+
+
+def test_a_training_on_two_nodes_survives_kills_and_preemption_with_the_same_bytes(
+    tmp_path: Path, store: LocalStore
+) -> None:
+    policy = make_tiny_llama(tmp_path / "policy")
+    pairs = make_pairs(tmp_path / "pairs.parquet", 29, ties=(3, 7))
+    undisturbed = trains_on_two_nodes(tmp_path / "other", policy, pairs)
+    heard = run(undisturbed)
+    assert any("joins 2 nodes" in line or "waiting for 1 times" in line for line in said(heard))
+
+    request = trains_on_two_nodes(store.root, policy, pairs)
+    with at_work(request, runner(), is_under_way) as work:
+        kill_second_node(request)
+        killed = work.join()
+    assert type(killed) is StageFailedError
+    with at_work(request, runner(), is_under_way) as work:
+        take_all_nodes()
+        preempted = work.join()
+    assert isinstance(preempted, PreemptedError)
+    assert "was preempted" in str(preempted)
+    assert 1 < first_step(work.heard) < first_step(run(request)), "from later checkpoints"
+    assert weights(undisturbed) == weights(request)
+
+
+def first_step(heard: list[Event]) -> int:
+    return min(each.step for each in heard if isinstance(each, Metric))
+
+
+def weights(request: Request) -> bytes:
+    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    assert artifact is not None
+    return artifact.file("checkpoint/model.safetensors").read_bytes()
