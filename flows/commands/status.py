@@ -36,7 +36,7 @@ _COLOURS = {
 _AT_WORK = ("running", "preempted")
 _WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.3
-# Of a screen: the lines above a run's steps and below them.
+# On a terminal: lines above a run's steps and below them.
 _ROWS_AROUND = 8
 
 

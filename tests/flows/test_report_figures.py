@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from flows.pipeline.config import RunConfig
-from flows.report.figures import draw
+from flows.report.figures import Plot, draw
 from flows.report.plots import ACCENT, BASE, POLICY
 from flows.report.summary import Summary
 from stages.contract.tables import DISTRIBUTIONS, write_table
@@ -49,9 +50,10 @@ class Folder:
         return self._path / name
 
 
-@pytest.fixture
-def summary(tmp_path: Path) -> Summary:
-    """Two iterations of two steps each, and the last one's samples."""
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """Two iterations of two steps each, and the last one's samples; do not change it."""
+    tmp_path = tmp_path_factory.mktemp("artifacts")
     steps = [
         {name: values[step] for name, (_, values) in METRICS.items()}
         | {f"{part}_seconds": values[step] for part, values in PARTS.items()}
@@ -99,8 +101,13 @@ def summary(tmp_path: Path) -> Summary:
     return Summary("small", config, "store", artifacts=artifacts, rows=rows)
 
 
-def figure(summary: Summary, title: str) -> str:
-    [found] = [each.svg for each in draw(summary) if f">{title}<" in each.svg]
+@pytest.fixture(scope="module")
+def drawn(summary: Summary) -> list[Plot]:
+    return draw(summary)
+
+
+def figure(drawn: list[Plot], title: str) -> str:
+    [found] = [each.svg for each in drawn if f">{title}<" in each.svg]
     return found
 
 
@@ -124,16 +131,16 @@ def assert_shows(positions: np.ndarray, values: list[float]) -> None:
     np.testing.assert_allclose(positions, slope * np.array(values) + shift, atol=1e-2)
 
 
-def test_the_mean_reward_is_drawn_by_iteration(summary: Summary) -> None:
-    svg = figure(summary, "Mean reward, held-out prompts")
+def test_the_mean_reward_is_drawn_by_iteration(drawn: list[Plot]) -> None:
+    svg = figure(drawn, "Mean reward, held-out prompts")
     x, y = line(svg, POLICY)
     assert_shows(x, [0, 1, 2])
     assert_shows(y, [0.5, 0.7, 0.9])
     assert "iteration (0 = base)" in svg
 
 
-def test_the_mean_reward_has_its_interval_as_a_bar(summary: Summary) -> None:
-    svg = figure(summary, "Mean reward, held-out prompts")
+def test_the_mean_reward_has_its_interval_as_a_bar(drawn: list[Plot]) -> None:
+    svg = figure(drawn, "Mean reward, held-out prompts")
     points = -line(svg, POLICY)[1]
     scale = (points[2] - points[0]) / (REWARDS[2] - REWARDS[0])
     bars = []
@@ -155,15 +162,14 @@ def test_the_mean_reward_has_its_interval_as_a_bar(summary: Summary) -> None:
     ],
 )
 def test_win_rate_and_components_are_drawn_by_iteration(
-    summary: Summary, title: str, x: list[float], values: list[float]
+    drawn: list[Plot], title: str, x: list[float], values: list[float]
 ) -> None:
-    drawn_x, drawn_y = line(figure(summary, title), POLICY)
+    drawn_x, drawn_y = line(figure(drawn, title), POLICY)
     assert_shows(drawn_x, x)
     assert_shows(drawn_y, values)
 
 
-def test_plots_come_by_groups_with_names_of_their_own(summary: Summary) -> None:
-    drawn = draw(summary)
+def test_plots_come_by_groups_with_names_of_their_own(drawn: list[Plot]) -> None:
     assert [each.name for each in drawn][:3] == ["mean-reward", "win-rate", "component-polite"]
     groups = list(dict.fromkeys(each.group for each in drawn))
     assert groups == ["results", "learning", "samples", "speed"]
@@ -172,10 +178,10 @@ def test_plots_come_by_groups_with_names_of_their_own(summary: Summary) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_metric_of_training_is_drawn_over_the_steps_of_all_iterations(
-    summary: Summary, metric: str
+    drawn: list[Plot], metric: str
 ) -> None:
     title, values = METRICS[metric]
-    svg = figure(summary, title)
+    svg = figure(drawn, title)
     x, y = line(svg, POLICY)
     assert_shows(x, [1, 2, 3, 4])
     assert_shows(y, values)
@@ -183,8 +189,8 @@ def test_a_metric_of_training_is_drawn_over_the_steps_of_all_iterations(
 
 
 @pytest.mark.parametrize(("part", "colour"), [*zip(PARTS, PART_COLOURS, strict=True)])
-def test_the_parts_of_a_step_are_one_figure(summary: Summary, part: str, colour: str) -> None:
-    svg = figure(summary, "Training, seconds of a step")
+def test_the_parts_of_a_step_are_one_figure(drawn: list[Plot], part: str, colour: str) -> None:
+    svg = figure(drawn, "Training, seconds of a step")
     _, y = line(svg, colour)
     assert_shows(y, PARTS[part])
     assert f">{part}<" in svg
@@ -198,9 +204,9 @@ def test_the_parts_of_a_step_are_one_figure(summary: Summary, part: str, colour:
     ],
 )
 def test_a_histogram_shows_the_share_of_samples_in_each_bin(
-    summary: Summary, title: str, at_zero: dict[str, float]
+    drawn: list[Plot], title: str, at_zero: dict[str, float]
 ) -> None:
-    svg = figure(summary, title)
+    svg = figure(drawn, title)
     for model, colour in (("policy", POLICY), ("base", BASE)):
         assert f">{model}<" in svg
         heights = []
@@ -220,19 +226,17 @@ def test_a_histogram_shows_the_share_of_samples_in_each_bin(
         assert share == pytest.approx(at_zero[model], abs=0.01)
 
 
-def test_there_is_no_figure_without_a_test(summary: Summary) -> None:
+def test_there_is_no_figure_without_a_test(drawn: list[Plot]) -> None:
     titles = [title for title, _ in METRICS.values()]
     titles += ["Mean reward, held-out prompts", "Training, seconds of a step"]
     titles += ["Win rate over the base, ties lost", "Oracle component polite"]
     titles += ["Rewards of the samples, last iteration", "log π_ref of the samples, last iteration"]
-    drawn = draw(summary)
     assert len(drawn) == len(titles)
     for title in titles:
-        figure(summary, title)
+        figure(drawn, title)
 
 
 def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
-    summary.artifacts.clear()
-    assert {each.group for each in draw(summary)} == {"results"}
-    summary.rows = summary.rows[:1]
-    assert draw(summary) == []
+    bare = dataclasses.replace(summary, artifacts={})
+    assert {each.group for each in draw(bare)} == {"results"}
+    assert draw(dataclasses.replace(bare, rows=summary.rows[:1])) == []
