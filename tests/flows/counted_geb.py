@@ -1,4 +1,4 @@
-"""The `geb` command, which counts the files that it opens and the figures that it saves.
+"""The `geb` command, which counts how often it hashes each input and how many figures it saves.
 
 ``python -m tests.flows.counted_geb COUNTS ARGUMENT...`` writes them as JSON to the file COUNTS.
 """
@@ -15,25 +15,26 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flows.commands.cli import main
+from flows.pipeline import inputs
 
 if __name__ == "__main__":
     place = Path(sys.argv.pop(1))
-    opened: Counter[str] = Counter()
+    hashed: Counter[str] = Counter()
     figures = 0
-    save = Figure.savefig
+    save, digest = Figure.savefig, inputs.sha256_file
 
-    def count_opened(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            opened[os.fspath(arguments[0])] += 1
+    def count_hashed(path: Path) -> str:
+        hashed[os.fspath(path)] += 1
+        return digest(path)
 
     def count_saved(figure: Figure, *arguments: Any, **options: Any) -> None:
         global figures
         figures += 1
         save(figure, *arguments, **options)
 
-    sys.addaudithook(count_opened)
+    inputs.sha256_file = count_hashed  # type: ignore[attr-defined]
     Figure.savefig = count_saved  # type: ignore[method-assign]
     try:
         main()
     finally:
-        place.write_text(json.dumps({"opened": opened, "figures": figures}))
+        place.write_text(json.dumps({"hashed": hashed, "figures": figures}))

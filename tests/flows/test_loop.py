@@ -67,7 +67,7 @@ def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
     counted = json.loads(counts.read_text())
     config = load_config(finished)
     inputs = (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code)
-    assert {counted["opened"][each] for each in inputs} == {1}, "hashed once for plan and run"
+    assert {counted["hashed"][each] for each in inputs} == {1}, "hashed once for plan and run"
     page = (finished.parent / "store/runs/small/report.html").read_text()
     assert counted["figures"] == page.count("<svg") > 5, "drawn once for report and Prefect"
     after = steps(finished.parent / "store")

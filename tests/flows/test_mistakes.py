@@ -54,7 +54,7 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 
 
 def test_a_runner_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    refused(geb("run", write_config(tmp_path), "--runner", "slurm"), "slurm", "'process'")
+    refused(geb("run", write_config(tmp_path), "--runner", "nomad"), "nomad", "'process'")
 
 
 def test_a_hub_that_does_not_answer_is_no_mistake_and_named(tmp_path: Path) -> None:

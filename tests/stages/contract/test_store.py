@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,8 +118,21 @@ def test_damage_of_any_file_is_noticed_and_repaired(store, name, damage):
     assert len(warnings) == 1
     assert "damaged artifact" in warnings[0]
     assert "Set aside in" in warnings[0]
-    assert len(list((store.root / "quarantine").iterdir())) == 1
+    [aside] = (store.root / "quarantine").iterdir()
+    assert str(aside) in warnings[0]
+    assert re.fullmatch(rf"writer-{whole.manifest.key[:16]}-\d{{8}}-\d{{6}}-\w{{6}}", aside.name)
     assert store.load("writer", whole.manifest.key) is not None
+
+
+def test_what_is_damaged_again_is_set_aside_again_and_artifacts_are_listed_by_stage(store):
+    stage, _ = counting()
+    for _ in range(2):
+        truncate(compute(store, stage).path / FILES[0])
+    again = compute(store, stage)
+    assert len(list((store.root / "quarantine").iterdir())) == 2
+    assert list(store.artifacts()) == list(store.artifacts("writer"))
+    assert list(store.artifacts()) == [("writer", again.manifest.key)]
+    assert list(store.artifacts("train")) == []
 
 
 def test_a_change_that_hides_its_time_is_found_by_verify(store):

@@ -1,5 +1,6 @@
 """The combined objective and the metrics of a step."""
 
+import dataclasses
 import math
 
 import pytest
@@ -239,3 +240,61 @@ def test_missing_reference_tokens_are_named():
 def test_metrics_of_nothing_are_refused():
     with pytest.raises(ValueError, match="at least one pair"):
         step_metrics(torch.zeros(len(METRIC_SUMS)))
+
+
+def test_label_smoothing_reaches_the_loss():
+    settings = ObjectiveSettings(design="none", label_smoothing=0.2)
+    expected = preference_loss(
+        CHOSEN.logratio, REJECTED.logratio, beta=0.1, divergence="reverse_kl", label_smoothing=0.2
+    )
+    found = geb_objective(CHOSEN, REJECTED, settings).loss(1.0)
+    torch.testing.assert_close(found, expected)
+    plain = geb_objective(CHOSEN, REJECTED, ObjectiveSettings(design="none")).loss(1.0)
+    assert not torch.allclose(found, plain)
+
+
+def test_the_nll_pulls_the_chosen_response_up_with_the_preference():
+    chosen = ResponseLogps(torch.tensor([-4.0]), torch.tensor([-4.0]), torch.tensor([2]))
+    rejected = ResponseLogps(torch.tensor([-4.0]), torch.tensor([-4.0]), torch.tensor([2]))
+    settings = ObjectiveSettings(design="xpo", beta=1.0, nll_weight=0.5)
+    metrics = step_metrics(metrics_of(chosen, rejected, settings, kappa=1.0))
+    # At margin 0 the preference pulls by ½ on either side, the NLL by weight / tokens = ¼ more on
+    # the chosen one, and XPO's bonus, −log π, by 1 on the rejected one.
+    assert metrics["bonus_gradient_share"] == pytest.approx(1.0 / (1.0 + 0.5 + 0.25 + 0.5))
+
+
+def test_a_bonus_weighted_below_the_smallest_float_stays_finite():
+    # log π of a sequence is SELM's bonus up to its sign: large and negative on one side.
+    chosen = ResponseLogps(torch.tensor([-5.0]), torch.tensor([-5.0]))
+    rejected = ResponseLogps(torch.tensor([-1.0]), torch.tensor([-3e38]))
+    for design in ("selm", "vpo"):
+        output = geb_objective(chosen, rejected, ObjectiveSettings(design=design))
+        assert output.weighted_bonus(1e3).isfinite().all()
+        assert output.weighted_bonus(-1e3).isfinite().all()
+
+
+def test_reward_clamps_are_counted_by_pair():
+    low, fine = torch.full((3,), -200.0), torch.full((3,), -5.0)
+    side = ResponseLogps(low, torch.full((3,), -20.0))
+    settings = ObjectiveSettings(design="none", divergence="forward_kl")
+    for chosen, rejected, share in (
+        (side, side, 1.0),
+        (side, ResponseLogps(fine, fine), 0.5),
+        (ResponseLogps(fine, fine), side, 0.5),
+    ):
+        metrics = step_metrics(metrics_of(chosen, rejected, settings, 1.0))
+        assert metrics["reward_clamped_share"] == share
+
+
+def test_a_margin_of_zero_is_no_preference_learnt():
+    response = ResponseLogps(torch.tensor([-4.0]), torch.tensor([-5.0]))
+    settings = ObjectiveSettings(design="none")
+    assert step_metrics(metrics_of(response, response, settings, 1.0))["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("missing", ["token_logp", "token_mask"])
+def test_either_of_a_token_s_values_is_missed(missing):
+    response = dataclasses.replace(CHOSEN, **{missing: None})
+    settings = ObjectiveSettings(design="arctanh", probability="token")
+    with pytest.raises(ValueError, match=r"token_mask \[B, T\] on the responses that get the bonu"):
+        geb_objective(response, response, settings)

@@ -136,18 +136,25 @@ def test_bad_inputs_are_refused(store, tmp_path):
     broken, listed = tmp_path / "broken.json", tmp_path / "list.json"
     broken.write_text("{")
     listed.write_text("[]")
+    of_evaluate = "pass metrics.json of the evaluate stage"
     cases = [
-        ({"checkpoint": [trained.path / "checkpoint"]}, {}, "only checkpoints of this store"),
-        ({"metrics": [broken]}, {}, "cannot be read as metrics"),
-        ({"metrics": [listed]}, {}, "holds a list, not metrics by name"),
-        ({}, {"model_name": None}, "the request names no model"),
-        ({"metrics": []}, {}, "lacks its input 'metrics'"),
+        (
+            {"checkpoint": [trained.path / "checkpoint"]},
+            {},
+            "^only checkpoints of this store can be registered\n",
+            "pass the `checkpoint` of a train or sft artifact",
+        ),
+        ({"metrics": [broken]}, {}, "cannot be read as metrics", of_evaluate),
+        ({"metrics": [listed]}, {}, "holds a list, not metrics by name", of_evaluate),
+        ({}, {"model_name": None}, "^the request names no model\n", "set `promote.model_name`"),
+        ({"metrics": []}, {}, "lacks its input 'metrics'", ""),
     ]
-    for inputs, params, message in cases:
+    for inputs, params, message, remedy in cases:
         given = {"checkpoint": [trained.ref("checkpoint")], "metrics": [evaluated(tmp_path)]}
         settings = PromoteParams.model_validate(
             {"model_name": "tiny", "better_than_base_confidence": None} | params
         )
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as caught:
             call(STAGE, settings, given | inputs, store)
+        assert remedy in str(caught.value)
     assert ModelRegistry(store).names() == []
