@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import jinja2
 import typer
+import yaml
 
 from flows.commands import samples
 from flows.commands.common import console
@@ -20,7 +22,7 @@ from stages.contract.errors import UserError
 
 
 class Kind(StrEnum):
-    """What scores the responses of a task."""
+    """Kinds of tasks, by the scorer of their responses."""
 
     FUNCTION = "function"
     MODEL = "model"
@@ -97,6 +99,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["yaml"] = _yaml
     values = {
         **answers,
         "name": _name(folder),
@@ -112,6 +115,12 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
     if answers["policy"] is None:
         _write_rows(folder / "conversations.jsonl", samples.conversations(kind))
     load_config(folder / "geb.yaml")
+
+
+def _yaml(text: str) -> str:
+    """A string as YAML, quoted where it would be read as something else: ``2024``, ``a #b``."""
+    shown = yaml.safe_dump([text], default_flow_style=True, width=math.inf, allow_unicode=True)
+    return shown.strip()[1:-1]
 
 
 def _name(folder: Path) -> str:

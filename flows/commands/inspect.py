@@ -28,7 +28,7 @@ def diff(
     first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
     """Compare two runs: their configurations, their metrics, and tests of the differences."""
-    # Here, since scipy takes a second to load, and the other commands do without it.
+    # Imported here, since scipy takes a second to load, and the other commands do without it.
     from flows.report.between import compared
     from flows.report.summary import Summary, summarise
 
@@ -77,7 +77,11 @@ def fields(
     if as_json:
         print_json(
             {
-                name: {"default": json.loads(default), "meaning": meaning}
+                name: {
+                    "required": default is None,
+                    "default": None if default is None else json.loads(default),
+                    "meaning": meaning,
+                }
                 for name, default, meaning in rows
             }
         )
@@ -85,13 +89,14 @@ def fields(
     table = Table(box=None, pad_edge=False)
     for column in ("field", "default", "meaning"):
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(each) for each in row))
+    for name, default, meaning in rows:
+        table.add_row(*(escape(each) for each in (name, default or "required", meaning)))
     console.print(table)
 
 
-def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
-    rows = []
+def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str | None, str]]:
+    """Name, default as JSON (None where a value is required), and meaning of every field."""
+    rows: list[tuple[str, str | None, str]] = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -99,8 +104,7 @@ def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
             continue
         default = json.dumps(field.get_default(call_default_factory=True), default=str)
         meaning = " ".join((field.description or "").split())
-        shown = "required" if field.is_required() else default
-        rows.append((f"{prefix}{name}", shown, meaning))
+        rows.append((f"{prefix}{name}", None if field.is_required() else default, meaning))
         # Sections under names of one's own, such as `suites`.
         section = get_args(kind)[-1] if get_origin(kind) is dict else None
         if isinstance(section, type) and issubclass(section, BaseModel):

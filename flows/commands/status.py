@@ -132,11 +132,13 @@ class _LogPrinter:
             console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{escape(str(path))}")
         with path.open("rb") as file:
             file.seek(self._offsets[path])
+            new = file.read()
+        if step.state in _AT_WORK:
             # A line that is still being written comes with the next look.
-            new, newline, _ = file.read().rpartition(b"\n")
-        self._offsets[path] += len(new) + len(newline)
+            new = new[: new.rfind(b"\n") + 1]
+        self._offsets[path] += len(new)
         prefix = f"{step.record.step}: " if several else ""
-        for line in new.decode(errors="replace").split("\n") if newline else ():
+        for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
             # Of a progress bar that draws over itself, what it showed last.
             typer.echo(prefix + line.rstrip("\r").rpartition("\r")[2])
 

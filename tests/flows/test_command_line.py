@@ -30,3 +30,12 @@ def test_fields_of_a_section_have_default_and_meaning() -> None:
     wrong = geb("fields", "trian")
     assert wrong.returncode == 64
     assert "train" in wrong.stderr
+
+
+def test_a_field_without_a_default_is_required() -> None:
+    found = json.loads(geb("fields", "suites", "--json").stdout)
+    assert found["suites.NAME.prompts"] == found["suites.NAME.prompts"] | {
+        "required": True,
+        "default": None,
+    }
+    assert not found["suites.NAME.num_samples"]["required"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands.init import Kind, write_task
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from tests.flows.loop import geb
@@ -18,6 +19,7 @@ KINDS = {
     "answers": ("math_verify", []),
     "judge": ("judge", ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "marker"]),
 }
+JUDGE = ("judge_url", "judge_model")
 
 
 @pytest.mark.parametrize("policy", [None, "owner/model"])
@@ -42,6 +44,17 @@ def test_each_kind_of_task_is_a_valid_configuration(
         *([] if policy else ["conversations.jsonl"]),
         *(["oracle.py", "test_oracle.py"] if kind == "function" else []),
     }
+
+
+@pytest.mark.parametrize("name", ["2024", "1e5", "true", "null"])
+def test_a_folder_s_name_that_yaml_reads_as_something_else(tmp_path: Path, name: str) -> None:
+    place = "x: y #1, {z}"
+    write_task(tmp_path / name, Kind.JUDGE, {"policy": place} | dict.fromkeys(JUDGE, place))
+    config = load_config(tmp_path / name / "geb.yaml")
+    assert config.name == name
+    assert config.score.judge.model == place
+    assert config.inputs.policy is not None
+    assert config.inputs.policy.endswith(place)
 
 
 def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
