@@ -171,7 +171,7 @@ class RunConfig(StageSettings):
         if "vllm" not in (self.generate.backend, self.evaluation.backend):
             return
         engine, resources = self.generate.vllm, self.resources.generate
-        pipeline = engine.extra_engine_args.get("pipeline_parallel_size", 1)
+        pipeline = engine.pipeline_parallel_size
         wanted = engine.tensor_parallel_size * pipeline
         unit = "gpus" if resources.gpus else "processes"
         has = getattr(resources, unit)

@@ -47,7 +47,7 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
     if "vllm" not in (config.generate.backend, config.evaluation.backend):
         return
     engine = config.generate.vllm
-    pipeline = engine.extra_engine_args.get("pipeline_parallel_size", 1)
+    pipeline = engine.pipeline_parallel_size
     for each in external["policy"]:
         sizes = _sizes(Path(each.location)) if isinstance(each, FileInput) else {}
         heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")

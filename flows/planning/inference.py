@@ -53,8 +53,8 @@ def generation_cost(
     """
     size = _DTYPE_BYTES[params.dtype]
     vllm = params.backend == "vllm"
-    pipeline = params.vllm.extra_engine_args.get("pipeline_parallel_size", 1) if vllm else 1
-    spread = params.vllm.tensor_parallel_size * pipeline if vllm else 1
+    engine = params.vllm
+    spread = engine.tensor_parallel_size * engine.pipeline_parallel_size if vllm else 1
     context = prompt_tokens + response_tokens
     longest = min(
         params.max_length_tokens or model.context or math.inf,

@@ -52,6 +52,22 @@ class VllmSettings(Settings):
     """Further arguments of the engine by the names of vLLM's `EngineArgs`, checked against the
     installed version. All of them are taken to change the result."""
 
+    @model_validator(mode="after")
+    def _check_pipeline(self) -> VllmSettings:
+        # The run counts with it before vLLM, which checks the other arguments, sees it.
+        size = self.pipeline_parallel_size
+        if type(size) is not int or size < 1:
+            raise ValueError(
+                f"extra_engine_args.pipeline_parallel_size is {size!r}: write an integer from 1 on"
+            )
+        return self
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Parts of consecutive layers that one engine spreads the model over."""
+        size: int = self.extra_engine_args.get("pipeline_parallel_size", 1)
+        return size
+
 
 class OpenaiSettings(ServerSettings):
     """An OpenAI-compatible server."""

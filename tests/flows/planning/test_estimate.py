@@ -240,6 +240,13 @@ def test_an_engine_that_cannot_be_split_so_is_refused(
         plan(config)
 
 
+@pytest.mark.parametrize("size", ["two", "0", "2.0"])
+def test_a_pipeline_of_no_whole_number_of_parts_is_refused(tmp_path: Path, size: str) -> None:
+    setting = f"generate.vllm.extra_engine_args={{pipeline_parallel_size: {size}}}"
+    with pytest.raises(UserError, match="write an integer from 1 on"):
+        configured(tmp_path, "8B", setting)
+
+
 def test_gpus_that_no_engine_uses_are_said(tmp_path: Path) -> None:
     found = estimated(configured(tmp_path, "8B", "resources.generate.gpus=8"))
     assert any("an engine uses 1: the others stay idle" in each for each in found.warnings)
