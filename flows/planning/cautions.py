@@ -56,7 +56,8 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
     if config.inputs.test_prompts is not None:
         own.append(resolve(config.inputs.test_prompts, "dataset"))
     held_out = sizes.held_out_prompts(config, sizes.rows_of(own))
-    if held_out < _FEW_PROMPTS:
+    # None at all is an error of `prepare`.
+    if 0 < held_out < _FEW_PROMPTS:
         where = "inputs.test_prompts" if own else "prepare.test_prompts"
         yield (
             f"{held_out:g} held-out prompts tell little: the win rate is known to "

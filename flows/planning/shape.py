@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flows.pipeline.inputs import External
 from stages.contract.errors import DamagedArtifactError
@@ -19,6 +19,10 @@ from stages.sft.params import ArchitectureParams
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_OPTIONAL = (
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("num_local_experts", "num_experts", "num_experts_per_tok"),
+)
 # Their projections of queries, keys and values have biases, which no field of theirs says.
 _BIASED = ("qwen2", "qwen2_moe")
 
@@ -64,11 +68,15 @@ class ModelShape:
         Raises:
             ValueError: It has not those of such a decoder.
         """
-        text = {**config, **config.get("text_config", {})}
+        nested = config.get("text_config")
+        text = {**config, **(nested if isinstance(nested, Mapping) else {})}
         feed_forward = text.get("moe_intermediate_size") or text.get("intermediate_size")
-        missing = [name for name in _NEEDED if not isinstance(text.get(name), int)]
-        if missing or not isinstance(feed_forward, int):
+        missing = [name for name in _NEEDED if not _is_size(text.get(name))]
+        if missing or not _is_size(feed_forward):
             raise ValueError(f"no {', '.join(missing or ['intermediate_size'])}")
+        wrong = [name for name in _OPTIONAL if text.get(name) and not _is_size(text[name])]
+        if wrong:
+            raise ValueError(f"no sizes: {', '.join(wrong)}")
         heads = text["num_attention_heads"]
         experts = text.get("num_local_experts") or text.get("num_experts") or 0
         return cls(
@@ -142,6 +150,10 @@ class ModelShape:
         )
 
 
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
+
+
 def new_model(architecture: ArchitectureParams, vocabulary: int) -> ModelShape:
     """The Llama that a warm start from scratch makes."""
     return ModelShape(
@@ -170,7 +182,10 @@ def read_shape(source: External, store: Store) -> ModelShape | str:
     if isinstance(place, str):
         return place
     try:
-        return ModelShape.from_config(json.loads(place.read_text()))
+        config = json.loads(place.read_text())
+        if not isinstance(config, Mapping):
+            raise ValueError("no JSON object")
+        return ModelShape.from_config(config)
     except (OSError, ValueError) as error:
         return f"{place} does not tell the sizes of a decoder ({error})"
 

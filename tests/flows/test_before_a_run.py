@@ -40,6 +40,15 @@ def test_settings_that_can_work_are_not_told_of(tmp_path: Path) -> None:
     assert "promotion asks for no win over the base" in told
 
 
+def test_a_file_without_held_out_prompts_is_left_to_its_stage(tmp_path: Path) -> None:
+    empty = tmp_path / "test.jsonl"
+    empty.write_text("")
+    prompts = {"test_prompts": str(empty)}
+    own = config(tmp_path, 1000)
+    told = cautions(own.model_copy(update={"inputs": own.inputs.model_copy(update=prompts)}))
+    assert not any("held-out" in each for each in told)
+
+
 def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
     done = geb("plan", write_config(tmp_path), "--json")
     assert done.returncode == 0

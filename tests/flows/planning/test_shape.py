@@ -60,6 +60,19 @@ def test_a_model_of_unknown_sizes_says_what_is_missing(tmp_path: Path) -> None:
     assert "hidden_size" in found
 
 
+@pytest.mark.parametrize(
+    "config",
+    [[], {**SMALL, "text_config": None, "head_dim": "8"}, {**SMALL, "num_attention_heads": 0}],
+    ids=["list", "text", "zero"],
+)
+def test_a_damaged_configuration_is_named_by_its_file(tmp_path: Path, config: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    store = open_store(str(tmp_path / "store"), create=True)
+    found = read_shape(FileInput(location=str(tmp_path), digest="0"), store)
+    assert isinstance(found, str)
+    assert str(tmp_path / "config.json") in found
+
+
 def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"), create=True)
     found = read_shape(HubInput(repo="nobody/nothing-of-the-kind", revision="0" * 40), store)
