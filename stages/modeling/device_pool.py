@@ -25,7 +25,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_THREADS = "OMP_NUM_THREADS"
+# Both: MKL, where it is told its own number, takes that, and torch follows it.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Batches that are sent ahead for each process, so that none waits for its next one.
 _AHEAD = 2
 
@@ -90,9 +91,10 @@ def _environments(resources: Resources) -> list[dict[str, str]]:
         given = os.environ.get(_VISIBLE)
         devices = given.split(",") if given else [str(each) for each in range(resources.gpus)]
         return [{_VISIBLE: device} for device in devices[: resources.gpus]]
-    given = os.environ.get(_THREADS)
+    given = next((os.environ[name] for name in _THREADS if os.environ.get(name)), None)
     threads = int(given) if given else os.cpu_count() or 1
-    return [{_THREADS: str(max(1, threads // resources.processes))}] * resources.processes
+    share = str(max(1, threads // resources.processes))
+    return [dict.fromkeys(_THREADS, share)] * resources.processes
 
 
 def _answer(future: Future[Any]) -> Any:
