@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve
+from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import DATA_SUFFIXES, read_data_file
 from stages.contract.errors import EXIT_USER, UserError
 from stages.contract.request import FileInput
@@ -47,21 +48,28 @@ def try_oracle(config: RunConfig) -> None:
         name = source.digest, source.location, function, interpreter
         if name in _TRIED:
             return
-        _try(interpreter, source.location, function, _rows(config))
+        command = [interpreter, "-m", "stages.score.trial", source.location, function]
+        environment = stage_environment(in_bucket="://" in config.store)
+        _try(command, _rows(config), environment)
         _TRIED.add(name)
 
 
-def _try(interpreter: str, code: str, function: str, rows: list[dict[str, Any]]) -> None:
+def _try(command: list[str], rows: list[dict[str, Any]], environment: dict[str, str]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(rows, file)
         file.flush()
-        command = [interpreter, "-m", "stages.score.trial", code, function, file.name]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS
+                [*command, file.name],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_LIMIT_SECONDS,
+                env=environment,
             )
         except (subprocess.TimeoutExpired, OSError):
-            # A missing interpreter is named by who looks for them.
+            # The check of interpreters names one that is missing.
             return
     if done.returncode == EXIT_USER:
         said = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Event, Failure, Log
-from stages.contract.request import Request
+from stages.contract.request import Request, Resources
 
 KEPT_LINES = 50
 OnEvent = Callable[[Event], None]
@@ -63,6 +63,14 @@ def log_once(on_event: OnEvent) -> Callable[[str], None]:
             on_event(Log(message=message))
 
     return say
+
+
+def thread_variables(resources: Resources) -> dict[str, str]:
+    """Environment variables that hold a stage's libraries to its CPUs; none without a limit."""
+    if resources.cpus is None:
+        return {}
+    threads = str(max(1, int(resources.cpus)))
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 class FailureTail:

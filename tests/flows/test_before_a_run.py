@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from flows.execution.oracle_trial import try_oracle
 from flows.pipeline.config import RunConfig
+from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from tests.flows.loop import geb, write_config
 
@@ -86,3 +88,19 @@ def test_an_oracle_that_cannot_work_is_refused_before_the_first_stage(
     assert str(oracle) in message or "oracle.py:score" in message
     assert "remedy" in message
     assert not (tmp_path / "store/artifacts").exists()
+
+
+def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text(
+        "import os\n"
+        "def score(prompts, responses, references):\n"
+        "    assert os.environ['GEB_TEST_OTHER'] == 'there'\n"
+        "    assert 'PREFECT_API_KEY' not in os.environ\n"
+        "    return [0.0] * len(responses)\n"
+    )
+    monkeypatch.setenv("GEB_TEST_OTHER", "there")
+    monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    try_oracle(load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)})))

@@ -13,6 +13,7 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from flows.pipeline.placement import DockerSettings
+from flows.runners.base import thread_variables
 from flows.runners.local.outputs import writable_folders
 from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, HubInput, Request
@@ -76,10 +77,11 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
         }
     if settings.model_cache is not None:
         environment["HF_HOME"] = _MODEL_CACHE
-    if request.resources.cpus is not None:
-        threads = str(max(1, int(request.resources.cpus)))
-        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    return environment | settings.environment.get(request.stage, {})
+    return (
+        environment
+        | thread_variables(request.resources)
+        | settings.environment.get(request.stage, {})
+    )
 
 
 def labels_for(

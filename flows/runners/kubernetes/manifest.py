@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.kubernetes import KubernetesSettings, PodSettings
+from flows.runners.base import thread_variables
 from flows.runners.kubernetes.labels import (
     ATTEMPT,
     GROUP,
@@ -209,10 +210,7 @@ def _command(
 def _environment(request: Request, chosen: PodSettings) -> list[dict[str, Any]]:
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
-    if request.resources.cpus is not None:
-        threads = str(max(1, int(request.resources.cpus)))
-        plain |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    plain |= chosen.environment
+    plain |= thread_variables(request.resources) | chosen.environment
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [
         *({"name": name, "value": value} for name, value in plain.items()),

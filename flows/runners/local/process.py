@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.base import FailureTail, OnEvent, log_once
+from flows.runners.base import FailureTail, OnEvent, log_once, thread_variables
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
+from flows.runners.local.environment import stage_environment
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
@@ -20,28 +20,6 @@ from stages.contract.request import Request
 _SUPERVISOR_SECONDS = 10.0
 # To read the rest of a log once its stage has ended.
 _LEFTOVER_SECONDS = 10.0
-# Secrets of the orchestrator's own: no stage talks to Prefect.
-_ORCHESTRATOR_ONLY = (
-    "PREFECT_API_AUTH_STRING",
-    "PREFECT_API_KEY",
-    "PREFECT_SERVER_API_AUTH_STRING",
-)
-# Secrets of the bucket, where the store is in one.
-_CREDENTIALS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_STORAGE_MASTER_KEY",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_TOKEN",
-    "GOOGLE_BEARER_TOKEN",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-)
 
 
 class ProcessRunner:
@@ -150,20 +128,10 @@ class ProcessRunner:
 
 
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
+    in_bucket = LocalStore.open(request.store).mirror_of is not None
     # Without one of its own a stage sees no GPU, rather than those of others.
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
-    if request.resources.cpus is not None:
-        threads = str(max(1, int(request.resources.cpus)))
-        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    if LocalStore.open(request.store).mirror_of is not None:
-        # The bucket is not the stage's business.
-        for name in _CREDENTIALS:
-            environment.pop(name, None)
-    for name in _ORCHESTRATOR_ONLY:
-        environment.pop(name, None)
-    # The stage's own environment must not resolve packages of the orchestrator's.
-    environment.pop("VIRTUAL_ENV", None)
-    return environment
+    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices)}
+    return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
+from flows.runners.base import thread_variables
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
@@ -151,20 +152,13 @@ def default_interpreter(interpreters: Mapping[str, str], stage: str) -> str:
 def _set_up(request: Request, settings: SlurmSettings) -> list[str]:
     """Lines of a shell function that makes a job's environment."""
     job = settings.job(request.stage)
-    environment = _environment(request) | job.environment
+    environment = thread_variables(request.resources) | job.environment
     return [
         "set_up() {",
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         *(job.set_up or [":"]),
         "}",
     ]
-
-
-def _environment(request: Request) -> dict[str, str]:
-    if request.resources.cpus is None:
-        return {}
-    threads = str(max(1, int(request.resources.cpus)))
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def _array(name: str, words: Sequence[str]) -> str:

@@ -1,0 +1,39 @@
+"""Environment variables of programs that the orchestrator starts on this machine."""
+
+from __future__ import annotations
+
+import os
+
+# No stage talks to Prefect.
+_ORCHESTRATOR_ONLY = (
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "PREFECT_SERVER_API_AUTH_STRING",
+)
+# Where the store is in a bucket, the orchestrator alone talks to it.
+_BUCKET = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+    "GOOGLE_BEARER_TOKEN",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+
+
+def stage_environment(*, in_bucket: bool) -> dict[str, str]:
+    """The variables of this process, without its secrets.
+
+    Args:
+        in_bucket: Whether the run's store is in a bucket, whose keys are left out then.
+    """
+    # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
+    left_out = {*_ORCHESTRATOR_ONLY, *(_BUCKET if in_bucket else ()), "VIRTUAL_ENV"}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
