@@ -11,7 +11,7 @@ import typer
 
 from flows.commands.common import StorePath, console
 from flows.report.exported import base_of, export
-from stages.contract.errors import GebError
+from stages.contract.errors import EXIT_USER, GebError
 from stages.contract.registry import ModelRegistry
 from stages.contract.stores import open_store
 
@@ -50,12 +50,13 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 256,
 ) -> None:
     """Talk to a registered model (transformers), beside its base; a message a line."""
-    version, artifact = ModelRegistry(open_store(store)).resolve(model)
+    opened = open_store(store)
+    version, artifact = ModelRegistry(opened).resolve(model)
     name = f"{version.name}:{version.version}"
     partners = [f"{name}={artifact.file(version.checkpoint.path)}"]
     if base:
-        found = base_of(open_store(store), artifact)
-        partners.append(f"base={found.folder or found.name}")
+        found = base_of(opened, artifact)
+        partners.append(f"base={found.folder or f'{found.name}@{found.revision}'}")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "stages.generate.dialogue", *partners),
@@ -63,5 +64,8 @@ def chat(
         ],
         check=False,
     )
+    if done.returncode == EXIT_USER:
+        # It has said why.
+        raise typer.Exit(EXIT_USER)
     if done.returncode:
         raise GebError(f"the dialogue with {name} ended with exit code {done.returncode}")

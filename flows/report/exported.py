@@ -32,21 +32,18 @@ class BaseModel:
     """The model that training started from.
 
     Attributes:
-        name: Hub id with its revision, a folder, or the artifact of a warm start.
-        licence: What its model card says; None where nothing does.
-        folder: Its checkpoint on this machine; None for one of the hub.
+        name: Hub id, a folder, or the artifact of a warm start.
+        licence: Licence that its model card names, in a folder; None where none is known.
+        folder: Its checkpoint, a folder; None for one of the hub.
+        revision: Commit of the hub's repository; empty for a folder.
         is_own: Whether a warm start made it from nothing.
     """
 
     name: str
     licence: str | None
     folder: Path | None
+    revision: str = ""
     is_own: bool = False
-
-    @property
-    def is_hub(self) -> bool:
-        """Whether its name is one of the Hugging Face hub."""
-        return self.folder is None
 
 
 def export(store: Store, model: str, folder: Path) -> ModelVersion:
@@ -66,12 +63,11 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there and not empty", "name a new folder")
     source = artifact.file(version.checkpoint.path)
-    shutil.copytree(source, folder, dirs_exist_ok=True)
     ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
-    (folder / _CARD).write_text(
-        _card(version, artifact, ancestors, base_of(store, artifact), _is_adapter(folder)),
-        encoding="utf-8",
-    )
+    # First, so that a card which cannot be made leaves no folder.
+    card = _card(version, artifact, ancestors, base_of(store, artifact), _is_adapter(source))
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    (folder / _CARD).write_text(card, encoding="utf-8")
     return version
 
 
@@ -84,7 +80,7 @@ def base_of(store: Store, artifact: Artifact) -> BaseModel:
     if first.stage == "sft":
         made = store.load("sft", first.key)
         name = f"sft {first.key[:12]} ({first.made_by})"
-        name += f", warm-started from {given[0].name}" if given else ", trained from scratch"
+        name += f", warm-started from {given[0].title()}" if given else ", trained from scratch"
         licence = _licence(Path(given[0].name)) if given else None
         if made is None:
             raise UserError(
@@ -97,8 +93,10 @@ def base_of(store: Store, artifact: Artifact) -> BaseModel:
             f"the first policy of {artifact.manifest.run} is not in the lineage of its checkpoint",
             "`geb lineage` shows what is",
         )
+    if given[0].revision:
+        return BaseModel(given[0].name, None, None, given[0].revision)
     place = Path(given[0].name)
-    return BaseModel(given[0].name, _licence(place), place if place.is_dir() else None)
+    return BaseModel(given[0].name, _licence(place), place)
 
 
 def _card(
@@ -129,7 +127,9 @@ def _card(
 
 def _figures(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [(title, metrics[name]) for title, name in _FIGURES if metrics.get(name) is not None]
-    return [(title, f"{value:.4g}") for title, value in found]
+    return [
+        (title, str(value) if isinstance(value, int) else f"{value:.4g}") for title, value in found
+    ]
 
 
 def _is_adapter(folder: Path) -> bool:

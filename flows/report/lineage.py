@@ -26,9 +26,13 @@ class Source:
     """``stage/key`` of an artifact, or the place of a file or hub repository."""
     digest: str
     is_artifact: bool
+    revision: str = ""
+    """Commit of a hub repository; empty for all else."""
 
     def title(self) -> str:
         """Short form for a person."""
+        if self.revision:
+            return f"{self.name}@{self.revision[:12]}"
         if not self.is_artifact:
             return f"{self.name} ({self.digest[:12]})"
         stage, _, key = self.name.partition("/")
@@ -111,7 +115,9 @@ def _ancestor(store: Store, stage: str, key: str) -> Ancestor:
 def _source(record: Mapping[str, Any]) -> Source:
     if record["kind"] == "artifact":
         return Source(f"{record['stage']}/{record['key']}", record["digest"], True)
-    return Source(record.get("location") or record["repo"], record["digest"], False)
+    if record["kind"] == "hub":
+        return Source(record["repo"], record["digest"], False, record["revision"])
+    return Source(record["location"], record["digest"], False)
 
 
 def write_graph(ancestors: Sequence[Ancestor], path: Path) -> None:

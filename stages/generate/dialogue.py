@@ -9,7 +9,20 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from stages.contract.context import ModelSource
+from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
+from stages.modeling.chat import require_chat_template
+from stages.modeling.load import DTYPES, Precision, load_causal_lm, load_config
+from stages.modeling.tokenizers import load_tokenizer
+
+# Of a program that Ctrl-C ends, by the shell's convention.
+_EXIT_INTERRUPTED = 130
 
 
 @dataclass
@@ -22,8 +35,6 @@ class _Partner:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str, max_new_tokens: int, temperature: float) -> str:
-        import torch
-
         self.messages.append({"role": "user", "content": text})
         inputs = self.tokenizer.apply_chat_template(
             self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -33,7 +44,8 @@ class _Partner:
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,
-                pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
+                # One row is never padded; without an id transformers would warn.
+                pad_token_id=self.tokenizer.eos_token_id,
                 **(sampling or {"do_sample": False}),
             )
         new = output[0, inputs["input_ids"].shape[1] :]
@@ -42,17 +54,26 @@ class _Partner:
         return said
 
 
-def main() -> None:
-    """Talks until stdin ends."""
-    from transformers.utils.logging import disable_progress_bar
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("models", nargs="+", metavar="NAME=MODEL")
+def main() -> int:
+    """Talks until stdin ends; 64 where a model cannot be loaded, with the reason on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m stages.generate.dialogue")
+    parser.add_argument("models", nargs="+", metavar="NAME=MODEL", help="folder or ID@REVISION")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     disable_progress_bar()
-    partners = [_load(*each.split("=", 1)) for each in arguments.models]
+    try:
+        partners = [_load(*each.split("=", 1)) for each in arguments.models]
+        _talk(partners, arguments.max_new_tokens, arguments.temperature)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USER
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def _talk(partners: list[_Partner], max_new_tokens: int, temperature: float) -> None:
     is_person = sys.stdin.isatty()
     if is_person:
         sys.stdout.write("An empty line begins a new conversation; Ctrl-D ends.\n")
@@ -68,21 +89,26 @@ def main() -> None:
                 each.messages.clear()
             continue
         for each in partners:
-            said = each.answer(text, arguments.max_new_tokens, arguments.temperature)
+            said = each.answer(text, max_new_tokens, temperature)
             sys.stdout.write(f"{each.name}: {said}\n")
         sys.stdout.flush()
 
 
 def _load(name: str, place: str) -> _Partner:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Loads a model in the precision of its checkpoint.
 
-    repo, _, revision = place.partition("@")
-    chosen = {"revision": revision} if revision else {}
-    model = AutoModelForCausalLM.from_pretrained(repo, dtype="auto", **chosen)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _Partner(name, model.to(device).eval(), AutoTokenizer.from_pretrained(repo, **chosen))
+    Raises:
+        UserError: There is none, or its tokenizer has no chat template.
+    """
+    # A folder's name may hold an @, too.
+    repo, _, revision = (place, "", "") if Path(place).is_dir() else place.partition("@")
+    source = ModelSource(repo, revision or None)
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, repo)
+    stored = load_config(source).get_text_config().dtype
+    precision: Precision = next((each for each in DTYPES if DTYPES[each] == stored), "float32")
+    return _Partner(name, load_causal_lm(source, dtype=precision), tokenizer)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

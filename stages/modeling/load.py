@@ -27,7 +27,7 @@ from stages.modeling.checkpoint_files import (
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
-DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,

@@ -6,6 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
+from flows.report.exported import base_of
+from stages.contract.local_store import LocalStore
+from stages.contract.manifest import Manifest
+from stages.contract.request import HubInput
 from tests.flows.loop import geb, steps
 from tests.forking import forked_python
 
@@ -45,6 +49,47 @@ def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = [line.partition(":")[0] for line in done.stdout.splitlines()]
     assert names == ["small", "base"] * 2
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "me@home").mkdir()
+    done = subprocess.run(
+        [forked_python(), "-m", "stages.generate.dialogue", f"base={tmp_path / 'me@home'}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert f"{tmp_path}/me@home" in done.stderr, "an @ in a folder's name begins no revision"
+    assert "remedy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_base_of_the_hub_is_its_repository_at_its_revision(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path), create=True)
+    hub = HubInput(repo="owner/model", revision="c0ffee")
+    manifest = Manifest(
+        stage="train",
+        version="1",
+        key="0" * 64,
+        params={},
+        seed=0,
+        inputs={"policy": [hub.model_dump(mode="json") | {"digest": hub.digest}]},
+        run="hub",
+        step="iteration-1/train",
+        files={},
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:00:01+00:00",
+        software={},
+        host="here",
+        accelerator="cpu",
+        notes={},
+    )
+    artifact = store.publish(store.new_scratch("train", manifest.key), manifest)
+    found = base_of(store, artifact)
+    assert (found.name, found.revision, found.folder) == ("owner/model", "c0ffee", None)
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:
