@@ -234,6 +234,8 @@ def test_a_quota_that_is_used_up_is_waited_for() -> None:
         "limits.memory=2Gi,pods=1", "limits.memory=3Gi,pods=2", "limits.memory=4Gi,pods=4"
     )
     assert isinstance(refused(403, said, "train", "train"), QuotaInUseError)
+    otherwise = QUOTA.format("pods=1", "pods=1000", "pods=1e3")
+    assert isinstance(refused(403, otherwise, "train", "train"), QuotaInUseError)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from flows.runners.slurm.job import batch_program, computes, new_name, submit_op
 from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
 from flows.runners.slurm.watch import Tail
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
@@ -255,3 +256,10 @@ def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:
         file.write("o\nthree")
     assert list(tail.new_lines()) == ["two\n"]
     assert list(tail.new_lines(last=True)) == ["three"]
+
+
+def test_an_event_with_other_line_ends_in_its_text_stays_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    event = Log(message="a\u2028b\x85c").model_dump_json() + "\n"
+    path.write_text(event)
+    assert list(Tail(path).new_lines()) == [event]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
@@ -211,22 +212,22 @@ def reason_of(error: ApiException) -> str:
 def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, str]:
     made = client.Configuration()
     chosen = settings.kubeconfig or settings.context
-    if chosen is None and _SERVICE_ACCOUNT.exists() and "KUBECONFIG" not in os.environ:
-        config.load_incluster_config(client_configuration=made)
-        return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
     file = os.environ.get("KUBECONFIG")
     if settings.kubeconfig is not None:
         file = str(Path(settings.kubeconfig).expanduser())
     try:
+        if chosen is None and file is None and _SERVICE_ACCOUNT.exists():
+            config.load_incluster_config(client_configuration=made)
+            return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
         config.load_kube_config(file, settings.context, client_configuration=made)
-        _, current = config.list_kube_config_contexts(file)
-        contexts = {each["name"]: each for each in config.list_kube_config_contexts(file)[0]}
-    except (ConfigException, OSError) as error:
+        listed, current = config.list_kube_config_contexts(file)
+    except (ConfigException, OSError, yaml.YAMLError) as error:
         raise UserError(
             f"no cluster is configured: {error}",
             "set KUBECONFIG or execution.kubernetes.kubeconfig to its file, and "
             "execution.kubernetes.context to one of the file's contexts",
         ) from error
+    contexts = {each["name"]: each for each in listed}
     context = contexts.get(settings.context, current)["context"]
     return made, settings.namespace or context.get("namespace") or "default"
 

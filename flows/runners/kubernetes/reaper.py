@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.kubernetes.client import Cluster, explained
@@ -83,7 +84,7 @@ def _save_log(cluster: Cluster, pod: Pod) -> None:
     folder = Path(annotation(pod, STORE_PLACE)) / "logs" / label(pod, COMPONENT)
     log = folder / annotation(pod, FULL_KEY) / f"left-{name_of(pod)}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Its node may be gone, and the log with it.
-    with contextlib.suppress(ApiException), log.open("wb") as file:
+    # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
+    with contextlib.suppress(ApiException, HTTPError), log.open("wb") as file:
         for line in cluster.log(name_of(pod), follow=False, since_seconds=None):
             file.write(line + b"\n")

@@ -82,8 +82,9 @@ class PodWatch:
             self._wanted.wait()
             try:
                 self._watch_once()
-            except (ApiException, *UNREACHABLE) as error:
-                # The API server may be away for a while; the pods go on without it.
+            except (ApiException, ValueError, *UNREACHABLE) as error:
+                # The API server may be away for a while, and a connection be cut in the middle of
+                # an object; the pods go on without it.
                 _LOGGER.debug("cannot see pods: %s", error)
                 rest.wait(_RETRY_SECONDS)
 

@@ -49,7 +49,9 @@ class Tail:
             return
         whole = data if last else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        yield from whole.decode(errors="replace").splitlines(keepends=True)
+        # Bytes: a text has more kinds of line ends, and an event may hold them.
+        for line in whole.splitlines(keepends=True):
+            yield line.decode(errors="replace")
 
 
 class JobWatch:
