@@ -1,4 +1,4 @@
-"""Health of the places where runners start stages: what ``geb doctor --runner`` tells."""
+"""Health of the places where runners start stages, for ``geb doctor --runner``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
+from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
+from stages.contract.health import Health
 from stages.contract.local_store import LocalStore
+
+# Leases and logs compare clocks of hosts.
+_MOST_CLOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        name: What.
+        name: Name of the thing.
         ok: Whether it is as a run needs it.
         detail: What was found, and the remedy where it is not.
     """
@@ -23,6 +28,30 @@ class Finding:
     name: str
     ok: bool
     detail: str
+
+
+def faults_of(health: Health, *, ahead_seconds: float, gpus: int, other_code: str) -> Iterator[str]:
+    """Faults of a place where stages are to run, each of which a stage would fail of.
+
+    Args:
+        health: What a trial has found there.
+        ahead_seconds: How far the clock there was ahead of this machine's.
+        gpus: GPUs that the trial asked for.
+        other_code: Remedy where the stages' code there is not that of this machine.
+    """
+    if health.store_error:
+        yield f"it does not read the store: {health.store_error}"
+    if health.code != stages_digest():
+        yield f"it holds other code of the stages than this machine: {other_code}"
+    if abs(ahead_seconds) > _MOST_CLOCK_SECONDS:
+        yield f"its clock is {ahead_seconds:+.0f} s off this machine's: leases would not hold"
+    if health.gpus < gpus:
+        yield f"it sees {health.gpus} GPUs of {gpus} that it asked for"
+
+
+def one_line(error: Exception) -> str:
+    """An error, its remedy included, as the detail of a finding."""
+    return str(error).replace("\n", ";")
 
 
 def _kubernetes(config: RunConfig) -> Iterator[Finding]:

@@ -14,35 +14,33 @@ from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.kubernetes import KubernetesSettings
-from flows.runners.health import Finding
+from flows.runners.health import Finding, faults_of, one_line
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, explained, reason_of
+from flows.runners.kubernetes.diagnosis import Ending
 from flows.runners.kubernetes.labels import selector
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, trial_pod
 from flows.runners.kubernetes.refusal import refused
 from flows.runners.kubernetes.rights import missing_rights
 from flows.runners.kubernetes.runner import image_of, user_of
 from flows.runners.kubernetes.watch import PodWatch
-from stages.contract.code import stages_digest
 from stages.contract.errors import GebError
 from stages.contract.health import Health
 from stages.contract.request import Request
 from stages.contract.stores import cache_home, location_of
 
-# Leases and logs compare clocks of hosts.
-_MOST_CLOCK_SECONDS = 5.0
 _GRACE_SECONDS = 5.0
 
 
 def findings(config: RunConfig) -> Iterator[Finding]:
-    """What a run with this configuration would find; a pod is started for each image."""
+    """Looks at the cluster of a configuration; starts a pod for each image."""
     settings = config.execution.kubernetes
     try:
         cluster = Cluster(settings)
         with explained(cluster):
             missing = missing_rights(cluster)
     except GebError as error:
-        yield Finding("cluster", False, _one_line(error))
+        yield Finding("cluster", False, one_line(error))
         return
     yield Finding("cluster", True, f"{cluster.server}, namespace {cluster.namespace}")
     yield Finding("rights", not missing, f"may not {', '.join(missing)}" if missing else "all")
@@ -84,18 +82,18 @@ def _try_image(
     name = f"image {image} ({request.stage})"
     trial = _Trial()
     try:
-        _run_trial(cluster, settings, image, request, trial)
+        ending = _run_trial(cluster, settings, image, request, trial)
     except GebError as error:
-        return Finding(name, False, _one_line(error))
+        return Finding(name, False, one_line(error))
     if trial.health is None:
-        return Finding(name, False, "it holds no stages of this version: push it again")
-    wrong = list(trial.wrong(request))
+        return Finding(name, False, _why_silent(ending))
+    wrong = trial.faults(request)
     seen = f"sees the store as user {trial.health.user}, holds this code, {trial.health.gpus} GPUs"
     return Finding(name, not wrong, "; ".join(wrong) if wrong else seen)
 
 
 class _Trial:
-    """What a trial pod told, and when."""
+    """Words of a trial pod, and how far its clock was ahead."""
 
     def __init__(self) -> None:
         self.health: Health | None = None
@@ -108,22 +106,22 @@ class _Trial:
             self.health = Health.model_validate_json(line)
             self._ahead_seconds = self.health.time - time.time()
 
-    def wrong(self, request: Request) -> Iterator[str]:
-        """What a stage would fail of there."""
+    def faults(self, request: Request) -> list[str]:
+        """Faults of the pod's place; the pod has told something."""
         assert self.health is not None
-        if self.health.store_error:
-            yield f"its pod does not read the store: {self.health.store_error}"
-        if self.health.code != stages_digest():
-            yield "it holds other code of the stages than the orchestrator: build and push it again"
-        if abs(self._ahead_seconds) > _MOST_CLOCK_SECONDS:
-            yield f"its node's clock differs from this one by {self._ahead_seconds:.0f} s"
-        if self.health.gpus < request.resources.gpus:
-            yield f"it sees {self.health.gpus} GPUs of {request.resources.gpus} that it asked for"
+        return list(
+            faults_of(
+                self.health,
+                ahead_seconds=self._ahead_seconds,
+                gpus=request.resources.gpus,
+                other_code="build and push the image again",
+            )
+        )
 
 
 def _run_trial(
     cluster: Cluster, settings: KubernetesSettings, image: str, request: Request, trial: _Trial
-) -> None:
+) -> Ending:
     """Runs ``stages.contract.health`` in a pod to its end."""
     uid, gid = user_of(settings)
     attempt = Attempt(
@@ -143,10 +141,14 @@ def _run_trial(
         pods = PodAttempt(cluster, request, settings, _GRACE_SECONDS, [pod], lambda event: None)
         watch = PodWatch(cluster, selector(store=request.store))
         try:
-            pods.follow(watch, trial.hear, lambda: None, threading.Event())
+            [ending] = pods.follow(watch, trial.hear, lambda: None, threading.Event())
         finally:
             pods.remove()
+    return ending
 
 
-def _one_line(error: GebError) -> str:
-    return str(error).replace("\n", ";")
+def _why_silent(ending: Ending) -> str:
+    if ending.kind == "exited":
+        return "it holds no stages of this version: push it again"
+    kind = ending.kind.replace("_", " ")
+    return f"its pod ended before it told anything ({kind}): {ending.message}".rstrip(": ")

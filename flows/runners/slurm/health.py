@@ -10,30 +10,27 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig
-from flows.runners.health import Finding
+from flows.runners.health import Finding, faults_of, one_line
 from flows.runners.slurm import client
 from flows.runners.slurm.job import default_interpreter, health_program, submit_options
 from flows.runners.slurm.preflight import check_job, stage_resources, trial_request
 from flows.runners.slurm.refusals import mistake
-from stages.contract.code import stages_digest
 from stages.contract.errors import GebError
 from stages.contract.health import Health
 from stages.contract.request import Request, Resources
 from stages.contract.stores import location_of
 
-# Leases and logs compare clocks of hosts.
-_MOST_CLOCK_SECONDS = 5.0
 _WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 
 
 def findings(config: RunConfig) -> Iterator[Finding]:
-    """What a run with this configuration would find; a job is started for each kind of stage."""
+    """Looks at the cluster of a configuration; starts a job for each kind of stage."""
     try:
         version = client.version()
         jobs = client.own_jobs()
     except GebError as error:
-        yield Finding("Slurm", False, _one_line(error))
+        yield Finding("Slurm", False, one_line(error))
         return
     yield Finding(
         "Slurm", True, f"{version}; {sum(not each.is_over for each in jobs)} jobs of yours"
@@ -67,7 +64,7 @@ def _try_job(config: RunConfig, stages: list[str], request: Request) -> Finding:
             job = _submit(config, request, Path(folder), store)
             return Finding(name, *_wait(job, request, Path(folder)))
     except (GebError, OSError) as error:
-        return Finding(name, False, _one_line(error))
+        return Finding(name, False, one_line(error))
 
 
 def _submit(config: RunConfig, request: Request, folder: Path, store: Path) -> str:
@@ -108,23 +105,16 @@ def _judge(text: str, request: Request, folder: Path) -> tuple[bool, str]:
         health = Health.model_validate_json(text)
     except ValidationError:
         return False, _last_line(folder / "slurm.out")
-    seconds = health.time - time.time()
-    if health.store_error:
-        return False, f"its node cannot read the store: {health.store_error}"
-    if health.code != stages_digest():
-        return (
-            False,
-            "its Python has other code of the stages than this one (execution.interpreters)",
-        )
-    if abs(seconds) > _MOST_CLOCK_SECONDS:
-        return False, f"its clock is {seconds:+.0f} s off this machine's: leases would not hold"
-    return True, f"ran, sees the store and {health.gpus} GPUs"
+    faults = faults_of(
+        health,
+        ahead_seconds=health.time - time.time(),
+        gpus=request.resources.gpus,
+        other_code="correct execution.interpreters, or install this version for its Python",
+    )
+    wrong = "; ".join(faults)
+    return not wrong, wrong or f"ran, sees the store and {health.gpus} GPUs"
 
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else "it said nothing"
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).replace("\n", ";")

@@ -1,0 +1,34 @@
+"""Faults of a place for stages, as `geb doctor --runner` tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.runners.health import faults_of
+from stages.contract.health import Health, look
+from stages.contract.local_store import LocalStore
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Health:
+    LocalStore.open(str(tmp_path), create=True)
+    return look(str(tmp_path)).model_copy(update={"gpus": 1})
+
+
+def faults(health: Health, *, ahead_seconds: float = 0, gpus: int = 1) -> list[str]:
+    return list(faults_of(health, ahead_seconds=ahead_seconds, gpus=gpus, other_code="build it"))
+
+
+def test_this_machine_is_a_place_without_faults(here: Health) -> None:
+    assert faults(here, ahead_seconds=-1) == []
+
+
+def test_every_fault_is_told(here: Health) -> None:
+    far = here.model_copy(update={"store_error": "no such folder", "code": "other"})
+    store, code, clock, gpus = faults(far, ahead_seconds=-9, gpus=2)
+    assert "no such folder" in store
+    assert "build it" in code
+    assert "-9 s off" in clock
+    assert "1 GPUs of 2" in gpus
