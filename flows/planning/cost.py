@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flows.pipeline.estimation import Estimation
+from flows.planning.hardware import Device
+
 GIB = 2**30
 RUNTIME_CPU = 0.8 * GIB
 """Python, torch, transformers and DeepSpeed in a process on the CPU, before any weight."""
@@ -18,6 +21,10 @@ LOAD_BYTES_PER_SECOND = 1.0e9
 """Weights from disk into a device."""
 LAYER_SECONDS = {True: 2.0e-5, False: 6.0e-4}
 """Least time of a forward pass through one layer, of launching its kernels: on a GPU, on a CPU."""
+# stages/modeling/logprobs.py.
+_LOGITS_CHUNK = 64 * 2**20
+_FEWEST_ROWS = 1024
+_FORWARD_EFFICIENCY = {True: 0.5, False: 0.6}
 
 
 @dataclass(frozen=True)
@@ -50,3 +57,14 @@ class Cost:
     def peak_memory(self) -> float:
         """Bytes of one process on its device."""
         return sum(self.memory.values())
+
+
+def forward_efficiency(assumed: Estimation, device: Device) -> float:
+    """Share of the device's rate that a forward pass without gradients reaches."""
+    return assumed.forward_efficiency or _FORWARD_EFFICIENCY[device.is_gpu]
+
+
+def logits_chunk_bytes(vocabulary: int, device: Device) -> int:
+    """Bytes of one chunk of float32 logits, of which two are in memory at a time."""
+    rows = _FEWEST_ROWS if device.is_gpu else 1
+    return max(_LOGITS_CHUNK, rows * 4 * vocabulary)

@@ -14,10 +14,11 @@ from flows.planning.cost import (
     START_SECONDS,
     VLLM_START_SECONDS,
     Cost,
+    forward_efficiency,
+    logits_chunk_bytes,
 )
 from flows.planning.hardware import Device
 from flows.planning.shape import ModelShape
-from flows.planning.training import forward_efficiency
 from stages.contract.request import Resources
 from stages.generate.params import GenerateParams
 
@@ -175,7 +176,8 @@ def forward_cost(
         "runtime": RUNTIME_GPU if device.is_gpu else RUNTIME_CPU,
     }
     if response_tokens:
-        memory["logits"] = min(4.0 * model.vocabulary * batch_tokens, 2.0 * 64 * 2**20)
+        chunks = 2.0 * logits_chunk_bytes(model.vocabulary, device)
+        memory["logits"] = min(4.0 * model.vocabulary * batch_tokens, chunks)
     loading = model.params * model.dtype_bytes / LOAD_BYTES_PER_SECOND
     return Cost(
         tokens=tokens,

@@ -1,8 +1,6 @@
-"""Cost of a training: weights, gradients, optimizer, activations and logits of each process.
+"""Cost of a training: operations, time, disk, and the memory of each process.
 
 Formulas, with their sources, are in docs/planning.md.
-
-Shapes: `H` width, `F` width of the feed-forward layers, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -11,34 +9,19 @@ import math
 from dataclasses import dataclass
 
 from flows.pipeline.estimation import Estimation
-from flows.planning.cost import (
-    LAYER_SECONDS,
-    LOAD_BYTES_PER_SECOND,
-    RUNTIME_CPU,
-    RUNTIME_GPU,
-    START_SECONDS,
-    Cost,
-)
+from flows.planning.cost import LAYER_SECONDS, LOAD_BYTES_PER_SECOND, START_SECONDS, Cost
 from flows.planning.hardware import Device
 from flows.planning.shape import ModelShape
+from flows.planning.training_memory import TrainingSetting, training_memory
 from stages.contract.request import Resources
 from stages.training.params import TrainingParams
 
-# DeepSpeed's defaults (runtime/zero/config.py): elements.
-_REDUCE_BUCKET = 5e8
-_MAX_LIVE_PARAMETERS = 1e9
-_SUB_GROUP = 1e9
-# stages/modeling/logprobs.py.
-_LOGITS_KEPT = 256 * 2**20
-_LOGITS_CHUNK = 64 * 2**20
-_FEWEST_ROWS = 1024
 _EFFICIENCY = {True: 0.4, False: 0.55}
-_FORWARD_EFFICIENCY = {True: 0.5, False: 0.6}
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a training reads.
+    """Samples that a training reads.
 
     Attributes:
         number: Samples (pairs, conversations) of an epoch.
@@ -53,44 +36,6 @@ class Samples:
     response_tokens: float
     global_batch: int
     reference_pass: bool
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """Dtypes and processes of a training, as stages/training/numerics.py chooses them."""
-
-    model: ModelShape
-    params: TrainingParams
-    device: Device
-    world: int
-
-    @property
-    def zero(self) -> int:
-        stage = self.params.deepspeed.zero_stage
-        return 0 if stage == "off" else stage
-
-    @property
-    def deepspeed(self) -> bool:
-        return self.params.deepspeed.zero_stage != "off"
-
-    @property
-    def bfloat16(self) -> bool:
-        wanted = self.params.precision
-        return self.device.is_gpu if wanted == "auto" else wanted == "bfloat16"
-
-    @property
-    def weight_bytes(self) -> int:
-        low = self.bfloat16 and (self.deepspeed or self.params.lora.rank > 0)
-        return 2 if low else 4
-
-    @property
-    def trained(self) -> float:
-        rank = self.params.lora.rank
-        return self.model.lora_params(rank) if rank else self.model.params
-
-    def share(self, from_stage: int) -> float:
-        """Share of a process in what ZeRO splits from ``from_stage`` on."""
-        return 1 / self.world if self.zero >= from_stage else 1.0
 
 
 def training_cost(
@@ -117,8 +62,8 @@ def training_cost(
         writes_average: Whether the average of the references is saved, too.
     """
     world = (resources.gpus or resources.processes) * resources.nodes
-    setting = _Setting(model, params, device, world)
-    memory, host = _memory(setting)
+    setting = TrainingSetting(model, params, device, world)
+    memory, host = training_memory(setting)
     flops, executed = _operations(setting, samples)
     tokens = samples.number * samples.tokens * (params.epochs + samples.reference_pass)
     checkpoint = model.params * setting.weight_bytes + setting.trained * 12
@@ -136,97 +81,7 @@ def training_cost(
     )
 
 
-def _memory(setting: _Setting) -> tuple[dict[str, float], dict[str, float]]:
-    """Terms of the largest moment: the backward pass of a full micro-batch."""
-    model, params, offload = setting.model, setting.params, setting.params.deepspeed
-    weights = model.params * setting.weight_bytes * setting.share(3)
-    if params.lora.rank:
-        weights += setting.trained * setting.weight_bytes * setting.share(3)
-    device: dict[str, float] = {"weights": weights}
-    host: dict[str, float] = {}
-    optimizer = 8 * setting.trained * setting.share(1)
-    # Master weights: always under ZeRO-1 and 2; under ZeRO-3 where the weights are not float32.
-    if setting.deepspeed and (setting.weight_bytes == 2 or setting.zero in (1, 2)):
-        optimizer += 4 * setting.trained * setting.share(1)
-    device["gradients"] = _gradients(setting)
-    device["optimizer"] = optimizer
-    if offload.offload_optimizer:
-        host["optimizer"] = device.pop("optimizer")
-    if offload.offload_parameters:
-        host["weights"] = device.pop("weights")
-    if setting.deepspeed and setting.zero:
-        device["reduce bucket"] = _bucket(setting)
-    if setting.zero == 3:
-        device["gathered weights"] = _gathered(setting)
-    device |= _activations(setting)
-    device["runtime"] = RUNTIME_GPU if setting.device.is_gpu else RUNTIME_CPU
-    return device, host
-
-
-def _gathered(setting: _Setting) -> float:
-    """Weights of other processes' shards that are here for the layers at work."""
-    live = min(setting.model.params, _MAX_LIVE_PARAMETERS) * setting.weight_bytes
-    return live * (1 - 1 / setting.world)
-
-
-def _gradients(setting: _Setting) -> float:
-    size = setting.trained * setting.weight_bytes
-    if not setting.deepspeed:
-        # DDP's buckets are a second copy (`gradient_as_bucket_view` is off).
-        return size * (2 if setting.world > 1 else 1)
-    if setting.zero == 0 and setting.weight_bytes == 2:
-        # DeepSpeed's BF16_Optimizer accumulates in float32.
-        return setting.trained * (2 + 4)
-    grads = size * setting.share(2)
-    if setting.weight_bytes == 2:
-        # The step turns one sub-group at a time into float32.
-        grads += 4 * min(_SUB_GROUP, setting.trained * setting.share(1))
-    return grads
-
-
-def _bucket(setting: _Setting) -> float:
-    """DeepSpeed's buffer of gradients on their way; two of them where they overlap (ZeRO-3)."""
-    elements = _REDUCE_BUCKET
-    if not setting.device.is_gpu:
-        # Memory that nothing was written to takes no room.
-        elements = min(elements, setting.trained)
-    return elements * setting.weight_bytes
-
-
-def _activations(setting: _Setting) -> dict[str, float]:
-    """Bytes kept for the backward pass of one micro-batch, and the logits of its head."""
-    model, params = setting.model, setting.params
-    tokens = params.micro_batch_tokens
-    autocast = setting.bfloat16 and not setting.deepspeed
-    residual = 4 if autocast else setting.weight_bytes
-    low = 2 if setting.bfloat16 else 4
-    # Norms twice in float32 and twice in `low`; queries, keys, values and the attention's output;
-    # gate, its activation, up, and their product.
-    passed = model.intermediate * max(model.experts_per_token, 1)
-    layer = (8 + 4 * low) * model.hidden
-    layer += low * (2 * model.query_width + 2 * model.kv_width + 4 * passed)
-    if params.gradient_checkpointing:
-        # Each layer's input, and one layer at a time with the gradients of its widest tensors.
-        kept = tokens * (model.layers * residual * model.hidden + layer + 3 * low * passed)
-    else:
-        kept = tokens * (model.layers * layer + 3 * low * passed)
-    # At most all tokens of a micro-batch are of responses.
-    logits = 4.0 * model.vocabulary * tokens
-    logits = logits if logits <= _LOGITS_KEPT else 2.0 * _chunk_bytes(setting)
-    terms = {"activations": float(kept), "logits": logits}
-    if not params.lora.rank:
-        terms["head's gradient"] = 4.0 * model.head_params
-    if autocast:
-        terms["weights in bfloat16"] = 2.0 * (model.params if not params.lora.rank else 0)
-    return terms
-
-
-def _chunk_bytes(setting: _Setting) -> float:
-    rows = _FEWEST_ROWS if setting.device.is_gpu else 1
-    return max(_LOGITS_CHUNK, rows * 4 * setting.model.vocabulary)
-
-
-def _operations(setting: _Setting, samples: Samples) -> tuple[float, float]:
+def _operations(setting: TrainingSetting, samples: Samples) -> tuple[float, float]:
     """Operations that the model needs, and those that are executed."""
     model, params = setting.model, setting.params
     tokens = samples.number * samples.tokens
@@ -249,7 +104,7 @@ def _operations(setting: _Setting, samples: Samples) -> tuple[float, float]:
 
 
 def _seconds(
-    setting: _Setting,
+    setting: TrainingSetting,
     samples: Samples,
     resources: Resources,
     executed: float,
@@ -277,7 +132,7 @@ def _seconds(
     return START_SECONDS + loading + training
 
 
-def _exchanged(setting: _Setting, batches: int) -> float:
+def _exchanged(setting: TrainingSetting, batches: int) -> float:
     """Bytes that a process receives in a step (Rajbhandari et al. 2020, §7)."""
     if setting.world == 1:
         return 0.0
@@ -290,11 +145,11 @@ def _exchanged(setting: _Setting, batches: int) -> float:
     return batches * (2 * setting.model.params * setting.weight_bytes + size)
 
 
-def _link(setting: _Setting, resources: Resources, assumed: Estimation) -> float:
+def _link(setting: TrainingSetting, resources: Resources, assumed: Estimation) -> float:
     return assumed.node_bandwidth * 1e9 if resources.nodes > 1 else setting.device.link
 
 
-def _remedy(setting: _Setting) -> str:
+def _remedy(setting: TrainingSetting) -> str:
     name, params = setting.params.stage, setting.params
     ways = []
     if setting.world > 1 and setting.zero < 3:
@@ -308,8 +163,3 @@ def _remedy(setting: _Setting) -> str:
         ways.append(f"{name}.lora.rank")
     unit = "gpus" if setting.device.is_gpu else "processes"
     return "set " + ", ".join([*ways, f"or a higher resources.{name}.{unit}"])
-
-
-def forward_efficiency(assumed: Estimation, device: Device) -> float:
-    """Share of the device's rate that a forward pass without gradients reaches."""
-    return assumed.forward_efficiency or _FORWARD_EFFICIENCY[device.is_gpu]

@@ -1,0 +1,275 @@
+"""Costs of a run's steps by their stage: models and tables that each reads, and their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flows.execution.plan import PlannedStep
+from flows.pipeline.config import RunConfig
+from flows.pipeline.steps import Output, Source, Step
+from flows.planning import sizes
+from flows.planning.cost import START_SECONDS, Cost
+from flows.planning.hardware import Device
+from flows.planning.inference import forward_cost, generation_cost
+from flows.planning.shape import ModelShape, new_model, read_shape
+from flows.planning.sizes import Table
+from flows.planning.training import Samples, training_cost
+from stages.contract.request import Resources
+from stages.contract.store import Artifact
+from stages.contract.stores import open_store
+from stages.evaluate.params import EvaluateParams
+from stages.generate.params import GenerateParams
+from stages.score.params import ScoreParams
+from stages.sft.params import SftParams
+from stages.train.params import TrainParams
+
+_SAVED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Stages that load no torch.
+_LIGHT_SECONDS = 2.0
+_SCORE_BYTES = 40
+# A word-level tokenizer of a warm start from scratch has about so many words.
+_NEW_VOCABULARY = 1024
+
+
+class StepCosts:
+    """Costs of a run's steps; knows the model of each checkpoint and the rows of each table.
+
+    Args:
+        config: The run's configuration.
+        planned: Its plan, which says what the store has.
+    """
+
+    def __init__(self, config: RunConfig, planned: Sequence[PlannedStep]) -> None:
+        self._config = config
+        self._assumed = config.estimation
+        self._store = open_store(config.store)
+        self._planned = {each.step: each for each in planned}
+        self._models: dict[str, ModelShape | str] = {}
+        self._tables: dict[str, Table] = {}
+        self._prompt_tokens = 0.0
+
+    def of(self, step: Step, resources: Resources, device: Device) -> Cost:
+        """Cost of a step, whether or not the store has it; to be asked in the steps' order.
+
+        Args:
+            step: The step.
+            resources: Those of its stage.
+            device: What each of its processes computes on.
+        """
+        return _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
+
+    def _made(self, step: Step) -> Artifact | None:
+        planned = self._planned[step.name]
+        if planned.action == "run" or planned.key is None:
+            return None
+        return self._store.load(step.stage, planned.key)
+
+    def _model(self, source: Source) -> ModelShape | str:
+        if isinstance(source, Output):
+            return self._models[source.step]
+        return read_shape(source, self._store)
+
+    def _light(self, step: Step, resources: Resources, device: Device) -> Cost:
+        """Stages without a model; those that read responses make a row of each prompt's."""
+        if "responses" in step.inputs:
+            tables = [self._tables[each.step] for each in _outputs(step, "responses")]
+            rows = sum(each.rows for each in tables)
+            response = sum(each.rows * each.response_tokens for each in tables) / max(rows, 1)
+            prompts = sum(each.prompts for each in tables)
+            self._tables[step.name] = Table(prompts, response, prompts)
+        return Cost(seconds=_LIGHT_SECONDS)
+
+    def _prepare(self, step: Step, resources: Resources, device: Device) -> Cost:
+        made = self._made(step)
+        config = self._config
+        if "train" not in step.inputs:
+            return self._prepare_suite(step, made)
+        data = sizes.rows_of(
+            [each for each in step.inputs["train"] if not isinstance(each, Output)]
+        )
+        self._prompt_tokens = sizes.prompt_tokens(config, data)
+        number = sizes.train_prompts(config, data)
+        if made is not None:
+            for iteration in range(1, config.iterations + 1):
+                name = f"iteration-{iteration}.parquet"
+                self._tables[name] = Table(sizes.made_rows(made, name))
+            self._tables["test.parquet"] = Table(sizes.made_rows(made, "test.parquet"))
+            return Cost(seconds=_LIGHT_SECONDS)
+        for iteration in range(1, config.iterations + 1):
+            self._tables[f"iteration-{iteration}.parquet"] = Table(number or 0)
+        held_out = step.inputs.get("test", ())
+        own = sizes.rows_of([each for each in held_out if not isinstance(each, Output)])
+        self._tables["test.parquet"] = Table(sizes.held_out_prompts(config, own))
+        notes = (
+            ()
+            if number is not None
+            else (
+                "the number of prompts is not known before `prepare` has read them: set "
+                "estimation.prompts_per_iteration (or prepare.prompts_per_iteration)",
+            )
+        )
+        return Cost(seconds=_LIGHT_SECONDS, notes=notes)
+
+    def _prepare_suite(self, step: Step, made: Artifact | None) -> Cost:
+        """Prompts of a suite; their length is taken for that of the run's."""
+        if made is not None:
+            self._tables[step.name] = Table(sizes.made_rows(made, "test.parquet"))
+            return Cost(seconds=_LIGHT_SECONDS)
+        data = sizes.rows_of([each for each in step.inputs["test"] if not isinstance(each, Output)])
+        self._tables[step.name] = Table(data.number if data is not None else 0)
+        unread = f"the prompts of {step.name} are not on this machine: its suite is not estimated"
+        return Cost(seconds=_LIGHT_SECONDS, notes=() if data is not None else (unread,))
+
+    def _sft(self, step: Step, resources: Resources, device: Device) -> Cost:
+        params = step.params
+        assert isinstance(params, SftParams)
+        given = step.inputs.get("policy", ())
+        shape = self._model(given[0]) if given else new_model(params.architecture, _NEW_VOCABULARY)
+        self._models[step.name] = shape
+        data = sizes.rows_of([each for each in step.inputs["data"] if not isinstance(each, Output)])
+        if isinstance(shape, str):
+            return Cost(notes=(shape,))
+        if data is None:
+            return Cost(notes=("the rows of inputs.warm_start are not on this machine",))
+        longest = params.max_length_tokens or shape.context or data.tokens
+        tokens = min(data.tokens, longest)
+        samples = Samples(data.number, tokens, tokens / 2, params.global_batch_rows, False)
+        saved = _SAVED_BYTES.get(params.save_dtype, shape.dtype_bytes)
+        return training_cost(
+            shape, params, resources, device, samples, self._assumed, save_bytes=saved
+        )
+
+    def _generate(self, step: Step, resources: Resources, device: Device) -> Cost:
+        params = step.params
+        assert isinstance(params, GenerateParams)
+        source = step.inputs["prompts"][0]
+        assert isinstance(source, Output)
+        prompts = self._tables[source.path if source.step == "prepare" else source.step].rows
+        prompts /= params.num_shards
+        response = sizes.expected_response(params)
+        made = self._made(step)
+        self._tables[step.name] = (
+            sizes.made_responses(made)
+            if made is not None
+            else Table(prompts * params.num_samples, response, prompts)
+        )
+        if params.backend == "openai":
+            return Cost(notes=("a server samples (generate.backend=openai)",))
+        shape = self._model(step.inputs["policy"][0])
+        if isinstance(shape, str):
+            return Cost(notes=(shape,))
+        return generation_cost(
+            shape,
+            params,
+            resources,
+            device,
+            self._assumed,
+            prompts=prompts,
+            prompt_tokens=self._prompt_tokens,
+            response_tokens=self._tables[step.name].response_tokens,
+        )
+
+    def _score(self, step: Step, resources: Resources, device: Device) -> Cost:
+        params = step.params
+        assert isinstance(params, ScoreParams)
+        (responses,) = _outputs(step, "responses")
+        table = self._tables[responses.step]
+        self._tables[step.name] = table
+        if "model" not in step.inputs:
+            return Cost(
+                seconds=_LIGHT_SECONDS if params.oracle in ("python", "math_verify") else None,
+                disk=table.rows * _SCORE_BYTES,
+            )
+        shape = self._model(step.inputs["model"][0])
+        if isinstance(shape, str):
+            return Cost(notes=(shape,))
+        settings = params.reward_model if params.oracle == "reward_model" else params.urm
+        section = "reward_model" if params.oracle == "reward_model" else "urm"
+        return forward_cost(
+            shape,
+            resources,
+            device,
+            self._assumed,
+            dtype=settings.dtype,
+            batch_tokens=settings.tokens_per_batch,
+            sequences=table.rows,
+            sequence_tokens=self._prompt_tokens + table.response_tokens,
+            response_tokens=0,
+            row_bytes=_SCORE_BYTES,
+            remedy=f"lower score.{section}.tokens_per_batch, or set score.{section}.dtype=bfloat16",
+        )
+
+    def _train(self, step: Step, resources: Resources, device: Device) -> Cost:
+        params = step.params
+        assert isinstance(params, TrainParams)
+        shape = self._model(step.inputs["policy"][0])
+        self._models[step.name] = shape
+        if isinstance(shape, str):
+            return Cost(notes=(shape,))
+        tables = [self._tables[each.step] for each in _outputs(step, "pairs")]
+        pairs = sum(each.rows for each in tables)
+        response = sum(each.rows * each.response_tokens for each in tables) / max(pairs, 1)
+        prompt = min(self._prompt_tokens, params.max_prompt_tokens)
+        response = min(response, params.max_length_tokens - prompt)
+        times = 1 if params.row_layout == "packed" else 2
+        samples = Samples(
+            pairs,
+            times * prompt + 2 * response,
+            2 * response,
+            params.global_batch_pairs,
+            params.reference_logprobs == "model",
+        )
+        saved = _SAVED_BYTES.get(params.save_dtype, shape.dtype_bytes)
+        return training_cost(
+            shape,
+            params,
+            resources,
+            device,
+            samples,
+            self._assumed,
+            save_bytes=saved,
+            writes_average=params.reference == "ema",
+        )
+
+    def _evaluate(self, step: Step, resources: Resources, device: Device) -> Cost:
+        params = step.params
+        assert isinstance(params, EvaluateParams)
+        if params.log_pi_ref == "off":
+            return Cost(seconds=START_SECONDS)
+        shape = self._model(step.inputs["reference"][0])
+        if isinstance(shape, str):
+            return Cost(notes=(shape,))
+        sides = _outputs(step, "responses")
+        if params.log_pi_ref == "both":
+            sides = [*sides, *_outputs(step, "base_responses")]
+        tables = [self._tables[each.step] for each in sides]
+        rows = sum(each.rows for each in tables)
+        response = sum(each.rows * each.response_tokens for each in tables) / max(rows, 1)
+        return forward_cost(
+            shape,
+            resources,
+            device,
+            self._assumed,
+            dtype=params.dtype,
+            batch_tokens=params.batch_tokens,
+            sequences=rows,
+            sequence_tokens=self._prompt_tokens + response,
+            response_tokens=response,
+            row_bytes=_SCORE_BYTES,
+            remedy="lower evaluate.batch_tokens, or set evaluate.dtype=bfloat16 or "
+            "evaluate.log_pi_ref=off",
+        )
+
+
+_COSTS: dict[str, Callable[[StepCosts, Step, Resources, Device], Cost]] = {
+    "prepare": StepCosts._prepare,
+    "sft": StepCosts._sft,
+    "generate": StepCosts._generate,
+    "score": StepCosts._score,
+    "train": StepCosts._train,
+    "evaluate": StepCosts._evaluate,
+}
+
+
+def _outputs(step: Step, name: str) -> list[Output]:
+    return [each for each in step.inputs[name] if isinstance(each, Output)]
