@@ -37,14 +37,14 @@ STRIKES = [
 
 
 def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) -> None:
-    """SIGKILL; the stage must end by itself, and the record still says that it runs."""
+    """SIGKILL; the stage must end by itself, and the status says that it crashed."""
     pids = [each.pid for each in stage_processes(process)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for pid in pids:
         # Returns when a process that is not our child is gone; the test's time limit bounds it.
         subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
-    assert steps(store)[step]["state"] == "running", "the strike came too late"
+    assert steps(store)[step]["state"] == "crashed", "the strike came too late"
 
 
 def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path
     store = tmp_path / "store"
     before = steps(store)
     assert before["iteration-1/train"]["state"] == "done"
-    assert before["iteration-2/train"]["state"] == "running"
+    assert before["iteration-2/train"]["state"] == "crashed"
     done = geb("resume", "small", "--store", store)
     assert done.returncode == 0, done.stdout + done.stderr
     expected = result_digests(undisturbed)
