@@ -19,6 +19,7 @@ from flows.report.comparison_files import WrittenComparison, compare_runs, figur
 from flows.report.comparison_tables import tables
 from flows.report.failure import failed
 from flows.report.plots import png
+from flows.report.table import markdown_table
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.stores import open_store
 
@@ -54,8 +55,7 @@ def compare(runs: list[str], name: str = "", store: str = "") -> WrittenComparis
 def _publish(found: WrittenComparison) -> None:
     parts = [f"# {found.name}"]
     for table in tables(found.comparison):
-        lines = [table.header, ["---"] * len(table.header), *table.rows]
-        rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows = markdown_table(table.header, table.rows)
         parts.append(f"## {table.title}\n\n{rows}\n\n{table.note}")
     create_markdown_artifact(
         "\n\n".join([*parts, f"```\n{found.page}\n```\n"]),

@@ -92,8 +92,7 @@ class Sweep:
                 before, now = _known(own, name), _known(runs, name)
                 if before and now:
                     found.append((label, welch(before, now)))
-            tested = [each.p_value for _, each in found if each.p_value is not None]
-            adjusted = iter(holm(tested))
+            adjusted = holm([each.p_value for _, each in found])
             rows += [
                 {
                     "figure": name,
@@ -102,9 +101,9 @@ class Sweep:
                     "difference": each.estimate.value,
                     "interval": each.estimate.interval,
                     "p_value": each.p_value,
-                    "adjusted_p_value": None if each.p_value is None else next(adjusted),
+                    "adjusted_p_value": p_value,
                 }
-                for label, each in found
+                for (label, each), p_value in zip(found, adjusted, strict=True)
             ]
         return rows
 

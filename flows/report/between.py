@@ -10,8 +10,9 @@ import numpy as np
 
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import PromptFigure, Solved, places, prompt_figures
-from flows.report.statistics import holm, paired_difference
+from flows.report.statistics import Estimate, holm, paired_difference
 from flows.report.summary import Summary
+from flows.report.table import Cell
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Compared:
         return asdict(self)
 
     def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        difference = Cell.of(Estimate(self.difference, self.low, self.high), "+.3f")
         return (
-            f"{self.first:.3f} → {self.second:.3f}, difference {self.difference:+.3f}{interval}, "
+            f"{self.first:.3f} → {self.second:.3f}, difference {difference}, "
             f"{p_text(self.adjusted_p_value)}, {self.prompts} prompts"
         )
 
@@ -90,11 +91,9 @@ def compared(
 
 def adjusted(found: Sequence[Compared]) -> list[Compared]:
     """The same comparisons with p-values adjusted by Holm over all of them."""
-    tested = [each.p_value for each in found if each.p_value is not None]
-    values = iter(holm(tested))
+    values = holm([each.p_value for each in found])
     return [
-        each if each.p_value is None else replace(each, adjusted_p_value=next(values))
-        for each in found
+        replace(each, adjusted_p_value=value) for each, value in zip(found, values, strict=True)
     ]
 
 

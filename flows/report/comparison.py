@@ -23,9 +23,9 @@ from stages.contract.errors import UserError
 _NOT_OF_THE_METHOD = ("name", "seed", "model", "store", "resources", "execution", "estimation")
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
-
-
 _ESTIMATES = ("mean", "difference")
+HELD_OUT = "held-out prompts"
+"""Name of the evaluation that every run has, beside those of its suites."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,6 @@ class Comparison:
             ],
             "over_seeds": [each.to_json() for each in self.over_seeds],
         }
-
-
-HELD_OUT = "held-out prompts"
 
 
 def compare_summaries(runs: Sequence[Summary]) -> Comparison:
@@ -255,14 +252,12 @@ def _over_seeds(found: Comparison) -> list[OverSeeds]:
         (first, own), *others = group.items()
         rows.append(OverSeeds(evaluation, first, len(own), figure, over_seeds(own)))
         tests = [(method, values, welch(own, values)) for method, values in others]
-        known = [each.p_value for _, _, each in tests if each.p_value is not None]
-        values_adjusted = iter(holm(known))
+        p_values = holm([test.p_value for _, _, test in tests])
         rows += [
             OverSeeds(
                 *(evaluation, method, len(values), figure, over_seeds(values)),
-                *(test.estimate, test.p_value),
-                None if test.p_value is None else next(values_adjusted),
+                *(test.estimate, test.p_value, p_value),
             )
-            for method, values, test in tests
+            for (method, values, test), p_value in zip(tests, p_values, strict=True)
         ]
     return rows

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from matplotlib.figure import Figure
 
 from flows.execution.run_record import RunRecord, recorded
@@ -22,6 +21,7 @@ from flows.report.comparison import (
     training_log_pi_ref,
 )
 from flows.report.comparison_tables import TextTable, latex, tables
+from flows.report.pages import render
 from flows.report.plots import Bands, Series, histogram_figure, line_figure, png, svg
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
@@ -29,8 +29,6 @@ from stages.contract.store import Store
 
 _MAX_NAME = 100
 _HASH_DIGITS = 8
-# A histogram gains nothing from more, and the page stays small.
-_MAX_PLOTTED = 20_000
 _CURVES = (
     ("mean_reward", "Mean reward, held-out prompts"),
     ("win_rate", "Win rate against the base"),
@@ -127,10 +125,7 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
                 title, series, "iteration (0 = base)", bands, share=name == "win_rate"
             )
     last = {run.run: training_log_pi_ref(run) for run in comparison.runs}
-    samples = {
-        name: values[:: len(values) // _MAX_PLOTTED + 1] for name, values in last.items() if values
-    }
-    if samples:
+    if samples := {name: values for name, values in last.items() if values}:
         title = "log π_ref of the last iteration's training responses"
         drawn["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
     return drawn
@@ -151,12 +146,8 @@ def _curves(comparison: Comparison, name: str) -> tuple[Series, Bands]:
 
 
 def _page(comparison: Comparison, shown: Sequence[TextTable], drawn: Mapping[str, Figure]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template("comparison.html.jinja").render(
+    return render(
+        "comparison.html.jinja",
         title=", ".join(comparison.methods),
         comparison=comparison,
         tables=shown,

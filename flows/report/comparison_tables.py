@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.report.between import p_text
 from flows.report.comparison import HELD_OUT, Comparison
 from flows.report.statistics import Estimate
-from flows.report.table import SUITE_COLUMNS
+from flows.report.table import SUITE_COLUMNS, Cell
 
 _FORM = ".3f"
 _LATEX = str.maketrans(
@@ -110,7 +110,7 @@ def _differences(comparison: Comparison) -> TextTable:
     header = ["runs", "evaluation", "figure", "iteration", "difference", "p", "p by Holm"]
     note = (
         "Paired by prompt: bootstrap interval, permutation test. It says that checkpoints differ, "
-        "not that methods do: for that, repeat with seeds."
+        "not that methods do: for that, repeat with seeds. Holm's adjustment is over all rows."
     )
     return TextTable("differences", "Differences of runs", note, [*header, "prompts"], rows)
 
@@ -127,7 +127,10 @@ def _seeds(comparison: Comparison) -> TextTable:
         for each in comparison.over_seeds
     ]
     header = ["method", "evaluation", "figure", "seeds", "mean", "against the first", "p"]
-    note = "Student's 95 % intervals over seeds; Welch's t test against the first method."
+    note = (
+        "Student's 95 % intervals over seeds; Welch's t test against the first method. Holm's "
+        "adjustment is over the methods, figure by figure."
+    )
     return TextTable("over-seeds", "Methods over seeds", note, [*header, "p by Holm"], rows)
 
 
@@ -138,7 +141,4 @@ def figure_title(name: str) -> str:
 
 
 def _estimate(estimate: Estimate, form: str = _FORM) -> str:
-    ends = estimate.interval
-    # Numbers of prompts are whole.
-    value = format(estimate.value, "d" if isinstance(estimate.value, int) else form)
-    return value if ends is None else f"{value} [{ends[0]:{form}}, {ends[1]:{form}}]"
+    return str(Cell.of(estimate, form))

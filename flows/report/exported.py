@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from flows.report.lineage import Ancestor, lineage_of
+from flows.report.pages import render
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry, ModelVersion
 from stages.contract.store import Artifact, Store
@@ -106,14 +105,8 @@ def _card(
     base: BaseModel,
     is_adapter: bool,
 ) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template("model_card.md.jinja").render(
+    return render(
+        "model_card.md.jinja",
         version=version,
         base=base,
         is_adapter=is_adapter,

@@ -14,8 +14,6 @@ from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 
 _STEP_PARTS = ("data", "forward", "backward", "optimizer")
-# A histogram gains nothing from more, and the report stays small.
-_MAX_PLOTTED = 20_000
 _LEARNING = (
     ("loss", "Training loss", "loss"),
     ("bonus_ratio", "|κ·bonus| / |L|", "ratio"),
@@ -153,9 +151,5 @@ def _distributions(artifact: Artifact) -> Iterator[Plot]:
             if value is not None:
                 samples.setdefault(model, []).append(value)
         if samples:
-            thinned = {
-                model: values[:: len(values) // _MAX_PLOTTED + 1]
-                for model, values in samples.items()
-            }
             name = f"samples-{column.replace('_', '-')}"
-            yield Plot(name, title, "samples", histogram(title, thinned, label))
+            yield Plot(name, title, "samples", histogram(title, samples, label))

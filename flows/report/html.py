@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jinja2
 import yaml
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.report.figures import Plot, last_of
+from flows.report.pages import render
 from flows.report.spending import spending
 from flows.report.summary import Summary
 from flows.report.verdict import decision_of, facts, verdict
@@ -35,13 +35,9 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         summary: Its results.
         plots: Its figures, see :func:`flows.report.figures.draw`.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
     values = json.loads(summary.config.to_json())
-    page = environment.get_template("report.html.jinja").render(
+    page = render(
+        "report.html.jinja",
         summary=summary,
         verdict=verdict(summary),
         facts=facts(summary),

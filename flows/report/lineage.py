@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from flows.report.pages import render
 from stages.contract.store import Store
 
 _BOX_WIDTH, _BOX_HEIGHT = 190, 40
@@ -123,14 +122,10 @@ def _source(record: Mapping[str, Any]) -> Source:
 def write_graph(ancestors: Sequence[Ancestor], path: Path) -> None:
     """Draws the graph, inputs on the left, into a page that needs no network."""
     boxes, lines = _layout(ancestors)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
     width = max(box.x for box in boxes) + _BOX_WIDTH + 20
     height = max(box.y for box in boxes) + _BOX_HEIGHT + 20
-    page = environment.get_template("lineage.html.jinja").render(
+    page = render(
+        "lineage.html.jinja",
         title=f"{ancestors[0].stage} {ancestors[0].key[:12]}",
         boxes=boxes,
         lines=lines,

@@ -21,6 +21,8 @@ _ABOVE_ONE = 1.03
 _MARK = "#8a94a0"
 # Longer lines are smoothed.
 _RAW_POINTS = 40
+# A histogram gains nothing from more samples of one kind.
+_MAX_PLOTTED = 20_000
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -28,6 +30,8 @@ _STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "svg.fonttype": "none",
+    # Names of an oracle's components may hold dollar signs.
+    "text.parse_math": False,
     "svg.hashsalt": "geb",
 }
 
@@ -150,13 +154,14 @@ def histogram(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -
 
 
 def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
-    """Distributions of several samples over common bins, as shares."""
+    """Distributions of several samples over common bins, as shares; large samples are thinned."""
     figure, axes = _new(title, xlabel)
-    values = [value for group in samples.values() for value in group]
+    thinned = {label: group[:: len(group) // _MAX_PLOTTED + 1] for label, group in samples.items()}
+    values = [value for group in thinned.values() for value in group]
     low, high = min(values), max(values)
     width = (high - low) / 40 or 1.0
     bins = [low + i * width for i in range(42)]
-    for (label, group), colour in zip(samples.items(), cycle(PALETTE)):
+    for (label, group), colour in zip(thinned.items(), cycle(PALETTE)):
         axes.hist(
             group,
             bins=bins,

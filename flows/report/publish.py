@@ -21,7 +21,7 @@ from flows.execution.prefect_progress import artifact_key
 from flows.pipeline.config import RunConfig
 from flows.report.figures import Plot
 from flows.report.summary import Summary
-from flows.report.table import Figures
+from flows.report.table import Figures, markdown_table
 from flows.report.verdict import verdict
 
 # Larger artifacts make the UI's lists slow; the HTML report has every plot.
@@ -93,6 +93,4 @@ def _row(figures: Figures, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _markdown(rows: Sequence[dict[str, Any]]) -> str:
-    titles = list(rows[0])
-    lines = [titles, ["---"] * len(titles), *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows])

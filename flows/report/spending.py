@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ def spending(record: RunRecord, summary: Summary) -> list[StageSpending]:
         stage.lost += gpus * _lost_seconds(record, step, artifact) / 3600
         if artifact is None:
             continue
-        seconds = _seconds(artifact)
+        seconds = artifact.manifest.seconds
         if artifact.manifest.run == record.name:
             stage.spent += gpus * seconds / 3600
             stage.seconds += seconds
@@ -68,12 +67,11 @@ def spending(record: RunRecord, summary: Summary) -> list[StageSpending]:
 
 def _compare(stage: StageSpending, planned: PlannedCost | None, artifact: Artifact) -> None:
     """Adds the estimate of a step, and what a training has measured."""
-    known = planned is not None and planned.seconds is not None
-    if not known or stage.planned_seconds is None:
+    seconds = None if planned is None else planned.seconds
+    if seconds is None or stage.planned_seconds is None:
         stage.planned_seconds = None
     else:
-        assert planned is not None and planned.seconds is not None
-        stage.planned_seconds += planned.seconds
+        stage.planned_seconds += seconds
     if planned is not None and planned.gib:
         stage.planned_gib = max(stage.planned_gib or 0.0, planned.gib)
     if "metrics.jsonl" in artifact.manifest.files:
@@ -81,14 +79,6 @@ def _compare(stage: StageSpending, planned: PlannedCost | None, artifact: Artifa
         peaks = [row["peak_memory_mib"] for _, row in rows if "peak_memory_mib" in row]
         if peaks:
             stage.gib = max(stage.gib or 0.0, max(peaks) / 1024)
-
-
-def _seconds(artifact: Artifact) -> float:
-    started, ended = (
-        datetime.datetime.fromisoformat(each)
-        for each in (artifact.manifest.started, artifact.manifest.ended)
-    )
-    return (ended - started).total_seconds()
 
 
 def _lost_seconds(record: RunRecord, step: StepRecord, artifact: Artifact | None) -> float:

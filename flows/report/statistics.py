@@ -178,19 +178,21 @@ def paired_difference(first: Floats, second: Floats) -> Difference:
     return Difference(estimate, float(found.pvalue))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjusted p-values of M tests that keep the family-wise error rate (Holm 1979).
 
     Args:
-        p_values: p-values, [M], in any order.
+        p_values: p-values, [M], in any order; None for a test that could not be made, which does
+            not count.
 
     Returns:
-        Adjusted p-values in the same order.
+        Adjusted p-values in the same order, None where there was none.
     """
-    adjusted = [0.0] * len(p_values)
+    adjusted: list[float | None] = [None] * len(p_values)
+    known = sorted((each, place) for place, each in enumerate(p_values) if each is not None)
     largest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+    for rank, (p_value, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p_value))
         adjusted[place] = largest
     return adjusted
 

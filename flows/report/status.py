@@ -206,10 +206,7 @@ def _computed_seconds(store: Store, record: StepRecord) -> float | None:
         manifest = store.manifest(record.stage, record.key)
     except DamagedArtifactError:
         return None
-    if manifest is None:
-        return None
-    begun, ended = map(datetime.datetime.fromisoformat, (manifest.started, manifest.ended))
-    return (ended - begun).total_seconds()
+    return None if manifest is None else manifest.seconds
 
 
 def _time(record: StepRecord) -> float:

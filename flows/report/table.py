@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+
+if TYPE_CHECKING:
+    # Imports scipy, which takes a second to load, and most commands do without it.
+    from flows.report.statistics import Estimate
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Cell:
 
     text: str
     interval: str = ""
+
+    @classmethod
+    def of(cls, estimate: Estimate, form: str) -> Cell:
+        """An estimate as a cell; numbers of prompts are whole, whatever the form."""
+        form_of_value = "d" if isinstance(estimate.value, int) else form
+        return cls(formatted(estimate.value, form_of_value), interval_text(estimate.interval, form))
 
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
@@ -126,6 +136,14 @@ class SuiteFigures(Figures):
 def interval_text(interval: Sequence[float] | None, form: str) -> str:
     """``[0.921, 0.951]``; empty where there is none."""
     return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
+
+
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown, bars in its cells escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines
+    )
 
 
 def formatted(value: Any, form: str) -> str:

@@ -34,7 +34,7 @@ class Verdict:
 
 
 def verdict(summary: Summary) -> Verdict:
-    """What a reader who reads one sentence should know."""
+    """Verdict after the last iteration that has been evaluated."""
     done = [row for row in summary.rows if row["iteration"] and row.get("win_rate") is not None]
     if not done:
         return Verdict("open", "No iteration has been evaluated yet.")
@@ -74,9 +74,8 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     manifests = [each.manifest for each in summary.artifacts.values()]
     if not manifests:
         return []
-    spans = {each.key: (_time(each.started), _time(each.ended)) for each in manifests}
-    ended = max(end for _, end in spans.values())
-    seconds = sum((end - start).total_seconds() for start, end in spans.values())
+    spans = {each.key: each.seconds for each in manifests}
+    ended = max(datetime.datetime.fromisoformat(each.ended) for each in manifests)
     newest = max(manifests, key=lambda each: each.ended)
     trained = last_of(summary, "train")
     software = (trained.manifest if trained else newest).software
@@ -84,7 +83,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     machines = dict.fromkeys(f"{each.host} ({each.accelerator})" for each in manifests)
     return [
         ("finished", ended.astimezone().strftime("%Y-%m-%d %H:%M %Z")),
-        ("computed in", f"{duration(seconds)} of stages, {len(spans)} of them"),
+        ("computed in", f"{duration(sum(spans.values()))} of stages, {len(spans)} of them"),
         ("on", ", ".join(machines)),
         ("with", ", ".join(known)),
     ]
@@ -95,7 +94,3 @@ def _percent(value: float, interval: tuple[float, float] | None) -> str:
     if interval is None:
         return shown
     return f"{shown} (95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %)"
-
-
-def _time(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import importlib.metadata
 import platform
@@ -62,6 +63,12 @@ class Manifest(BaseModel):
     accelerator: str
     notes: dict[str, Any]
     """Facts of the computation that a stage wants kept (counts, backend, batch invariance)."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the computation."""
+        started, ended = map(datetime.datetime.fromisoformat, (self.started, self.ended))
+        return (ended - started).total_seconds()
 
     def files_at(self, path: str = "") -> dict[str, FileRecord]:
         """The file that ``path`` names, or all files below the folder; all of them if empty."""

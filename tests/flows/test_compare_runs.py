@@ -119,7 +119,7 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
     assert page.count("<svg") == 2
     assert "0.900" in page and "[0.900, 0.900]" in page
     assert not re.search(r"(src|href)=.http", page), "a page for use without a network"
-    rows = list(csv.DictReader((folder / "figures.csv").open()))
+    rows = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
     assert {"run": "bonus", "figure": "mean reward", "value": "0.9"}.items() <= next(
         row for row in rows if row["run"] == "bonus" and row["figure"] == "mean reward"
     ).items()

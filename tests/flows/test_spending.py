@@ -38,12 +38,7 @@ def made(folder: Path, run: str, minutes: int, peak_mib: float | None = None) ->
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(json.dumps({"peak_memory_mib": peak_mib}))
         files["metrics.jsonl"] = None
-    manifest = SimpleNamespace(
-        run=run,
-        started="2026-01-01T10:00:00.000+00:00",
-        ended=f"2026-01-01T10:{minutes:02d}:00.000+00:00",
-        files=files,
-    )
+    manifest = SimpleNamespace(run=run, seconds=60.0 * minutes, files=files)
     return SimpleNamespace(manifest=manifest, file=lambda name: folder / name)
 
 

@@ -133,6 +133,7 @@ def test_holm_s_adjustment_is_that_of_r_s_p_adjust() -> None:
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.5]) == [0.5]
     assert holm([]) == []
+    assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04], "no test, no adjustment"
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5])
