@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from flows.pipeline.by_stage import fields_for_stage
 from stages.contract.params import Settings
 
 
@@ -126,9 +127,5 @@ class KubernetesSettings(PodSettings):
 
     def pod_of(self, stage: str) -> PodSettings:
         """Settings of a stage's pods: its own over those of all stages, mappings merged."""
-        own = self.stages.get(stage, PodSettings())
-        merged = {name: getattr(self, name) for name in PodSettings.model_fields}
-        for name in own.model_fields_set:
-            value = getattr(own, name)
-            merged[name] = merged[name] | value if isinstance(value, dict) else value
-        return PodSettings.model_construct(**merged)
+        own = self.stages.get(stage)
+        return PodSettings.model_construct(**fields_for_stage(PodSettings, self, own))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from flows.pipeline.by_stage import fields_for_stage
 from stages.contract.params import Settings
 
 
@@ -54,9 +55,5 @@ class SlurmSettings(SlurmJobSettings):
 
     def job(self, stage: str) -> SlurmJobSettings:
         """Settings of a stage's jobs: its own over those of all stages, mappings merged."""
-        own = self.stages.get(stage, SlurmJobSettings())
-        merged = {name: getattr(self, name) for name in SlurmJobSettings.model_fields}
-        for name in own.model_fields_set:
-            value = getattr(own, name)
-            merged[name] = merged[name] | value if isinstance(value, dict) else value
-        return SlurmJobSettings.model_construct(**merged)
+        own = self.stages.get(stage)
+        return SlurmJobSettings.model_construct(**fields_for_stage(SlurmJobSettings, self, own))

@@ -8,7 +8,6 @@ store that is not to be seen here are left alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from flows.runners.docker.options import (
     STAGE_LABEL,
     STORE_LABEL,
 )
+from flows.runners.local.attempt_log import left_log
 from stages.contract.file_locks import AliveLock
 
 
@@ -63,13 +63,8 @@ def _remove(client: docker.DockerClient, found: dict[str, Any], grace_seconds: f
     with contextlib.suppress(APIError):
         stop(found["Id"], grace_seconds)
         # Its output since its orchestrator's death is nowhere else.
-        log = _log_of(found["Labels"], found["Id"])
-        log.parent.mkdir(parents=True, exist_ok=True)
+        labels = found["Labels"]
+        store, stage, key = Path(labels[STORE_LABEL]), labels[STAGE_LABEL], labels[KEY_LABEL]
+        log = left_log(store, stage, key, found["Id"][:12])
         log.write_bytes(client.api.logs(found["Id"]))
         client.api.remove_container(found["Id"], force=True, v=True)
-
-
-def _log_of(labels: Mapping[str, str], container: str) -> Path:
-    """Path for the log of a container without an orchestrator."""
-    folder = Path(labels[STORE_LABEL]) / "logs" / labels[STAGE_LABEL] / labels[KEY_LABEL]
-    return folder / f"left-{container[:12]}.log"

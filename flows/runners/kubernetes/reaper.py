@@ -26,6 +26,7 @@ from flows.runners.kubernetes.labels import (
     name_of,
     selector,
 )
+from flows.runners.local.attempt_log import left_log
 from stages.contract.file_lease import FileLease
 
 
@@ -53,13 +54,14 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     for pod in cluster.pods(selector()).pods:
         if is_asked_to_end(pod):
             continue
+        store, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
+        key = annotation(pod, FULL_KEY)
         is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
-        if (is_kept and keep_running) or not Path(annotation(pod, STORE_PLACE)).is_dir():
+        if (is_kept and keep_running) or not Path(store).is_dir():
             continue
-        place = annotation(pod, STORE_PLACE), label(pod, COMPONENT), annotation(pod, FULL_KEY)
-        if orchestrator_lease(*place).holder() is not None:
+        if orchestrator_lease(store, stage, key).holder() is not None:
             continue
-        _save_log(cluster, pod)
+        _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
         cluster.delete_pod(name_of(pod))
         removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
     return removed
@@ -77,13 +79,10 @@ def reap_cluster(settings: KubernetesSettings, *, keep_running: bool) -> list[st
         return reap(cluster, keep_running=keep_running)
 
 
-def _save_log(cluster: Cluster, pod: Pod) -> None:
+def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
     """Keeps what a pod has said since its orchestrator's death: it is nowhere else."""
     if not has_started(pod):
         return
-    folder = Path(annotation(pod, STORE_PLACE)) / "logs" / label(pod, COMPONENT)
-    log = folder / annotation(pod, FULL_KEY) / f"left-{name_of(pod)}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
     with contextlib.suppress(ApiException, HTTPError), log.open("wb") as file:
         for line in cluster.log(name_of(pod), follow=False, since_seconds=None):

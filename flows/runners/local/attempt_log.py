@@ -24,6 +24,20 @@ def new_log(request: Request) -> Path:
     return folder / f"{stem}.log"
 
 
+def left_log(store: Path, stage: str, key: str, name: str) -> Path:
+    """Path for the output of an attempt whose orchestrator is dead; its folder is made.
+
+    Args:
+        store: Root of the store.
+        stage: The attempt's stage.
+        key: And key.
+        name: Name of its container, pod or job.
+    """
+    folder = store / "logs" / stage / key
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"left-{name}.log"
+
+
 def write_request(request: Request) -> str:
     """Writes the request where the stage's folder of logs keeps it and returns its path."""
     folder = LocalStore.open(request.store).log_path(request.stage, request.key)

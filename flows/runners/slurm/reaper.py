@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from flows.runners.local.attempt_log import left_log
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import JobFolder, job_folders, owner_path
 from stages.contract.file_lease import FileLease
@@ -51,9 +52,7 @@ def _sweep(
 
 def _keep_output(store: LocalStore, folder: JobFolder) -> None:
     request = folder.request()
-    logs = store.log_path(request.stage, request.key)
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / f"left-{folder.name}.log").open("wb") as kept:
+    with left_log(store.root, request.stage, request.key, folder.name).open("wb") as kept:
         for name in _OUTPUTS:
             with contextlib.suppress(FileNotFoundError):
                 kept.write((folder.path / name).read_bytes())
