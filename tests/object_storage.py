@@ -138,8 +138,15 @@ class Gate:
                 continue
             far = socket.create_connection(self._target)
             self._connections += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+            threading.Thread(target=_relay, args=(near, far), daemon=True).start()
+
+
+def _relay(near: socket.socket, far: socket.socket) -> None:
+    with near, far:
+        back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+        back.start()
+        _copy(near, far)
+        back.join()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

@@ -154,6 +154,8 @@ RECORDS = {
 }
 
 
+# The command line prints it.
+@pytest.mark.filterwarnings("always::flows.execution.run_record.DamagedRecordWarning")
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_damaged_record_is_named_with_its_place_and_the_remedy(

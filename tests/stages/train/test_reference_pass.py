@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -35,10 +36,12 @@ class CountedModel(torch.nn.Module):
 
 
 class OneOfSeveral(Process):
-    """A process whose peers are simulated: they agree with it, and nobody is told to stop."""
+    """A process whose peers are simulated: the first finds all parts missing, none is stopped."""
 
     def agreed(self, value):
-        return value
+        return value if self.is_first else self.said_by_the_first
+
+    said_by_the_first: ClassVar[list[int]] = []
 
     def check_stop_together(self, device):
         self.check_stop()
@@ -59,6 +62,9 @@ def run(folder, pairs, rank, world, *, collective, stop=lambda: False) -> Counte
         loaded.append(CountedModel())
         yield loaded[0]
 
+    class Simulated(OneOfSeveral):
+        said_by_the_first = list(range(0, len(pairs), reference.PART_PAIRS))
+
     ReferencePass(
         load_model=load,
         collective=collective,
@@ -66,13 +72,14 @@ def run(folder, pairs, rank, world, *, collective, stop=lambda: False) -> Counte
         numerics=NUMERICS,
         row_layout="packed",
         micro_batch_tokens=8,
-        process=OneOfSeveral(rank, rank, world, Emitter(io.StringIO()), stop),
+        process=Simulated(rank, rank, world, Emitter(io.StringIO()), stop),
     ).run(pairs)
     return loaded[0] if loaded else None
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Parts of a folder, without the digests beside them."""
+    return sorted(path.name for path in folder.glob("part-*"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
