@@ -29,6 +29,9 @@ from typing import Any
 import psutil
 import yaml
 
+from stages.contract.errors import DamagedArtifactError
+from stages.contract.local_store import LocalStore
+
 ROOT = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {
     "extends": str(ROOT / "configs/quickstart.yaml"),
@@ -179,6 +182,9 @@ def flip(trial: Trial) -> None:
         for path in sorted((trial.store / folder).rglob("*"))
         if path.is_file() and path.stat().st_size
     ]
+    if not files:
+        trial.said[-1] += " (nothing is there)"
+        return
     path = trial.random.choice(files)
     data = bytearray(path.read_bytes())
     if trial.random.random() < 0.25:
@@ -197,7 +203,7 @@ AT_WORK: dict[str, Fault] = {
     "terminate": interrupt,
 }
 NEEDS_ROOT: dict[str, Fault] = {"full disk": fill, "read-only": make_read_only}
-# What a stage reads, it has checked: storage that rots meanwhile is not what this is about.
+# Between attempts only: inputs are checked before a stage reads them, not while it does.
 AT_REST: dict[str, Fault] = {"flip": flip}
 
 
@@ -306,15 +312,17 @@ def records(store: Path) -> dict[str, dict[str, Any]]:
 
 def digests(store: Path) -> dict[str, str]:
     """Digests of every step's artifact as its files are now, telemetry left out."""
-    from stages.contract.local_store import LocalStore
-
     opened = LocalStore.open(str(store))
     found = {}
     for name, record in records(store).items():
-        artifact = opened.load(record["stage"], record["key"])
-        if artifact is not None:
-            opened.verify(artifact)
-            found[name] = artifact.manifest.digest()
+        try:
+            artifact = opened.load(record["stage"], record["key"])
+            if artifact is not None:
+                opened.verify(artifact)
+                found[name] = artifact.manifest.digest()
+        except DamagedArtifactError as error:
+            # A finding of the campaign, not its end.
+            found[name] = str(error)
     return found
 
 

@@ -81,12 +81,12 @@ class Comparison:
 
     models: Models
     artifact: str
-    """Where it is kept."""
+    """Address of the artifact with its metrics."""
     metrics: dict[str, Any] = field(default_factory=dict)
     estimates: dict[str, Mapping[str, Estimate]] = field(default_factory=dict)
     """Figures with their intervals, by `policy` and `base`."""
     solved: tuple[str, ...] = ()
-    """Which of them are of solved problems."""
+    """Names of those among them that count solved problems."""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -222,19 +222,14 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
             "there is no model to compare with: the configuration warm-starts its own",
             "name one as the base, for example a first version (`quickstart:1`)",
         )
-    inputs = config.inputs
     if models.suite is not None:
         external = _of_suite(config, models.suite, models.prompts)
     elif models.prompts is None:
         external = resolve_inputs(config)
     else:
         require_oracle_inputs(config)
-        external = {
-            "prompts": [],
-            "test_prompts": [resolve(models.prompts, "dataset")],
-            "oracle_model": [resolve(each, "model") for each in (inputs.oracle_model,) if each],
-            "oracle_code": [resolve(each, "dataset") for each in (inputs.oracle_code,) if each],
-        }
+        held_out = [resolve(models.prompts, "dataset")]
+        external = {"prompts": [], "test_prompts": held_out, **_oracle_inputs(config)}
     return {
         **external,
         "policy": [resolve_model(models.policy, store)],
@@ -245,13 +240,16 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
 def _of_suite(config: RunConfig, suite: str, prompts: str | None) -> dict[str, list[External]]:
     if config.for_suite(suite).suites[suite].score is None:
         require_oracle_inputs(config)
+    found = suite_inputs(config, suite, _oracle_inputs(config))
+    return found | ({"test_prompts": [resolve(prompts, "dataset")]} if prompts else {})
+
+
+def _oracle_inputs(config: RunConfig) -> dict[str, list[External]]:
     inputs = config.inputs
-    run = {
+    return {
         "oracle_model": [resolve(each, "model") for each in (inputs.oracle_model,) if each],
         "oracle_code": [resolve(each, "dataset") for each in (inputs.oracle_code,) if each],
     }
-    found = suite_inputs(config, suite, run)
-    return found | ({"test_prompts": [resolve(prompts, "dataset")]} if prompts else {})
 
 
 def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:

@@ -247,17 +247,26 @@ def _over_seeds(found: Comparison) -> list[OverSeeds]:
         group.setdefault(each.method, []).append(each.value)
     if all(len(values) < 2 for group in groups.values() for values in group.values()):
         return []
+    first = found.methods[found.runs[0].run]
     rows = []
     for (evaluation, figure), group in groups.items():
-        (first, own), *others = group.items()
-        rows.append(OverSeeds(evaluation, first, len(own), figure, over_seeds(own)))
-        tests = [(method, values, welch(own, values)) for method, values in others]
-        p_values = holm([test.p_value for _, _, test in tests])
+        # A suite may be one that the first method does not have.
+        own = group.get(first)
+        tests = {
+            method: welch(own, values)
+            for method, values in group.items()
+            if own and method != first
+        }
+        p_values = holm([each.p_value for each in tests.values()])
+        tested = {
+            method: (test.estimate, test.p_value, p_value)
+            for (method, test), p_value in zip(tests.items(), p_values, strict=True)
+        }
         rows += [
             OverSeeds(
                 *(evaluation, method, len(values), figure, over_seeds(values)),
-                *(test.estimate, test.p_value, p_value),
+                *tested.get(method, (None, None, None)),
             )
-            for (method, values, test), p_value in zip(tests, p_values, strict=True)
+            for method, values in group.items()
         ]
     return rows

@@ -8,6 +8,7 @@ remedy as JSON on stdout, where it cannot.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,16 +19,18 @@ from stages.score.python_function import load_file
 def main() -> int:
     """Tries the oracle that the command line names."""
     code, function, rows = sys.argv[1:]
-    stdout, sys.stdout = sys.stdout, sys.stderr
-    try:
-        oracle = load_file(Path(code), function)
-        list(oracle.score(json.loads(Path(rows).read_text())))
-    except UserError as error:
-        stdout.write(json.dumps({"message": error.message, "remedy": error.remedy}))
-        return EXIT_USER
-    except GebError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_FAILED
+    with os.fdopen(os.dup(1), "w") as answer:
+        # What the oracle prints goes to stderr, also what programs that it starts print.
+        os.dup2(2, 1)
+        try:
+            oracle = load_file(Path(code), function)
+            list(oracle.score(json.loads(Path(rows).read_text())))
+        except UserError as error:
+            answer.write(json.dumps({"message": error.message, "remedy": error.remedy}))
+            return EXIT_USER
+        except GebError as error:
+            sys.stderr.write(f"{error}\n")
+            return EXIT_FAILED
     return EXIT_OK
 
 

@@ -62,7 +62,10 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
     ("code", "said"),
     [
         ("def score(prompts, responses, references):\n    return 1 / 0\n", "ZeroDivisionError"),
-        ("import no_such_module\n", "No module named 'no_such_module'"),
+        (
+            "import os\nos.system('echo a program speaks')\nimport no_such_module\n",
+            "No module named 'no_such_module'",
+        ),
         ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
         (
             "def score(prompts, responses, references):\n    return [1.0]\n",

@@ -20,6 +20,7 @@ from flows.report.comparison import HELD_OUT, compare_summaries, training_log_pi
 from flows.report.comparison_files import write_files
 from flows.report.comparison_tables import figure_title, latex, tables
 from flows.report.summary import Summary, iteration_row
+from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation
 from tests.flows.loop import geb
@@ -99,6 +100,17 @@ def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
     assert second.difference.value == pytest.approx(0.92 - 0.21)
     assert second.p_value is not None and second.p_value < 0.001
     assert second.adjusted_p_value == second.p_value, "one method against the first"
+
+
+def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
+    two: list[Summary], tmp_path: Path
+) -> None:
+    others = [run(tmp_path, f"more-{s}", 0.8, s, design="inverse_pi") for s in range(2)]
+    for each in (two[1], *others):
+        each.suites.append(SuiteFigures("own", [dict(each.rows[-1])]))
+    rows = compare_summaries([*two, *others]).over_seeds
+    assert any(each.difference is not None for each in rows if each.evaluation == HELD_OUT)
+    assert all(each.difference is None for each in rows if each.evaluation == "own")
 
 
 def test_the_training_s_distribution_is_of_chosen_and_rejected_responses(
