@@ -48,9 +48,9 @@ class BanditConfig(Experiment):
     """The bandit experiment: the methods compared, and where it runs."""
 
     resources: BanditResources = BanditResources()
-    """What the stage may use."""
+    """Resources of the stage."""
     execution: Execution = Execution()
-    """How the stage is started."""
+    """Settings of the runner that starts the stage."""
 
 
 @flow(name="bandit", flow_run_name="{config.name}", persist_result=False)

@@ -135,7 +135,7 @@ def _run() -> int:
         errors.print(_STOPPED)
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough of it; Python must not complain at exit either.
+        # The reader of the output, such as `head`, has closed it; Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:

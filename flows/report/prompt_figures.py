@@ -30,7 +30,7 @@ _KEPT = 1024
 
 @dataclass(frozen=True)
 class Solved:
-    """Which figures of solved problems are computed of the rewards.
+    """Figures of solved problems that are computed of the rewards.
 
     Attributes:
         from_score: Smallest score of a correct response; None computes none of them.

@@ -28,7 +28,7 @@ class StepStatus:
         record: What the run's record says of it.
         state: `running`, `preempted`, `done`, `reused`, `failed`, `stopped` or `crashed`.
         seconds: Time that its stage took, or has taken so far; of a reused step, that of the
-            computation which made its artifact. None where nobody knows.
+            computation which made its artifact. None where it is not on record.
         attempts: Number of its stage's logs; 0 on a host that has none of them.
     """
 
@@ -201,7 +201,7 @@ def _step(store: Store, record: StepRecord, run_ended: bool) -> StepStatus:
 
 
 def _computed_seconds(store: Store, record: StepRecord) -> float | None:
-    """Time that the computation of a step's artifact took, whichever run made it."""
+    """Time that the computation of a step's artifact took, in this run or an earlier one."""
     try:
         manifest = store.manifest(record.stage, record.key)
     except DamagedArtifactError:

@@ -62,7 +62,7 @@ def zombie_automation() -> AutomationCore:
             ChangeFlowRunState(
                 name="Crashed",
                 state=StateType.CRASHED,
-                message="no heartbeat: whoever ran it was killed, or its machine is gone",
+                message="no heartbeat: its process was killed, or its machine is gone",
             )
         ],
     )

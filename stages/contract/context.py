@@ -53,7 +53,7 @@ class StageContext(Generic[P]):
         out: Empty folder; what is written here becomes the artifact.
         work: Folder that survives failed attempts at the same key: checkpoints and chunks go here.
         store: The store, for the few stages whose work is in it (the model registry).
-        events: Progress, metrics and log lines for whoever watches.
+        events: Progress, metrics and log lines, for the orchestrator.
         resources: GPUs and processes that the stage may use.
         run: Name of the run that asks.
         notes: Facts that go into the manifest.

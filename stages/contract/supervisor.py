@@ -1,4 +1,4 @@
-"""The small parent of every stage: it ends the stage when whoever started it is gone.
+"""The small parent of every stage: it ends the stage when the orchestrator is gone.
 
 ``python -m stages.contract.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a session
 of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM

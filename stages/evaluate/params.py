@@ -11,7 +11,7 @@ from stages.contract.signature import InputSpec, OutputSpec
 
 
 class EvaluateParams(StageParams):
-    """Which metrics of the samples are computed, and what is kept of them for the report."""
+    """Metrics of the samples that are computed, and samples that are kept for the report."""
 
     stage: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "2"

@@ -1,4 +1,4 @@
-"""What is remembered of one model's samples while they stream by. Pure.
+"""Summary of one model's samples, built while they are read once, in batches. Pure.
 
 Shapes: ``R`` responses of a batch.
 """

@@ -63,7 +63,7 @@ class PromoteParams(StageParams):
     """How far it may fall all the same, in the oracle's units."""
 
     def result_fields(self) -> dict[str, Any]:
-        """As ever; a confidence that is not asked for stays out, so that older keys stand."""
+        """Settings that enter the key; a confidence that is null stays out, as in older keys."""
         kept = super().result_fields()
         names = ("better_than_base_confidence", "min_win_rate_confidence")
         return {name: value for name, value in kept.items() if name not in names or value}
