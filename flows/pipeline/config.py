@@ -114,7 +114,7 @@ class RunConfig(StageSettings):
     execution: Execution = Execution()
     """Settings by which stages are started: runner, retries, limits."""
     estimation: Estimation = Estimation()
-    """What an estimate of the run assumes: hardware, price, lengths."""
+    """Assumptions of the run's estimate: hardware, price, lengths."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> RunConfig:

@@ -10,7 +10,7 @@ from stages.contract.params import Settings
 
 
 class Estimation(Settings):
-    """What `geb plan --estimate` assumes (docs/planning.md). It changes no result and no key."""
+    """Assumptions of `geb plan --estimate` (docs/planning.md). They change no result and no key."""
 
     hardware: Literal["a100-40gb", "a100-80gb", "h100", "h200"] = "h100"
     """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""

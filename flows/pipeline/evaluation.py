@@ -58,7 +58,7 @@ class Evaluation(Settings):
         return self
 
     def sampling(self) -> dict[str, Any]:
-        """What of these settings the generate stage takes in place of its own."""
+        """Those of these settings that the generate stage takes in place of its own."""
         return self.model_dump(include=set(_SAMPLING), exclude_none=True)
 
 

@@ -52,7 +52,7 @@ class Toleration(Settings):
 
 
 class PodSettings(Settings):
-    """What may differ from stage to stage."""
+    """Settings of pods that may differ from stage to stage."""
 
     image: str | None = None
     """Image; unset takes this project's own, of `registry`."""
@@ -69,7 +69,8 @@ class PodSettings(Settings):
     priority_class: str | None = None
     """Priority class."""
     queue: str | None = None
-    """Local queue of Kueue; the pods of a training on several nodes are one group there."""
+    """Local queue of Kueue, which admits pods by quotas; the pods of a training on several nodes
+    are one group there."""
     queue_priority: str | None = None
     """Workload priority class of Kueue."""
 
@@ -78,7 +79,7 @@ class KubernetesSettings(PodSettings):
     """Pods of the kubernetes runner. Limits of memory, CPUs, GPUs and time are in `resources`."""
 
     stages: dict[str, PodSettings] = Field(default_factory=dict)
-    """What is different for a stage, by its name: over the settings beside this one."""
+    """Settings of single stages by their names, over the settings beside this one."""
     kubeconfig: str | None = None
     """Configuration file of the cluster; unset takes KUBECONFIG or `~/.kube/config`, or within a
     pod its service account."""
@@ -89,7 +90,7 @@ class KubernetesSettings(PodSettings):
     registry: str = ""
     """Registry and folder of this project's images, such as `ghcr.io/me`."""
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
-    """When a node fetches an image."""
+    """Rule by which a node fetches an image, in the API's words."""
     pull_secrets: tuple[str, ...] = ()
     """Secrets with the credentials of registries."""
     volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
@@ -112,10 +113,10 @@ class KubernetesSettings(PodSettings):
     orchestrator_seconds: float = Field(120, ge=20)
     """Time without a sign of the orchestrator after which a stage ends, under `stop`."""
     pending_seconds: float = Field(600, gt=0)
-    """How long a pod may wait for a node, for its volumes, or for the namespace's quota. Waiting in
-    a queue of Kueue does not count."""
+    """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
+    Waiting in a queue of Kueue does not count."""
     node_lost_seconds: int = Field(60, ge=0)
-    """How long a pod may be on a node that does not answer before it is given up."""
+    """Time after which a pod on a node that does not answer is given up."""
 
     def volume_at(self, place: Path) -> tuple[Path, ClaimMount] | None:
         """The innermost volume that holds a path, with the path at which it is mounted."""

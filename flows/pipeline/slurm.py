@@ -11,7 +11,7 @@ from stages.contract.params import Settings
 
 
 class SlurmJobSettings(Settings):
-    """What a job asks for beside the `resources` of its stage."""
+    """Options of a job, beside the `resources` of its stage."""
 
     partition: str | None = None
     """Partition; unset takes the cluster's default."""
@@ -44,7 +44,7 @@ class SlurmSettings(SlurmJobSettings):
     """Jobs of the slurm runner. CPUs, memory, GPUs and nodes are in `resources`."""
 
     stages: dict[str, SlurmJobSettings] = Field(default_factory=dict)
-    """What is different for a stage, by its name: over the settings beside this one."""
+    """Settings of single stages by their names, over the settings beside this one."""
     poll_seconds: float = Field(10, gt=0)
     """Time between two calls of squeue, one for all jobs."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"

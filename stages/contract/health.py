@@ -1,4 +1,4 @@
-"""What a place for stages is like, told by itself: ``python -m stages.contract.health STORE``.
+"""Health of a place for stages, told from there: ``python -m stages.contract.health STORE``.
 
 An orchestrator runs it where it would run a stage, and reads the JSON object that it prints.
 """
@@ -18,7 +18,7 @@ from stages.contract.local_store import LocalStore
 
 
 class Health(BaseModel):
-    """What the program found."""
+    """Findings of the program."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -31,7 +31,7 @@ class Health(BaseModel):
     gpus: int
     """NVIDIA GPUs that it sees."""
     store_error: str
-    """Why it cannot read the store; empty where it can."""
+    """Reason why it cannot read the store; empty where it can."""
 
 
 def look(store: str) -> Health:

@@ -1,4 +1,4 @@
-"""Want of memory, as torch says it."""
+"""Out-of-memory errors of torch and of Python, told from others."""
 
 from __future__ import annotations
 

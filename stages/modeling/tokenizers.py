@@ -1,4 +1,4 @@
-"""Tokenizers of a checkpoint, whole or refused."""
+"""Tokenizer of a checkpoint: loaded whole or refused, and compared with model and reference."""
 
 from __future__ import annotations
 

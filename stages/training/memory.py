@@ -10,7 +10,7 @@ from stages.training.job import Job, P
 from stages.training.params import TrainingParams
 
 EXIT_OUT_OF_MEMORY = 75
-"""Exit code with which a worker says so to its stage."""
+"""Exit code of a worker that ran out of memory."""
 
 
 class OutOfMemoryError(StageFailedError):

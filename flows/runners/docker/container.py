@@ -37,7 +37,7 @@ _ENGINE_ERRORS = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How a container ended.
+    """End of a container.
 
     Attributes:
         code: Exit code of its first process, the supervisor.

@@ -64,7 +64,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a pod ended.
+    """End of a pod.
 
     Attributes:
         kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``full``: it filled
@@ -86,7 +86,7 @@ class Ending:
 
 
 def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
-    """What a pod waits for that has no place yet, or whose container has not started."""
+    """Obstacle that keeps a pod from a node, or its container from starting; None for none."""
     if pod["status"].get("phase") != "Pending":
         return None
     for condition in pod["status"].get("conditions") or ():
@@ -157,7 +157,7 @@ def is_asked_to_end(pod: Pod) -> bool:
 
 
 def ending_of(pod: Pod) -> Ending | None:
-    """How a pod ended, as far as it tells itself; None where it has not."""
+    """End of a pod, as far as the pod itself tells it; None where it has not ended."""
     status = pod["status"]
     terminated = _container(pod).get("state", {}).get("terminated")
     if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
@@ -186,7 +186,7 @@ def ending_of(pod: Pod) -> Ending | None:
 
 
 def why_taken(pod: Pod | None, events: Sequence[Event]) -> str:
-    """Why a pod was deleted that its orchestrator did not delete."""
+    """Reason for the deletion of a pod that its orchestrator did not delete."""
     for said in _disruptions(pod) if pod is not None else ():
         return said
     for event in reversed(events):

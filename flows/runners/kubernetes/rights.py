@@ -17,7 +17,7 @@ RIGHTS = (
 
 
 def missing_rights(cluster: Cluster) -> list[str]:
-    """What this account may not do, as ``verb resource``."""
+    """Rights that this account lacks, as ``verb resource``."""
     return [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
 
 

@@ -61,7 +61,7 @@ def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[s
 
 
 def check(options: Sequence[str]) -> str:
-    """What Slurm has against a job with these options, submitted by nobody; empty for nothing."""
+    """Slurm's objection to a job with these options, which is not submitted; empty for none."""
     done = _call(["sbatch", "--test-only", *options], text="#!/bin/bash\n")
     return done.stderr.strip() if done.returncode else ""
 

@@ -22,7 +22,7 @@ _UNSET = ("", "None", "Unknown")
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended.
+    """End of a job.
 
     Attributes:
         job: Its number.
@@ -38,11 +38,11 @@ class Ending:
 
 
 def interruption(ending: Ending, signal_seconds: float) -> str | None:
-    """Why Slurm ended a job that would have gone on, or None.
+    """Reason for which Slurm ended a job that would have gone on, or None.
 
     Args:
         ending: The end.
-        signal_seconds: How long before its time limit a job may have been sent SIGTERM.
+        signal_seconds: Longest time before its time limit at which a job may be sent SIGTERM.
     """
     fields = ending.fields
     if ending.state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:

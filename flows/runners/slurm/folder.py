@@ -1,4 +1,4 @@
-"""Folder of a job in the store: how batch program and orchestrator tell each other of themselves.
+"""Folder of a job in the store: files by which batch program and orchestrator know of each other.
 
 ``slurm/jobs/<name>/`` below the store's root::
 
@@ -29,7 +29,7 @@ REQUEST_FILE = "request.json"
 
 
 class Status(BaseModel):
-    """How a batch program ended.
+    """End of a batch program.
 
     Attributes:
         job: Number of its job.
@@ -68,11 +68,11 @@ class JobFolder:
         return cls(new.path.rename(_jobs(store) / name))
 
     def request(self) -> Request:
-        """What the job computes."""
+        """The request that the job computes."""
         return Request.read(self.path / REQUEST_FILE)
 
     def status(self) -> Status | None:
-        """How the batch program ended, or None while it has not said so."""
+        """End of the batch program, or None while it has not said so."""
         try:
             return Status.model_validate_json((self.path / "status").read_text())
         except (FileNotFoundError, ValidationError):

@@ -62,7 +62,7 @@ _HOPELESS = re.compile(
 
 
 def meaning_of(said: str, *, has_jobs: bool) -> Meaning:
-    """What a refusal of sbatch is.
+    """Meaning of a refusal of sbatch.
 
     Args:
         said: Its stderr.

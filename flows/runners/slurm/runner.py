@@ -123,7 +123,7 @@ class SlurmRunner:
 
     @property
     def _signal_seconds(self) -> float:
-        """How long before its time limit a job may be told to end."""
+        """Longest time before its time limit at which a job may be told to end."""
         return self._grace_seconds + 120
 
     def _owner(self, store: LocalStore) -> Path:
