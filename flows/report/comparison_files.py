@@ -22,7 +22,7 @@ from flows.report.comparison import (
 )
 from flows.report.comparison_tables import TextTable, latex, tables
 from flows.report.pages import render
-from flows.report.plots import Bands, Series, histogram_figure, line_figure, png, svg
+from flows.report.plots import Line, course_figure, histogram_figure, png, svg
 from flows.report.summary import summarise
 from stages.contract.errors import UserError
 from stages.contract.store import Store
@@ -30,9 +30,9 @@ from stages.contract.store import Store
 _MAX_NAME = 100
 _HASH_DIGITS = 8
 _CURVES = (
-    ("mean_reward", "Mean reward, held-out prompts"),
-    ("win_rate", "Win rate against the base"),
-    ("mean_log_pi_ref", "log π_ref of the samples"),
+    ("mean_reward", "Mean reward, held-out prompts", "reward", None),
+    ("win_rate", "Win rate over the base, ties lost", "share of prompts", (0.0, 1.0)),
+    ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None),
 )
 
 
@@ -118,11 +118,11 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
 def figures(comparison: Comparison) -> dict[str, Figure]:
     """Curves by iteration and distributions of log π_ref, by the names of their files."""
     drawn: dict[str, Figure] = {}
-    for name, title in _CURVES:
-        series, bands = _curves(comparison, name)
-        if any(len(x) > 1 for x, _ in series.values()):
-            drawn[f"curve-{name.replace('_', '-')}"] = line_figure(
-                title, series, "iteration (0 = base)", bands, share=name == "win_rate"
+    for name, title, ylabel, bounds in _CURVES:
+        lines = _curves(comparison, name)
+        if any(len(each.x) > 1 for each in lines.values()):
+            drawn[f"curve-{name.replace('_', '-')}"] = course_figure(
+                title, lines, "iteration (0 = base)", ylabel, bounds=bounds
             )
     last = {run.run: training_log_pi_ref(run) for run in comparison.runs}
     if samples := {name: values for name, values in last.items() if values}:
@@ -131,18 +131,17 @@ def figures(comparison: Comparison) -> dict[str, Figure]:
     return drawn
 
 
-def _curves(comparison: Comparison, name: str) -> tuple[Series, Bands]:
-    series, bands = {}, {}
+def _curves(comparison: Comparison, name: str) -> dict[str, Line]:
+    lines = {}
     for run in comparison.runs:
         rows = run.rows[: (last_iteration(run) or 0) + 1]
-        known = [row for row in rows if row.get(name) is not None]
-        if not known:
-            continue
-        x, y = [row["iteration"] for row in known], [row[name] for row in known]
-        series[run.run] = (x, y)
-        ends = [row["intervals"].get(name, (row[name], row[name])) for row in known]
-        bands[run.run] = ([low for low, _ in ends], [high for _, high in ends])
-    return series, bands
+        if known := [row for row in rows if row.get(name) is not None]:
+            lines[run.run] = Line(
+                [row["iteration"] for row in known],
+                [row[name] for row in known],
+                [row["intervals"].get(name) for row in known],
+            )
+    return lines
 
 
 def _page(comparison: Comparison, shown: Sequence[TextTable], drawn: Mapping[str, Figure]) -> str:

@@ -16,8 +16,6 @@ POLICY, BASE, ACCENT = "#3b6fb6", "#9a9a9a", "#c2571a"
 PALETTE = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6", BASE, "#b8860b", "#2a9d9d", "#c23b78")
 _OF_MODELS = {"policy": POLICY, "base": BASE}
 _DOTS_PER_INCH = 200
-# A line at 1 must not lie on the frame.
-_ABOVE_ONE = 1.03
 _MARK = "#8a94a0"
 # Longer lines are smoothed.
 _RAW_POINTS = 40
@@ -34,35 +32,6 @@ _STYLE = {
     "text.parse_math": False,
     "svg.hashsalt": "geb",
 }
-
-
-Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-def line_figure(
-    title: str, series: Series, xlabel: str, bands: Bands | None = None, *, share: bool = False
-) -> Figure:
-    """One line per entry of ``series``, with intervals around them.
-
-    Args:
-        title: Title of the figure.
-        series: x and y values of each line by its label.
-        xlabel: Label of the x axis.
-        bands: Lower and upper ends at a line's points, by the same labels.
-        share: Whether the values are shares, which are shown from 0 to 1.
-    """
-    figure, axes = _new(title, xlabel, integer_x=True)
-    for (label, (x, y)), colour in zip(series.items(), cycle(PALETTE)):
-        marker = "o" if len(x) <= 12 else None
-        axes.plot(x, y, color=colour, label=label, marker=marker, markersize=4, linewidth=1.6)
-        if bands and label in bands:
-            axes.fill_between(x, *bands[label], color=colour, alpha=0.15, linewidth=0)
-    if share:
-        axes.set_ylim(0, _ABOVE_ONE)
-    if len(series) > 1:
-        axes.legend(frameon=False)
-    return figure
 
 
 @dataclass(frozen=True)
@@ -89,7 +58,22 @@ def course_plot(
     marks: Sequence[float] = (),
     bounds: tuple[float, float] | None = None,
 ) -> str:
-    """One line per entry of ``lines``; a long one is smoothed, and what it was is drawn behind.
+    """The figure of :func:`course_figure` as SVG."""
+    return svg(course_figure(title, lines, xlabel, ylabel, marks=marks, bounds=bounds))
+
+
+def course_figure(
+    title: str,
+    lines: Mapping[str, Line],
+    xlabel: str,
+    ylabel: str,
+    *,
+    marks: Sequence[float] = (),
+    bounds: tuple[float, float] | None = None,
+) -> Figure:
+    """One line per entry of ``lines``; a long one is smoothed, with its own points behind it.
+
+    Intervals are bars at a single line, and bands around several.
 
     Args:
         title: Title of the figure.
@@ -102,6 +86,7 @@ def course_plot(
     figure, axes = _new(title, xlabel, integer_x=True)
     for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
         _line(axes, label, line, colour)
+        _intervals(axes, line, colour, as_bars=len(lines) == 1)
     for mark in marks:
         axes.axvline(mark, color=_MARK, linewidth=0.8, linestyle=":")
     axes.set_ylabel(ylabel)
@@ -110,7 +95,7 @@ def course_plot(
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     if len(lines) > 1:
         axes.legend(frameon=False)
-    return svg(figure)
+    return figure
 
 
 def _line(axes: Axes, label: str, line: Line, colour: str) -> None:
@@ -120,25 +105,25 @@ def _line(axes: Axes, label: str, line: Line, colour: str) -> None:
         return
     marker = "o" if len(line.x) <= 12 else None
     axes.plot(line.x, line.y, color=colour, label=label, marker=marker, markersize=4, linewidth=1.6)
+
+
+def _intervals(axes: Axes, line: Line, colour: str, *, as_bars: bool) -> None:
     known = [
-        (x, y, interval)
+        (x, y, *interval)
         for x, y, interval in zip(
             line.x, line.y, line.intervals or [None] * len(line.x), strict=True
         )
         if interval is not None
     ]
-    if known:
-        below = [max(0.0, y - interval[0]) for _, y, interval in known]
-        above = [max(0.0, interval[1] - y) for _, y, interval in known]
-        axes.errorbar(
-            [x for x, _, _ in known],
-            [y for _, y, _ in known],
-            yerr=[below, above],
-            fmt="none",
-            ecolor=colour,
-            elinewidth=1.2,
-            capsize=3,
-        )
+    if not known:
+        return
+    x, y, low, high = zip(*known, strict=True)
+    if not as_bars:
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        return
+    below = [max(0.0, value - end) for value, end in zip(y, low, strict=True)]
+    above = [max(0.0, end - value) for value, end in zip(y, high, strict=True)]
+    axes.errorbar(x, y, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

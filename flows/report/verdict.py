@@ -56,7 +56,8 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict("open", f"{found}.")
     if decision["promoted"]:
         aliases = ", ".join(decision["aliases"])
-        return Verdict("good", f"{found}. It passed every gate and was promoted to {aliases}.")
+        promoted = f" and was promoted to {aliases}" if aliases else ""
+        return Verdict("good", f"{found}. It passed every gate{promoted}.")
     reasons = tuple(each["reason"] for each in decision["gates"] if not each["passed"])
     return Verdict("bad", f"{found}. It was not promoted.", reasons)
 

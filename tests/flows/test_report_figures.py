@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from flows.report.figures import Plot, draw
 from flows.report.plots import ACCENT, BASE, POLICY
 from flows.report.summary import Summary
 from stages.contract.tables import DISTRIBUTIONS, write_table
+from tests.flows.evaluations import Folder
 
 STEPS = 4
 METRICS = {
@@ -38,16 +38,6 @@ PART_COLOURS = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6")
 REWARDS = [0.5, 0.7, 0.9]
 WINS = [None, 0.6, 0.8]
 POLITE = [0.1, 0.4, 0.3]
-
-
-class Folder:
-    """An artifact as far as the report reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def file(self, name: str) -> Path:
-        return self._path / name
 
 
 @pytest.fixture(scope="module")

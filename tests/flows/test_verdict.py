@@ -14,7 +14,7 @@ from flows.report.html import write
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
 from stages.contract.local_store import LocalStore
-from tests.flows.test_report_figures import Folder
+from tests.flows.evaluations import Folder
 
 
 def summary(folder: Path, *, promoted: bool | None) -> Summary:
