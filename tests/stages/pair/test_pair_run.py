@@ -122,11 +122,31 @@ def test_neither_shards_nor_row_groups_change_the_pairs(store, tmp_path, strateg
 
 
 def test_prompts_without_a_score_are_warned_of(store, tmp_path):
-    responses, scores = write_scored(tmp_path, [*scored("a", None, 1.0), *scored("b", 0.0, 1.0)])
+    rows = [*scored("a", None, 1.0), *scored("b", 0.0, None), *scored("c", 0.0, 1.0)]
+    responses, scores = write_scored(tmp_path, rows)
     events = EventLog()
-    call(STAGE, PairParams(), {"responses": [responses], "scores": [scores]}, store, events=events)
+    made = call(
+        STAGE, PairParams(), {"responses": [responses], "scores": [scores]}, store, events=events
+    )
     warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
-    assert warnings == ["1 of 4 responses have no score; their 1 prompts make no pair"]
+    assert warnings == ["2 of 6 responses have no score; their 2 prompts make no pair"]
+    assert [row["chosen_score"] for row in pairs(made)] == [1.0]
+    progress = [e for e in events.events if e.type == "progress" and e.unit == "responses"]
+    assert [(each.done, each.total) for each in progress] == [(6, 6)]
+
+
+def test_the_seed_and_the_prompt_choose_a_random_pair(store, tmp_path):
+    rows = [row for name in "abcdef" for row in scored(name, *map(float, range(8)))]
+    responses, scores = write_scored(tmp_path, rows)
+    inputs = {"responses": [responses], "scores": [scores]}
+
+    def chosen(seed: int) -> list[tuple[object, object]]:
+        made = call(STAGE, PairParams(strategy="random"), inputs, store, seed=seed)
+        return [(row["chosen_score"], row["rejected_score"]) for row in pairs(made)]
+
+    # Written down: pairs that were made before are made again.
+    assert chosen(0) == [(7, 2), (5, 0), (4, 0), (3, 1), (7, 5), (6, 4)]
+    assert chosen(1) == [(4, 2), (2, 1), (2, 1), (5, 2), (6, 1), (6, 3)]
 
 
 def test_all_pairs_tied_is_a_users_mistake_with_a_remedy(store, tmp_path):

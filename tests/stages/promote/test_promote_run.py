@@ -44,8 +44,16 @@ def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None,
 
 def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
     trained = checkpoint_artifact(store, "one")
-    artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5)
+    events = EventLog()
+    artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.5, events=events)
     registry = ModelRegistry(store)
+    outcome = json.loads((artifact.path / "registry.json").read_text())
+    assert outcome == {"version": 1, "aliases": {"production": 1}}
+    assert registry.alias("tiny", "production").history[-1].reason == (
+        "passed all gates (nightly, iteration-1/promote)"
+    )
+    told = [event.message for event in events.events if event.type == "log"]
+    assert "tiny@production is version 1 now" in told
     version, found = registry.resolve("tiny@production")
     assert found.file(version.checkpoint.path) == trained.path / "checkpoint"
     assert (version.version, version.run, version.step) == (1, "nightly", "iteration-1/promote")
