@@ -12,7 +12,8 @@ from typing import Any
 from flows.report.lineage import Ancestor, lineage_of
 from flows.report.pages import render
 from stages.contract.errors import UserError
-from stages.contract.registry import ModelRegistry, ModelVersion
+from stages.contract.registry import ModelRegistry
+from stages.contract.registry_records import ModelVersion
 from stages.contract.store import Artifact, Store
 
 _CARD = "README.md"

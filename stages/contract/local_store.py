@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from stages.contract.atomic import fsync, write_atomically
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, NoStoreError, StoreError, UserError
 from stages.contract.file_lease import FileLease
+from stages.contract.folders import bytes_below, files_below, names_in, readable
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_json_record
 from stages.contract.store import FORMAT, MARKER, Artifact, Held, Kind, Store
@@ -160,8 +160,9 @@ class LocalStore(Store):
         """
         for name, record in artifact.manifest.files.items():
             check_file(artifact.path / name, record, always_hash=True)
-        with _explained(artifact.path):
-            names = {each.relative_to(artifact.path).as_posix() for each in _files(artifact.path)}
+        with readable(artifact.path):
+            files = list(files_below(artifact.path))
+        names = {each.relative_to(artifact.path).as_posix() for each in files}
         if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
             raise DamagedArtifactError(
                 f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
@@ -205,9 +206,9 @@ class LocalStore(Store):
     def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
         """See :class:`Store`."""
         root = self.root / "artifacts"
-        with _explained(root):
-            stages = [stage] if stage else _names(root)
-            found = [(each, key) for each in stages for key in _names(root / each)]
+        with readable(root):
+            stages = [stage] if stage else names_in(root)
+            found = [(each, key) for each in stages for key in names_in(root / each)]
         yield from ((each, key) for each, key in found if not key.startswith(".scratch-"))
 
     def held(self) -> Iterator[Held]:
@@ -226,7 +227,7 @@ class LocalStore(Store):
             yield self._held("aside", "", "", path)
 
     def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
-        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), _bytes_of(path))
+        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), bytes_below(path))
 
     def remove(self, held: Held) -> None:
         """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
@@ -274,47 +275,3 @@ def _remedy_of_marker(root: Path) -> str:
             "(`GEB_CACHE`), remove the whole folder"
         )
     return "remove it; the next run makes an empty store"
-
-
-@contextmanager
-def _explained(place: Path) -> Iterator[None]:
-    """Names the place that cannot be read: a store's silence would pass for health.
-
-    Raises:
-        StoreError: It cannot.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or place} cannot be read: {error.strerror}. Check its permissions"
-        ) from error
-
-
-def _names(folder: Path) -> list[str]:
-    """Names in a folder, in order; none where there is no folder."""
-    try:
-        return sorted(each.name for each in folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder; raises where a folder cannot be read."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        linked = [each for each in folders if Path(parent, each).is_symlink()]
-        yield from (Path(parent, each) for each in (*names, *linked))
-
-
-def _bytes_of(path: Path) -> int:
-    """Size of a file, or of all files of a folder; what goes meanwhile does not count."""
-    total = 0
-    for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            status = each.lstat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total

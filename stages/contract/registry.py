@@ -17,15 +17,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from stages.contract.atomic import write_atomically
 from stages.contract.disk import explain_disk_errors
-from stages.contract.errors import DamagedRecordError, UserError
+from stages.contract.errors import UserError
 from stages.contract.file_locks import exclusive_lock
-from stages.contract.records import MisplacedError, read_record
+from stages.contract.registry_records import Alias, AliasMove, ModelVersion, read, write
 from stages.contract.request import ArtifactInput
 from stages.contract.store import Artifact, Store
 
@@ -34,52 +31,6 @@ _FOLDER = "models"
 # What names a run names a model: the run's name is the model's unless another is given.
 _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-R = TypeVar("R", bound=_Record)
-
-
-class ModelVersion(_Record):
-    """One registered checkpoint."""
-
-    format: Literal[1] = 1
-    name: str
-    version: int
-    """1, 2, 3, … within the name."""
-    checkpoint: ArtifactInput
-    """The checkpoint's place in the store, with its digest."""
-    metrics: dict[str, Any]
-    """The evaluation at the time it was registered."""
-    run: str
-    step: str
-    created: str
-    """UTC, ISO 8601."""
-
-
-class AliasMove(_Record):
-    """One entry of an alias's history."""
-
-    version: int
-    action: Literal["set", "rollback"]
-    reason: str
-    time: str
-    """UTC, ISO 8601."""
-
-
-class Alias(_Record):
-    """What an alias means now, and how it came to that."""
-
-    format: Literal[1] = 1
-    alias: str
-    version: int
-    previous: tuple[int, ...] = ()
-    """Versions that a rollback returns to, the next one last."""
-    history: tuple[AliasMove, ...] = ()
-    """Every move, oldest first."""
 
 
 class ModelRegistry:
@@ -126,7 +77,7 @@ class ModelRegistry:
                 step=step,
                 created=_now(),
             )
-            _write(folder / "versions" / f"{added.version}.json", added)
+            write(folder / "versions" / f"{added.version}.json", added)
             return added
 
     def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> Alias:
@@ -138,7 +89,7 @@ class ModelRegistry:
         path = self._alias_path(name, alias)
         with self._locked(self._folder(name)):
             self.version(name, version)
-            now = _read(path, Alias)
+            now = read(path, Alias)
             if now is not None and now.version == version:
                 return now
             moved = Alias(
@@ -150,7 +101,7 @@ class ModelRegistry:
                     AliasMove(version=version, action="set", reason=reason, time=_now()),
                 ),
             )
-            _write(path, moved)
+            write(path, moved)
             return moved
 
     def rollback(self, name: str, alias: str, *, reason: str = "") -> Alias:
@@ -176,7 +127,7 @@ class ModelRegistry:
                 previous=now.previous[:-1],
                 history=(*now.history, move),
             )
-            _write(path, moved)
+            write(path, moved)
             return moved
 
     def names(self) -> list[str]:
@@ -186,14 +137,14 @@ class ModelRegistry:
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first."""
         found = [
-            _read(path, ModelVersion) for path in (self._folder(name) / "versions").glob("*.json")
+            read(path, ModelVersion) for path in (self._folder(name) / "versions").glob("*.json")
         ]
         return sorted((each for each in found if each is not None), key=lambda each: each.version)
 
     def aliases(self, name: str) -> list[Alias]:
         """All aliases of a model in order of their names, ``latest`` not among them."""
         paths = sorted((self._folder(name) / "aliases").glob("*.json"))
-        return [each for each in (_read(path, Alias) for path in paths) if each is not None]
+        return [each for each in (read(path, Alias) for path in paths) if each is not None]
 
     def alias(self, name: str, alias: str) -> Alias:
         """What an alias means.
@@ -201,7 +152,7 @@ class ModelRegistry:
         Raises:
             UserError: The model has no such alias.
         """
-        found = _read(self._alias_path(name, alias), Alias)
+        found = read(self._alias_path(name, alias), Alias)
         if found is None:
             if not self.versions(name):
                 raise UserError(f"there is no model {name!r}", self._known(name))
@@ -217,7 +168,7 @@ class ModelRegistry:
         Raises:
             UserError: The model has no such version.
         """
-        found = _read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
+        found = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
         if found is None:
             raise UserError(f"model {name!r} has no version {version}", self._known(name))
         return found
@@ -300,23 +251,6 @@ class ModelRegistry:
             exclusive_lock(folder / "lock"),
         ):
             yield
-
-
-def _read(path: Path, kind: type[R]) -> R | None:
-    try:
-        return kind.model_validate_json(read_record(path))
-    except FileNotFoundError:
-        return None
-    except (MisplacedError, ValidationError) as error:
-        raise DamagedRecordError(
-            f"{path} is damaged: it is not a {kind.__name__} record",
-            "restore it from a backup, or remove it and register (`geb resume RUN`) or set "
-            "(`geb promote MODEL:VERSION`) it again",
-        ) from error
-
-
-def _write(path: Path, record: _Record) -> None:
-    write_atomically(path, record.model_dump_json(indent=2), durable=True)
 
 
 def _now() -> str:
