@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.execution.run_record import RunRecord
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import RunCancelledError
+from stages.contract.errors import RunCancelledError, StoppedError, StoreError
 from stages.contract.file_locks import AliveLock, is_held
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
@@ -59,7 +59,9 @@ def recorded_attempt(record: RunRecord) -> Iterator[None]:
     except BaseException as error:
         state = _state_of(error)
         update = {"state": state, "ended": time.time(), "message": str(error)}
-        _save(record, attempt.model_copy(update=update))
+        # Where the store failed as well, the run's own error is the one to report.
+        with suppress(StoreError):
+            _save(record, attempt.model_copy(update=update))
         raise
     else:
         _save(record, attempt.model_copy(update={"state": "completed", "ended": time.time()}))
@@ -86,7 +88,8 @@ def attempts(record: RunRecord) -> list[Attempt]:
 def _state_of(error: BaseException) -> AttemptState:
     if isinstance(error, RunCancelledError):
         return "cancelled"
-    return "failed" if isinstance(error, Exception) else "stopped"
+    is_failure = isinstance(error, Exception) and not isinstance(error, StoppedError)
+    return "failed" if is_failure else "stopped"
 
 
 def _save(record: RunRecord, attempt: Attempt) -> None:

@@ -14,7 +14,7 @@ from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.report.status import RunStatus, StepStatus, duration
-from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
 from stages.contract.local_store import LocalStore
 from tests.flows.loop import geb, plan, steps, write_config
 
@@ -50,6 +50,17 @@ def note(record: RunRecord, step: str, state: State, message: str = "") -> StepR
     return saved
 
 
+def test_a_store_that_fails_hides_no_error_of_the_run(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: LocalStore, path: Path) -> str:
+        raise StoreError("the bucket does not answer")
+
+    with pytest.raises(GebError, match="the run's own"), recorded_attempt(record):
+        monkeypatch.setattr(LocalStore, "share", fail)
+        raise GebError("the run's own")
+
+
 @pytest.mark.parametrize(
     ("error", "state"),
     [
@@ -57,6 +68,7 @@ def note(record: RunRecord, step: str, state: State, message: str = "") -> StepR
         (GebError("no"), "failed"),
         (RunCancelledError("by a person"), "cancelled"),
         (KeyboardInterrupt(), "stopped"),
+        (StoppedError("train: stopped"), "stopped"),
     ],
 )
 def test_a_run_s_state_is_how_its_last_attempt_ended(
