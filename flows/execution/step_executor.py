@@ -165,7 +165,7 @@ class StepExecutor:
                 seen.add(saved)
                 status.preempted(str(error))
             if self._stopping.wait(self.config.execution.retry_delay_seconds):
-                raise StoppedError(f"{request.step}: preempted, and the run stops")
+                raise StoppedError(f"{request.place}: preempted, and the run stops")
 
     def _find(self, request: Request, on_event: OnEvent) -> Artifact | None:
         return self.store.find(
@@ -186,7 +186,7 @@ class StepExecutor:
         )
         while lease.holder() is not None:
             if self._stopping.wait(lease.poll_seconds):
-                raise StoppedError(f"{request.step}: stopped while waiting for another run")
+                raise StoppedError(f"{request.place}: stopped while waiting for another run")
         return self._find(request, on_event)
 
     def _set_aside_if_forced(self, step: Step, request: Request, on_event: OnEvent) -> None:

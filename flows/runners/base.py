@@ -89,7 +89,7 @@ class FailureTail:
         """Raises the error that an exit code stands for; returns for 0."""
         if code == EXIT_OK:
             return
-        where = f"{request.step or request.stage} ({request.stage} {request.key[:12]})"
+        where = f"{request.place} ({request.stage} {request.key[:12]})"
         said = self.failure.message if self.failure else ""
         if code == EXIT_USER and self.failure is not None:
             raise UserError(f"{where}: {said}", self.failure.remedy)
@@ -105,7 +105,7 @@ class FailureTail:
     def raise_overdue(self, request: Request, log: str) -> NoReturn:
         """Raises the error of a stage that exceeded its time limit."""
         raise StageFailedError(
-            f"{request.step or request.stage}: took longer than timeout_seconds="
+            f"{request.place}: took longer than timeout_seconds="
             f"{request.resources.timeout_seconds:g}; log: {log}",
             tuple(self.lines),
         )
@@ -115,7 +115,7 @@ class FailureTail:
         limit = request.resources.memory_gib
         of = f"its memory limit of {limit:g} GiB" if limit is not None else "its machine's memory"
         raise StageFailedError(
-            f"{request.step or request.stage}: the stage used up {of} and the kernel killed it "
+            f"{request.place}: the stage used up {of} and the kernel killed it "
             f"(exit code {code}); raise resources.{request.stage}.memory_gib, or give the stage "
             f"less to do at a time; log: {log}",
             tuple(self.lines),

@@ -95,6 +95,11 @@ class Request(_Frozen):
     writes_registry: bool
     """Whether the stage writes into the model registry; not part of the key."""
 
+    @property
+    def place(self) -> str:
+        """Its step, or its stage where it belongs to no run; for messages and names."""
+        return self.step or self.stage
+
     def write(self, path: Path) -> None:
         """Writes the request as JSON."""
         path.write_text(self.model_dump_json(indent=2))

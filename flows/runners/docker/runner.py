@@ -158,7 +158,7 @@ class DockerRunner:
             while taken := set(held.devices) & _gpus_in_use(client):
                 say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
                 if self._stopping.wait(_POLL_SECONDS):
-                    raise StoppedError(f"{request.step}: stopped while waiting for a GPU")
+                    raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
             yield held.devices
 
     def _create(
@@ -255,12 +255,12 @@ def _ids_of(user: str, request: Request) -> tuple[int, int]:
 
 
 def _name_for(request: Request) -> str:
-    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.step or request.stage)
+    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
     return f"geb-{request.run}-{place}-{request.key[:8]}-{uuid.uuid4().hex[:6]}"
 
 
 def _refused(request: Request, error: APIError) -> Exception:
-    where = request.step or request.stage
+    where = request.place
     said = str(error.explanation or error)
     if "could not select device driver" in said:
         return UserError(

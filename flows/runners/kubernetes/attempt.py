@@ -81,7 +81,7 @@ class PodAttempt:
         on_event: OnEvent,
     ) -> None:
         self._cluster = cluster
-        self._where = request.step or request.stage
+        self._where = request.place
         self._nodes = {
             name_of(pod): _Node(
                 name_of(pod), Starting(request, settings, self._events_of, on_event)

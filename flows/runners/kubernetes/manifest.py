@@ -62,7 +62,7 @@ class Attempt:
 
 def attempt_name(request: Request, unique: str) -> str:
     """Name of an attempt: a DNS label with room for a pod's number."""
-    place = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.step or request.stage}".lower())
+    place = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.place}".lower())
     return f"geb-{place.strip('-')[:40].strip('-')}-{unique}"
 
 

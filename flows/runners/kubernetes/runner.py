@@ -201,7 +201,7 @@ class KubernetesRunner:
                 say(f"waiting: {error}")
             if self._stopping.wait(_QUOTA_POLL_SECONDS):
                 break
-        raise StoppedError(f"{request.step}: stopped while waiting for the quota")
+        raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
     def _create_all(
         self, request: Request, manifests: list[dict[str, Any]]
@@ -215,7 +215,7 @@ class KubernetesRunner:
             for pod in made:
                 self._cluster.delete_pod(name_of(pod))
             if isinstance(error, ApiException):
-                where = request.step or request.stage
+                where = request.place
                 said = reason_of(error)
                 raise refused(error.status, said, where, request.stage) from error
             raise

@@ -64,7 +64,7 @@ class Starting:
         self._give_up_if_hopeless(obstacle, now)
 
     def _give_up_if_hopeless(self, obstacle: Obstacle, now: float) -> None:
-        message = f"{self._request.step or self._request.stage}: {obstacle.message}"
+        message = f"{self._request.place}: {obstacle.message}"
         waited, limit = now - self._since, self._settings.pending_seconds
         match obstacle.wait:
             case "always":
@@ -83,7 +83,7 @@ class Starting:
         limit = self._settings.pending_seconds
         if now - self._since > limit:
             raise StageFailedError(
-                f"{self._request.step or self._request.stage}: the pod has not started for "
+                f"{self._request.place}: the pod has not started for "
                 f"{limit:g} s (execution.kubernetes.pending_seconds); `kubectl describe pod` "
                 "may say why"
             )

@@ -58,7 +58,7 @@ def _rank(ending: Ending) -> tuple[int, bool, bool]:
 def _raise_for_kind(
     ending: Ending, tail: FailureTail, request: Request, node: int, log: Path
 ) -> None:
-    where = request.step or request.stage
+    where = request.place
     if request.resources.nodes > 1:
         where += f" (node {node + 1} of {request.resources.nodes})"
     last = tuple(tail.lines)

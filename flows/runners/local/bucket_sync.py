@@ -122,7 +122,7 @@ class BucketSyncRunner:
         artifact = store.unpushed(request.stage, request.key, verify=False)
         if artifact is None:
             raise DamagedArtifactError(
-                f"{request.step or request.stage} ended well, but left no artifact "
+                f"{request.place} ended well, but left no artifact "
                 f"{request.stage}/{request.key[:12]} in {store.local.root}"
             )
         return artifact

@@ -82,7 +82,7 @@ class GpuLimitRunner:
                 told = True
                 on_event(Log(message=f"waiting for {number} of the slots of limit {self._limit!r}"))
             if self._stopping.wait(_POLL_SECONDS):
-                raise StoppedError(f"{request.step or request.stage}: stopped, waiting for a GPU")
+                raise StoppedError(f"{request.place}: stopped, waiting for a GPU")
         with slots:
             yield
 

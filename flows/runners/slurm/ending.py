@@ -76,7 +76,7 @@ def raise_for(
         signal_seconds: See :func:`interruption`.
         log: The attempt's log.
     """
-    where = f"{request.step or request.stage} ({request.stage} {request.key[:12]})"
+    where = f"{request.place} ({request.stage} {request.key[:12]})"
     status, lines = ending.status, tuple(tail.lines)
     if status is not None and status.code in (0, EXIT_USER):
         tail.raise_for(status.code, request, stopped=False, log=log)

@@ -23,7 +23,7 @@ _KEY_CHARACTERS = 12
 
 def new_name(request: Request) -> str:
     """Name of a new job, by which :func:`computes` finds it in the queue."""
-    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.step or request.stage)
+    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
     key = request.key[:_KEY_CHARACTERS]
     return f"geb-{request.run}-{place}-{key}-{uuid.uuid4().hex[:6]}"
 

@@ -96,8 +96,7 @@ def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
     last = said.strip().splitlines()[-1] if said.strip() else "no reason given"
     last = re.sub(r"^(sbatch|allocation failure): *(error: *)?", "", last)
     return UserError(
-        f"{request.step or request.stage}: Slurm refuses the job: {last} "
-        f"({where.format_map(values)})",
+        f"{request.place}: Slurm refuses the job: {last} ({where.format_map(values)})",
         remedy,
     )
 

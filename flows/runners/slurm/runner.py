@@ -150,7 +150,7 @@ class SlurmRunner:
                     return job, folder
             say(f"computed by job {jobs[0][0]} of another run; waiting for it")
             if self._stopping.wait(self._settings.poll_seconds):
-                raise StoppedError(f"{request.step}: stopped while waiting for another run's job")
+                raise StoppedError(f"{request.place}: stopped while waiting for another run's job")
             if store.load(request.stage, request.key) is not None:
                 return None
         return self._submit(store, request, owner, on_event)
@@ -188,7 +188,7 @@ class SlurmRunner:
             check_job(request, self._settings, self._grace_seconds)
             while (job := self._try_to_submit(options, program, request, folder, say)) is None:
                 if self._stopping.wait(self._settings.poll_seconds):
-                    raise StoppedError(f"{request.step}: stopped while waiting for Slurm")
+                    raise StoppedError(f"{request.place}: stopped while waiting for Slurm")
         except BaseException:
             folder.remove()
             raise

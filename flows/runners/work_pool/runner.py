@@ -114,7 +114,7 @@ class WorkPoolRunner:
         except ObjectNotFound:
             raise UserError(
                 f"execution.work_pool.{field}: Prefect has no deployment {name!r}, which "
-                f"{request.step or request.stage} is to run on",
+                f"{request.place} is to run on",
                 "create it (`prefect deploy --all` with the project's prefect.yaml), or name the "
                 "deployment of the flow `stage` that is there",
             ) from None
@@ -188,14 +188,14 @@ class WorkPoolRunner:
                 on_event(Log(level="warning", message=f"still waiting: {why[0]}. {why[1]}"))
                 if now - waiting_since >= self._settings.worker_wait_seconds:
                     _cancel(client, child.id)
-                    raise UserError(f"{request.step or request.stage}: {why[0]}", why[1])
+                    raise UserError(f"{request.place}: {why[0]}", why[1])
 
     def _raise_for(self, client: SyncPrefectClient, ended: FlowRun, request: Request) -> None:
         """Raises the error that the end of a flow run stands for; returns if it completed."""
         state = ended.state
         if state is not None and state.is_completed():
             return
-        where = f"{request.step or request.stage} ({request.stage} {request.key[:12]})"
+        where = f"{request.place} ({request.stage} {request.key[:12]})"
         if self._stopping or state is None:
             raise StoppedError(f"{where}: stopped")
         if state.is_cancelled():
