@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from flows.commands.common import AsJson, StorePath, console, print_json
@@ -41,7 +42,7 @@ def compare(
         for place, title in enumerate(each.header):
             table.add_column(title, justify="right" if place else "left")
         for row in each.rows:
-            table.add_row(*(cell.replace("[", "\\[") for cell in row))
+            table.add_row(*map(escape, row))
         console.print(table)
         console.print(f"[dim]{each.note}[/]\n")
-    console.print(f"page  {found.page}")
+    console.print(f"page  {found.page}", markup=False)

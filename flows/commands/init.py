@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import jinja2
 import typer
 import yaml
+from rich.markup import escape
 
 from flows.commands import samples
 from flows.commands.common import console
@@ -79,8 +80,8 @@ def init(
     # Folders are named from here; the configuration names them from its own.
     found: dict[str, str | None] = {name: _from_here(value) for name, value in answers.items()}
     write_task(target, chosen, found | {"policy": _from_here(policy) if policy else None})
-    console.print(f"{target} is ready; what each file is: {target / 'README.md'}")
-    console.print(f"next: [bold]cd {folder}[/], then [bold]geb run geb.yaml[/]")
+    console.print(f"{target} is ready; what each file is: {target / 'README.md'}", markup=False)
+    console.print(f"next: [bold]cd {escape(str(folder))}[/], then [bold]geb run geb.yaml[/]")
 
 
 def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> None:

@@ -204,9 +204,8 @@ def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
         return
     for table in summary.tables():
         console.print(table)
-    for line in summary.places():
-        console.print(line)
-    console.print(f"report      {page}")
+    for line in (*summary.places(), f"report      {page}"):
+        console.print(line, markup=False)
 
 
 def quiet_prefect() -> None:

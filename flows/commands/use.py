@@ -34,8 +34,8 @@ def export_model(
     """Copy a registered checkpoint, with a model card: lineage, figures, licence of the base."""
     target = folder.expanduser().absolute()
     version = export(open_store(store), model, target)
-    console.print(f"{version.name}:{version.version} is in {target}")
-    console.print(f"model card {target / 'README.md'}")
+    console.print(f"{version.name}:{version.version} is in {target}", markup=False)
+    console.print(f"model card {target / 'README.md'}", markup=False)
 
 
 def chat(
