@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,8 +88,8 @@ class JobFolder:
 
     def ask_to_stop(self) -> None:
         """Makes the batch program end its steps, or not start them."""
-        # One that is gone has ended.
-        if self.path.exists():
+        # One whose folder is gone has ended.
+        with contextlib.suppress(FileNotFoundError):
             (self.path / "stop").touch()
 
     def has_owner(self) -> bool:

@@ -245,10 +245,13 @@ class SlurmRunner:
             return
         for folder in jobs.values():
             folder.ask_to_stop()
-        client.cancel_pending(jobs)
-        client.signal_steps(jobs)
+        # Where the controller does not answer, batch programs still see that they are asked.
+        with contextlib.suppress(SlurmUnavailableError):
+            client.cancel_pending(jobs)
+            client.signal_steps(jobs)
         left = _wait_until_gone(set(jobs), self._grace_seconds + _PROGRAM_SECONDS)
-        client.cancel(left)
+        with contextlib.suppress(SlurmUnavailableError):
+            client.cancel(left)
         left = _wait_until_gone(left, _KILL_SECONDS)
         self._poller.hurry()
         if left:
