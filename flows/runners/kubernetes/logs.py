@@ -6,6 +6,7 @@ told from other lines by their form.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -40,12 +41,11 @@ class LogReader:
         self._last = ""
         self._num_at_last = 0
         self._heard_at: float | None = None
-        self.whole = False
         self._thread = threading.Thread(target=self._read, name=f"log-{pod}", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Reads the rest, now that the pod has ended; sets ``whole`` where all of it was there."""
+        """Reads the rest, now that the pod has ended."""
         self._ended.set()
         self._thread.join(_END_SECONDS)
         self._closed.set()
@@ -54,15 +54,15 @@ class LogReader:
         while not self._ended.is_set():
             self._read_once(follow=True)
             self._ended.wait(_RETRY_SECONDS)
-        self.whole = self._read_once(follow=False)
+        self._read_once(follow=False)
 
-    def _read_once(self, *, follow: bool) -> bool:
-        """Passes on what is new; whether the connection lasted to the end."""
+    def _read_once(self, *, follow: bool) -> None:
+        """Passes on what is new, until the log or the connection ends."""
         known, num_known = self._last, self._num_at_last
         since = None
         if self._heard_at is not None:
             since = int(time.monotonic() - self._heard_at) + _OVERLAP_SECONDS
-        try:
+        with contextlib.suppress(ApiException, *UNREACHABLE):
             for raw in self._cluster.log(self._pod, follow=follow, since_seconds=since):
                 when, line = _parse(raw)
                 if when < known:
@@ -71,9 +71,6 @@ class LogReader:
                     num_known -= 1
                     continue
                 self._pass_on(when, line)
-        except (ApiException, *UNREACHABLE):
-            return False
-        return True
 
     def _pass_on(self, when: str, line: str) -> None:
         self._num_at_last = self._num_at_last + 1 if when == self._last else 1
