@@ -14,7 +14,7 @@ from stages.contract.events import dump_json
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
-from stages.modeling.tokenizers import load_tokenizer
+from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.train import reference
 from stages.train.average import save_average
 from stages.train.batches import RefLogprobs, pair_batches
@@ -41,6 +41,7 @@ class PairFit(Fit[TrainParams]):
         self.tokenizer = load_tokenizer(job.models["policy"])
         self._pairs, self._counts = load_pairs(job.files["pairs"], job.params)
         self._check_lengths()
+        self._check_tokenizers()
         self.plan = make_plan(
             self._pairs,
             job.params,
@@ -155,6 +156,12 @@ class PairFit(Fit[TrainParams]):
                 longest=longest,
                 remedy="set train.max_length_tokens={limit}",
             )
+
+    def _check_tokenizers(self) -> None:
+        models = self.job.models
+        is_read = self.job.params.reference_logprobs == "model"
+        if is_read and models["policy"] != models["reference"]:
+            require_same_tokenizer(models["policy"], models["reference"])
 
     def _reference_logprobs(self) -> RefLogprobs:
         job = self.job

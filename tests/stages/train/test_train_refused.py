@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_rows, write_table
 from tests.stages.train.train_helpers import make_pairs, train
-from tests.tiny_models import make_tiny_llama
+from tests.tiny_models import WORDS, make_tiny_llama
 
 
 def test_a_lora_layer_that_is_not_there_is_refused(tmp_path, policy, pairs):
@@ -50,6 +50,14 @@ def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
     AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
     with pytest.raises(UserError, match="tokenizer"):
         train(tmp_path / "store", bare, [pairs])
+
+
+def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
+    words = [*WORDS[:-1], "purple"]
+    reference = make_tiny_llama(tmp_path / "reference", words=words)
+    with pytest.raises(UserError, match="differ in 2 tokens") as caught:
+        train(tmp_path / "store", policy, [pairs], reference=reference)
+    assert "reference with the policy's tokenizer" in caught.value.remedy
 
 
 def test_a_published_bonus_without_a_value_is_explained(tmp_path, policy, pairs):
