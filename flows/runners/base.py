@@ -73,6 +73,19 @@ def thread_variables(resources: Resources) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
+def supervised(python: str, grace_seconds: float, *options: str, program: list[str]) -> list[str]:
+    """Command line of a program under its supervisor.
+
+    Args:
+        python: Interpreter of both, by its path or name at the place where they run.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+        options: Further options of `stages.contract.supervisor`.
+        program: Module and arguments.
+    """
+    supervisor = [python, "-m", "stages.contract.supervisor", "--grace", str(grace_seconds)]
+    return [*supervisor, *options, "--", python, "-m", *program]
+
+
 class FailureTail:
     """Last lines and failure event of a stage, for the message of its error."""
 

@@ -21,7 +21,7 @@ import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.base import FailureTail, OnEvent, log_once
+from flows.runners.base import FailureTail, OnEvent, log_once, supervised
 from flows.runners.docker.client import connect
 from flows.runners.docker.container import StageContainer, stop, time_limit
 from flows.runners.docker.images import find_image
@@ -174,10 +174,7 @@ class DockerRunner:
         image = find_image(client, request, settings)
         user = user_for(settings, image.attrs["Config"]["User"])
         chown_outputs(request, *_ids_of(user, request))
-        supervisor = ["python", "-m", "stages.contract.supervisor"]
-        supervisor += ["--grace", str(self._grace_seconds)]
-        supervisor += ["--secrets"] if settings.secrets.get(request.stage) else []
-        command = [*supervisor, "--", "python", "-m", f"stages.{request.stage}"]
+        secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
         name = _name_for(request)
         lock_path = LocalStore.open(request.store).root / "containers" / name
         alive = AliveLock(lock_path)
@@ -187,7 +184,12 @@ class DockerRunner:
                 request,
                 settings,
                 user=user,
-                command=[*command, write_request(request)],
+                command=supervised(
+                    "python",
+                    self._grace_seconds,
+                    *secrets,
+                    program=[f"stages.{request.stage}", write_request(request)],
+                ),
                 alive=lock_path,
                 devices=devices,
             )

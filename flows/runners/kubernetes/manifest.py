@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.kubernetes import KubernetesSettings, PodSettings
-from flows.runners.base import thread_variables
+from flows.runners.base import supervised, thread_variables
 from flows.runners.kubernetes.labels import (
     ATTEMPT,
     GROUP,
@@ -196,15 +196,14 @@ def _container(
 def _command(
     request: Request, settings: KubernetesSettings, attempt: Attempt, node: int
 ) -> list[str]:
-    supervisor = ["python", "-m", "stages.contract.supervisor"]
-    supervisor += ["--grace", str(attempt.grace_seconds)]
+    options = []
     if settings.on_orchestrator_death == "stop":
-        supervisor += ["--sign", str(attempt.sign)]
-        supervisor += ["--sign-seconds", str(settings.orchestrator_seconds)]
-    if node == 0:
-        return [*supervisor, "--", "python", "-m", f"stages.{request.stage}", attempt.request_path]
+        options = ["--sign", str(attempt.sign)]
+        options += ["--sign-seconds", str(settings.orchestrator_seconds)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
-    return [*supervisor, "--", "python", "-m", "stages.training.node", work]
+    first, other = [f"stages.{request.stage}", attempt.request_path], ["stages.training.node", work]
+    program = first if node == 0 else other
+    return supervised("python", attempt.grace_seconds, *options, program=program)
 
 
 def _environment(request: Request, chosen: PodSettings) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from flows.pipeline.preflight import require_interpreter
-from flows.runners.base import FailureTail, OnEvent, log_once, thread_variables
+from flows.runners.base import FailureTail, OnEvent, log_once, supervised, thread_variables
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.environment import stage_environment
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
@@ -92,11 +92,11 @@ class ProcessRunner:
         require_interpreter(request.stage, interpreter)
         with self._lock:
             process = subprocess.Popen(
-                [
-                    *(interpreter, "-m", "stages.contract.supervisor"),
-                    *("--grace", str(self._grace_seconds), "--"),
-                    *(interpreter, "-m", f"stages.{request.stage}", write_request(request)),
-                ],
+                supervised(
+                    interpreter,
+                    self._grace_seconds,
+                    program=[f"stages.{request.stage}", write_request(request)],
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
-from flows.runners.base import thread_variables
+from flows.runners.base import supervised, thread_variables
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
@@ -91,11 +91,10 @@ def batch_program(
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
     # others; srun takes the variable away from steps without GPUs.
     blind = [] if request.resources.gpus else ["env", "CUDA_VISIBLE_DEVICES="]
-    supervisor = [
-        *(*blind, *container, interpreter, "-m", "stages.contract.supervisor"),
-        *("--grace", f"{grace_seconds:g}", "--"),
-        *(interpreter, "-m"),
-    ]
+
+    def step(*program: str) -> list[str]:
+        return [*blind, *container, *supervised(interpreter, grace_seconds, program=[*program])]
+
     work = LocalStore.open(request.store).work_path(request.stage, request.key)
     orphan = settings.orchestrator_seconds if settings.on_orchestrator_death == "stop" else 0
     return "\n".join(
@@ -104,8 +103,8 @@ def batch_program(
             f"folder={shlex.quote(str(folder))}",
             f"grace={math.ceil(grace_seconds)}",
             f"orphan_seconds={math.ceil(orphan)}",
-            _array("first", [*supervisor, f"stages.{request.stage}", request_file]),
-            _array("other", [*supervisor, "stages.training.node", str(work)]),
+            _array("first", step(f"stages.{request.stage}", request_file)),
+            _array("other", step("stages.training.node", str(work))),
             _array("srun_options", job.srun_options),
             *_set_up(request, settings),
             files(__package__).joinpath("job.sh").read_text(),
