@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from flows.execution.run_record import RunRecord
 from flows.planning.cost import GIB
@@ -23,6 +26,13 @@ class PlannedCost:
     gib: float
 
 
+class _KeptEstimate(BaseModel):
+    """Fields of a step's estimate that are read again."""
+
+    seconds: float | None
+    memory: dict[str, float]
+
+
 def save_estimate(record: RunRecord, found: Estimate) -> None:
     """Keeps the estimates of the steps that are to be computed; of others those of before stay."""
     steps = _read(record)
@@ -36,11 +46,13 @@ def save_estimate(record: RunRecord, found: Estimate) -> None:
 
 
 def planned_costs(record: RunRecord) -> dict[str, PlannedCost]:
-    """Estimates by step; none where the run was not started with one."""
-    return {
-        name: PlannedCost(each["seconds"], sum(each["memory"].values()) / GIB)
-        for name, each in _read(record).items()
-    }
+    """Estimates by step, without those that are damaged; none of a run that began without one."""
+    found = {}
+    for name, values in _read(record).items():
+        with suppress(ValidationError):
+            kept = _KeptEstimate.model_validate(values)
+            found[name] = PlannedCost(kept.seconds, sum(kept.memory.values()) / GIB)
+    return found
 
 
 def _read(record: RunRecord) -> dict[str, Any]:

@@ -118,3 +118,13 @@ def test_a_resumed_run_keeps_the_estimates_of_what_it_has_computed(record: RunRe
     save_estimate(record, Estimate(later, 0, None, ()))
     found = {name: each.seconds for name, each in planned_costs(record).items()}
     assert found == {"iteration-1/train": 1200, "iteration-2/train": 900}
+
+
+def test_a_damaged_estimate_counts_as_none(record: RunRecord) -> None:
+    record.path.mkdir(parents=True)
+    kept = record.path / "estimate.json"
+    whole = {"seconds": 5, "memory": {"weights": GIB}}
+    kept.write_text(json.dumps({"train": whole, "score": {"seconds": 5}, "pair": None}))
+    assert {name: each.gib for name, each in planned_costs(record).items()} == {"train": 1}
+    kept.write_text("[")
+    assert planned_costs(record) == {}
