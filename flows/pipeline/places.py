@@ -12,6 +12,11 @@ from stages.contract.errors import UserError
 
 _MODELS_AND_FILES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code")
+# A runner's section, its field that is a path, and its table whose names are paths.
+_PATHS_OF_RUNNERS = (
+    ("docker", "model_cache", "mounts"),
+    ("kubernetes", "kubeconfig", "volumes"),
+)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")
 
@@ -34,11 +39,11 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
     if isinstance(inputs, dict):
         _anchor_inputs(inputs, folder)
     suites = values.get("suites")
-    for suite in suites.values() if isinstance(suites, dict) else ():
-        if isinstance(suite, dict):
+    for suite, own in suites.items() if isinstance(suites, dict) else ():
+        if isinstance(own, dict):
             for name in _OF_SUITES:
-                if name in suite:
-                    suite[name] = _input(suite[name], folder, name)
+                if name in own:
+                    own[name] = _input(own[name], folder, f"suites.{suite}.{name}")
     execution = values.get("execution")
     if isinstance(execution, dict):
         _anchor_execution(execution, folder)
@@ -47,12 +52,12 @@ def anchor_paths(values: dict[str, Any], folder: Path) -> None:
 def _anchor_inputs(inputs: dict[str, Any], folder: Path) -> None:
     for name in _MODELS_AND_FILES:
         if name in inputs:
-            inputs[name] = _input(inputs[name], folder, name)
+            inputs[name] = _input(inputs[name], folder, f"inputs.{name}")
     prompts = inputs.get("prompts")
     if isinstance(prompts, str):
         prompts = [prompts]
     if isinstance(prompts, list):
-        inputs["prompts"] = [_input(each, folder, "prompts") for each in prompts]
+        inputs["prompts"] = [_input(each, folder, "inputs.prompts") for each in prompts]
 
 
 def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
@@ -62,31 +67,24 @@ def _anchor_execution(execution: dict[str, Any], folder: Path) -> None:
             # A name without a folder is a command on the path.
             if _is_path(place) and os.sep in place:
                 interpreters[stage] = _absolute(place, folder, f"execution.interpreters.{stage}")
-    docker = execution.get("docker")
-    if isinstance(docker, dict):
-        if _is_path(docker.get("model_cache")):
-            docker["model_cache"] = _absolute(docker["model_cache"], folder, "model_cache")
-        if isinstance(docker.get("mounts"), dict):
-            docker["mounts"] = {
-                _absolute(place, folder, "mounts") if _is_path(place) else place: mode
-                for place, mode in docker["mounts"].items()
-            }
-
-    kubernetes = execution.get("kubernetes")
-    if isinstance(kubernetes, dict):
-        if _is_path(kubernetes.get("kubeconfig")):
-            kubernetes["kubeconfig"] = _absolute(kubernetes["kubeconfig"], folder, "kubeconfig")
-        if isinstance(kubernetes.get("volumes"), dict):
-            kubernetes["volumes"] = {
-                _absolute(place, folder, "volumes") if _is_path(place) else place: claim
-                for place, claim in kubernetes["volumes"].items()
+    for runner, field, table in _PATHS_OF_RUNNERS:
+        section = execution.get(runner)
+        if not isinstance(section, dict):
+            continue
+        if _is_path(section.get(field)):
+            section[field] = _absolute(section[field], folder, f"execution.{runner}.{field}")
+        if isinstance(section.get(table), dict):
+            name = f"execution.{runner}.{table}"
+            section[table] = {
+                _absolute(place, folder, name) if _is_path(place) else place: value
+                for place, value in section[table].items()
             }
 
 
 def _input(place: Any, folder: Path, name: str) -> Any:
     if not _is_path(place):
         return place
-    path = _absolute(place, folder, f"inputs.{name}")
+    path = _absolute(place, folder, name)
     looks_remote = _HUB_ID.fullmatch(place) and not place.startswith((".", "~"))
     looks_remote = looks_remote and not place.endswith(_FILE_SUFFIXES)
     return place if looks_remote and not Path(path).exists() else path
