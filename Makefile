@@ -10,7 +10,7 @@ WORKERS_OF_LONG_TESTS ?= 3
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,11 +44,14 @@ test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, 
 test-fast: setup ## The tests that start nothing slow and need no vLLM
 	$(BIN)/python -m pytest -m 'not slow and not loop'
 
-test-rest: WORKERS := $(WORKERS_OF_LONG_TESTS)
+test-rest test-clusters: WORKERS := $(WORKERS_OF_LONG_TESTS)
 test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, browser, databases, all of vLLM
-	$(PYTEST) -m 'slow and not loop'
+	$(PYTEST) -m 'slow and not loop and not slurm and not kubernetes'
 
-test-all: test test-rest ## Every test once
+test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
+	$(PYTEST) -m 'slurm or kubernetes'
+
+test-all: test test-rest test-clusters ## Every test once
 
 mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/)
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)

@@ -37,13 +37,18 @@ def answer(request: Request) -> Path:
     """Publishes an artifact for a request and returns its folder."""
     store = LocalStore.open(request.store)
     scratch = store.new_scratch(request.stage, request.key)
-    # What the report plots, and something that no other request's answer has.
-    columns = {"model": ["policy"], "reward": [0.0], "log_pi_ref": [0.0], "key": [request.key]}
+    # What the report reads of scores and evaluations; the key makes each answer its own.
+    rows = [
+        {"model": model, "prompt_id": "p", "sample_index": 0, "num_tokens": 1, "key": request.key}
+        | dict.fromkeys(("reward", "log_pi", "log_pi_ref"), 0.0)
+        | {"components": None}
+        for model in ("policy", "base")
+    ]
     for name in _FILES[request.stage]:
         path = scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
-            pq.write_table(pa.table(columns), path)
+            pq.write_table(pa.Table.from_pylist(rows), path)
         else:
             path.write_text('{"gates": []}' if path.suffix == ".json" else "")
     files = describe_files(scratch, set())

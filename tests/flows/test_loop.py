@@ -179,7 +179,7 @@ def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
 ) -> None:
     config = write_config(tmp_path)
     with started("run", config) as process:
-        wait_for_line(process, "sft:", "steps")
+        wait_for_line(process, "sft:", "started")
         process.terminate()
         output, _ = process.communicate()
     assert process.returncode == 130
