@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The long tests wait much of their time: for images, schedules, servers, schedulers.
 WORKERS_OF_LONG_TESTS ?= 3
+# Files and folders that `make test-rest` takes its tests from.
+LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -46,7 +48,7 @@ test-fast: setup ## The tests that start nothing slow and need no vLLM
 
 test-rest test-clusters: WORKERS := $(WORKERS_OF_LONG_TESTS)
 test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, browser, databases, all of vLLM
-	$(PYTEST) -m 'slow and not loop and not slurm and not kubernetes'
+	$(PYTEST) -m 'slow and not loop and not slurm and not kubernetes' $(LONG_TESTS)
 
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
 	$(PYTEST) -m 'slurm or kubernetes'
