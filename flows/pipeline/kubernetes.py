@@ -26,7 +26,7 @@ class ClaimMount(Settings):
     sub_path: str = ""
     """Folder of the claim; empty for all of it."""
     writable: bool = False
-    """Whether stages may write anywhere in it; of the store they write their own folders anyhow."""
+    """Write access of stages to the whole claim. Their own folders of the store need none."""
 
 
 class SecretKey(Settings):
@@ -44,7 +44,7 @@ class Toleration(Settings):
     key: str | None = None
     """Key of the taint; unset stands for every taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
-    """Whether the taint's value must be `value`, or may be any."""
+    """Comparison with the taint: its value is `value`, or the taint exists with any value."""
     value: str | None = None
     """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -108,8 +108,8 @@ class KubernetesSettings(PodSettings):
     tmp_gib: float = Field(4, gt=0)
     """Largest size of a stage's /tmp in GiB, on the node's disk."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"
-    """Whether a stage ends when its orchestrator gives no sign any more, or goes on; the run that
-    is resumed takes over what still runs."""
+    """Stages of an orchestrator that is gone: they end (stop) or go on (keep). A resumed run takes
+    over those that still run."""
     orchestrator_seconds: float = Field(120, ge=20)
     """Time without a sign of the orchestrator after which a stage ends, under `stop`."""
     pending_seconds: float = Field(600, gt=0)

@@ -83,8 +83,8 @@ class Execution(Settings):
     """How stages are started. Changes speed and place only."""
 
     runner: Literal["process", "docker", "work_pool", "kubernetes", "slurm"] = "process"
-    """Where stages run: subprocesses of this machine, containers of its Docker engine, workers of
-    Prefect work pools, pods of a Kubernetes cluster, or jobs of a Slurm cluster."""
+    """Place of the stages: subprocesses of this machine, containers of its Docker engine, workers
+    of Prefect work pools, pods of a Kubernetes cluster, or jobs of a Slurm cluster."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)

@@ -48,8 +48,8 @@ class SlurmSettings(SlurmJobSettings):
     poll_seconds: float = Field(10, gt=0)
     """Time between two calls of squeue, one for all jobs."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"
-    """Whether jobs end with an orchestrator that is killed, or go on; in both cases one that
-    resumes the run takes over those that are there."""
+    """Jobs of a killed orchestrator: they end (stop) or go on (keep). A resumed run takes over
+    those that still run."""
     orchestrator_seconds: float = Field(120, ge=20)
     """Time without a sign of the orchestrator after which a job ends, under `stop`."""
 

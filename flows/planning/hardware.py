@@ -43,7 +43,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, with memory of its own."""
+        """A GPU, with memory of its own; not a CPU."""
         return self.name != "cpu"
 
 

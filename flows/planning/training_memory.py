@@ -46,12 +46,12 @@ class TrainingSetting:
 
     @property
     def deepspeed(self) -> bool:
-        """Whether DeepSpeed trains."""
+        """DeepSpeed in use: any ZeRO stage."""
         return self.params.deepspeed.zero_stage != "off"
 
     @property
     def bfloat16(self) -> bool:
-        """Whether products are computed in bfloat16."""
+        """Matrix products in bfloat16, not in float32."""
         wanted = self.params.precision
         return self.device.is_gpu if wanted == "auto" else wanted == "bfloat16"
 

@@ -76,7 +76,7 @@ def summary(folder: Path, policy: Any, **evaluation: Any) -> Summary:
     artifacts = {
         "iteration-1/evaluate": write_evaluation(folder, policy, BASE, metrics),
     }
-    config = RunConfig(iterations=1, evaluation=evaluation)  # type: ignore[arg-type]
+    config = RunConfig.model_validate({"iterations": 1, "evaluation": evaluation})
     found = Summary(folder.name, config, "store", artifacts=artifacts)
     found.rows += [iteration_row(found, 0), iteration_row(found, 1)]
     return found
@@ -150,7 +150,7 @@ def test_pass_at_k_that_cannot_be_estimated_is_refused(
 
 def test_what_only_reports_read_does_not_reach_the_stages() -> None:
     plain, solved = (
-        RunConfig(evaluation=evaluation).evaluation_sampling().result_fields()  # type: ignore[arg-type]
+        RunConfig.model_validate({"evaluation": evaluation}).evaluation_sampling().result_fields()
         for evaluation in ({}, {"correct_from": 1.0, "pass_at_k": (4,)})
     )
     assert plain == solved
