@@ -25,7 +25,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         config: The run's configuration.
         steps: What to ask of each stage.
         start: The policy to start from; None makes one by supervised warm start.
-        do: Takes a step in hand and returns its output at once; whoever executes it sees to the
+        do: Takes a step in hand and returns its output at once; the executor sees to the
             order that the inputs demand.
     """
     prompts = do(steps.prepare())

@@ -1,4 +1,4 @@
-"""A lock on each GPU of this host: two stages never share one, whoever started them.
+"""A lock on each GPU of this host: two stages never share one.
 
 Prefect's limits are advisory and count slots; these locks choose devices. A lock is an advisory
 lock of the kernel on a file that all processes of the host see. It is handed to the stage's
@@ -36,7 +36,7 @@ class HeldGpus:
 
     Attributes:
         devices: Their indices or UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them.
-        descriptors: Open files that hold the locks: whoever inherits them holds the GPUs too.
+        descriptors: Open files that hold the locks; a process that inherits them holds them too.
     """
 
     devices: tuple[str, ...] = ()
