@@ -1,0 +1,36 @@
+"""A run of the scoring stage."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, score_params
+from tests.stages.score.responses import response_rows
+
+
+@pytest.fixture
+def score(tmp_path):
+    """Runs the stage and returns the rows, the metrics and the events."""
+
+    def run(*, code=None, model=None, rows=None, resources=None, **params):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, response_rows() if rows is None else rows)
+        inputs = {"responses": responses}
+        if code is not None:
+            inputs["code"] = tmp_path / "oracle.py"
+            inputs["code"].write_text(textwrap.dedent(code))
+        if model is not None:
+            inputs["model"] = model
+        params = {"oracle": "python" if model is None else "reward_model", **params}
+        store = tmp_path / f"store-{resources.processes if resources else 1}"
+        request = request_for(score_params(**params), inputs, store, resources=resources)
+        artifact, events = call_request(STAGE, request)
+        scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return scores, json.loads((artifact.path / "metrics.json").read_text()), events
+
+    return run

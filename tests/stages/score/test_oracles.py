@@ -1,0 +1,90 @@
+"""The registry of oracles."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+from stages.contract.params import Settings
+from stages.contract.program import Stage
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score.oracle import Verdict
+from stages.score.params import ORACLES, OracleEntry, ScoreParams
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for
+from tests.stages.score.responses import response_rows
+
+
+def test_parameters_and_registry_name_the_same_oracles():
+    assert list(ORACLES) == list(ScoreParams.model_fields["oracle"].annotation.__args__)
+    sections = {
+        name
+        for name, field in ScoreParams.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+    }
+    assert {each.section for each in ORACLES.values()} == sections
+
+
+class ToySettings(Settings):
+    bonus: float = 0.0
+
+
+class ToyParams(ScoreParams):
+    oracle: Literal["toy", "math_verify"] = "toy"
+    toy: ToySettings = ToySettings()
+
+
+class ToyOracle:
+    identity = "toy:1"
+
+    def __init__(self, bonus):
+        self.bonus = bonus
+
+    def score(self, rows):
+        for place, row in enumerate(rows):
+            yield place, Verdict(len(row["response"]) + self.bonus)
+
+
+def load(ctx):
+    """Makes the oracle, as an oracle's module does."""
+    return ToyOracle(ctx.params.toy.bonus)
+
+
+def test_an_oracle_is_a_section_a_row_and_a_module(monkeypatch, tmp_path):
+    """The places that CONTRIBUTING names: nothing else has to know of it."""
+    monkeypatch.setitem(ORACLES, "toy", OracleEntry(__name__, "toy"))
+    write_table(tmp_path / "responses.parquet", RESPONSES, response_rows())
+    inputs = {"responses": tmp_path / "responses.parquet"}
+
+    def request(**settings):
+        return request_for(ToyParams(**settings), inputs, tmp_path / "store")
+
+    stage = Stage(ToyParams, STAGE.run)
+    artifact, _ = call_request(stage, request(toy={"bonus": 0.5}))
+    scores = list(read_rows(artifact.path / "scores.parquet", SCORES))
+    assert [each["score"] for each in scores] == [
+        len(row["response"]) + 0.5 for row in response_rows()
+    ]
+    assert {each["oracle"] for each in scores} == {"toy:1"}
+    assert request(toy={"bonus": 0.5}).key != request().key == request(judge={"max_tokens": 9}).key
+    other = request(oracle="math_verify").key
+    assert request(oracle="math_verify", toy={"bonus": 0.5}).key == other
+
+
+def test_an_oracle_in_python_starts_without_torch():
+    code = (
+        "import stages.score.run, stages.score.python_function, sys; print('torch' in sys.modules)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == "False"
+
+
+def test_the_documentation_tells_of_each_oracle():
+    table = (Path(__file__).parents[3] / "docs" / "oracles.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", table.partition("\n## ")[0], re.MULTILINE)
+    assert rows == list(ScoreParams.model_fields["oracle"].annotation.__args__)

@@ -1,0 +1,178 @@
+"""Scores by a function in Python."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from stages.contract.digests import sha256_file
+from stages.contract.errors import GebError, UserError
+from stages.contract.events import Log, Progress
+from tests.stages.score.responses import response_rows
+
+LENGTHS = """
+    def score(prompts, responses, references):
+        return [len(response.split()) for response in responses]
+"""
+
+
+class TestPython:
+    def test_rows_follow_the_responses(self, score, tmp_path):
+        scores, _, _ = score(code=LENGTHS, rows_per_batch=3)
+        rows = list(response_rows())
+        identity = f"python:score@{sha256_file(tmp_path / 'oracle.py')[:16]}"
+        assert [
+            (each["prompt_id"], each["sample_index"], each["score"], each["oracle"])
+            for each in scores
+        ] == [
+            (row["prompt_id"], row["sample_index"], len(row["response"].split()), identity)
+            for row in rows
+        ]
+
+    def test_the_function_sees_messages_texts_and_references(self, score):
+        scores, _, _ = score(
+            code="""
+            def mark(prompts, responses, references):
+                for prompt, response in zip(prompts, responses):
+                    assert prompt[0]["role"] == "user" and isinstance(response, str)
+                return [0 if reference is None else int(reference) for reference in references]
+            """,
+            function="mark",
+        )
+        assert [each["score"] for each in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
+
+    def test_metrics_are_those_of_the_scores(self, score):
+        scores, metrics, events = score(code=LENGTHS, rows_per_batch=3)
+        values = [each["score"] for each in scores]
+        assert metrics["mean"] == pytest.approx(statistics.fmean(values))
+        assert metrics["std"] == pytest.approx(statistics.pstdev(values))
+        assert (metrics["min"], metrics["max"]) == (min(values), max(values))
+        assert (metrics["responses"], metrics["null_scores"]) == (20, 0)
+        last = [each for each in events if isinstance(each, Progress)][-1]
+        assert (last.done, last.total) == (20, 20)
+
+    @pytest.mark.parametrize("value", ["math.nan", "math.inf", "-math.inf", "'good'", "[1.0]"])
+    def test_a_value_that_is_no_score_is_named_with_its_place(self, score, value):
+        code = f"""
+        import math
+        def score(prompts, responses, references):
+            return [{value} if response.startswith("blue") else 1 for response in responses]
+        """
+        row = next(row for row in response_rows() if row["response"].startswith("blue"))
+        with pytest.raises(UserError) as caught:
+            score(code=code)
+        assert f"prompt {row['prompt_id']}, sample {row['sample_index']}" in str(caught.value)
+        shown = {"math.nan": "nan", "math.inf": "inf", "-math.inf": "-inf"}.get(value, value)
+        assert f"returned score {shown} for" in str(caught.value)
+
+    def test_numbers_of_other_libraries_and_truth_values_are_scores(self, score):
+        scores, _, _ = score(
+            code="""
+            import numpy
+            def score(prompts, responses, references):
+                return numpy.array([response.startswith("blue") for response in responses])
+            """
+        )
+        assert {each["score"] for each in scores} == {0.0, 1.0}
+
+    def test_a_mapping_names_the_components_of_the_score(self, score):
+        code = """
+        def score(prompts, responses, references):
+            return [{"score": 1, "warmth": len(response) / 100} for response in responses]
+        """
+        scores, _, _ = score(code=code)
+        for each, row in zip(scores, response_rows(), strict=True):
+            assert each["score"] == 1.0
+            assert dict(each["components"]) == {"warmth": len(row["response"]) / 100}
+
+    def test_a_mapping_needs_a_score(self, score):
+        with pytest.raises(UserError, match="a mapping without 'score'"):
+            score(code="def score(prompts, *rest): return [{'warmth': 1.0} for _ in prompts]")
+
+    def test_a_component_must_be_a_number(self, score):
+        code = "def score(prompts, *rest): return [{'score': 1, 'warmth': None} for _ in prompts]"
+        with pytest.raises(UserError, match="returned warmth None for prompt"):
+            score(code=code)
+
+    def test_a_wrong_count_is_an_error(self, score):
+        code = "def score(prompts, responses, references): return [1.0]"
+        with pytest.raises(UserError, match="returned 1 scores for 20 responses"):
+            score(code=code)
+
+    def test_no_sequence_is_an_error(self, score):
+        code = "def score(prompts, responses, references): return 1.0"
+        with pytest.raises(UserError, match="returned float, not a sequence"):
+            score(code=code)
+
+    def test_what_the_function_raises_is_named_with_its_line(self, score):
+        code = "def score(prompts, responses, references):\n    return responses[99]"
+        with pytest.raises(UserError, match=r"IndexError: .*line 2 of oracle\.py"):
+            score(code=code)
+
+    def test_a_failing_network_may_be_retried(self, score):
+        code = "def score(*columns): raise ConnectionError('reset')"
+        with pytest.raises(
+            GebError, match=r"oracle\.py:score raised ConnectionError: reset"
+        ) as said:
+            score(code=code)
+        assert not isinstance(said.value, UserError)
+
+    def test_a_file_that_the_function_may_not_read_is_not_blamed_on_the_store(self, score):
+        code = "def score(*columns): raise PermissionError(13, 'denied', '/etc/shadow')"
+        with pytest.raises(GebError, match=r"oracle\.py:score raised PermissionError.*/etc/shadow"):
+            score(code=code)
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import sys\ndef score(*columns): sys.exit(0)",
+            "import sys\nsys.exit(0)",
+            "def score(prompts, *rest):\n    yield 1.0\n    raise SystemExit",
+        ],
+        ids=["in-the-function", "in-the-file", "in-a-generator"],
+    )
+    def test_code_that_ends_the_program_is_the_persons_mistake(self, score, code):
+        with pytest.raises(UserError, match=r"oracle\.py.* SystemExit"):
+            score(code=code)
+
+    def test_a_number_beyond_all_floats_is_named_in_short(self, score):
+        with pytest.raises(UserError, match="returned score 1000") as said:
+            score(code="def score(prompts, *rest): return [10**400 for _ in prompts]")
+        assert len(said.value.message) < 500
+
+    def test_a_missing_function_is_named_with_those_there_are(self, score):
+        with pytest.raises(UserError, match="no function 'absent'; it has: score"):
+            score(code=LENGTHS.strip(), function="absent")
+
+    def test_a_file_that_does_not_run_is_an_error(self, score):
+        with pytest.raises(UserError, match=r"oracle\.py raised SyntaxError"):
+            score(code="def score(")
+
+    def test_the_request_must_bring_the_code(self, score):
+        with pytest.raises(UserError, match="'code'"):
+            score()
+
+
+NULLS = """
+    def score(prompts, responses, references):
+        return [None if reference is None else 1.0 for reference in references]
+"""
+
+
+class TestNulls:
+    def test_they_are_kept_with_a_reason_and_counted(self, score):
+        scores, metrics, events = score(code=NULLS, max_null_share=0.5)
+        assert [each["score"] for each in scores[:4]] == [None, None, 1.0, 1.0]
+        assert [bool(each["error"]) for each in scores[:4]] == [True, True, False, False]
+        assert (metrics["null_scores"], metrics["mean"]) == (10, 1.0)
+        warnings = [each for each in events if isinstance(each, Log) and each.level == "warning"]
+        assert "10 of 20 responses have no score" in warnings[0].message
+
+    def test_too_many_stop_the_run(self, score):
+        with pytest.raises(UserError, match=r"10 of 20 .* max_null_share allows 0\.49"):
+            score(code=NULLS, max_null_share=0.49)
+
+    def test_none_are_allowed_unless_said(self, score):
+        with pytest.raises(UserError, match="max_null_share allows 0"):
+            score(code=NULLS)

@@ -1,0 +1,112 @@
+"""Scores by a reward model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from stages.contract.errors import UserError
+from stages.contract.request import Resources
+from tests.stages.score.responses import response_rows
+from tests.tiny_models import CHAT_TEMPLATE, make_tiny_llama, make_tiny_reward_model
+
+# Float32 sums in another order.
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    return make_tiny_reward_model(tmp_path_factory.mktemp("reward") / "model")
+
+
+def one_by_one(path, rows):
+    """Scores by a plain forward pass of transformers for each conversation."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    scores = []
+    for row in rows:
+        messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        with torch.inference_mode():
+            scores.append(model(torch.tensor([ids])).logits[0, 0].item())
+    return scores
+
+
+class TestRewardModel:
+    @pytest.mark.parametrize("tokens_per_batch", [1, 64, 16384])
+    def test_scores_are_those_of_one_by_one(self, score, reward_model, tokens_per_batch):
+        scores, _, _ = score(model=reward_model, dtype="float32", tokens_per_batch=tokens_per_batch)
+        expected = one_by_one(reward_model, response_rows())
+        assert len({round(each, 3) for each in expected}) > 5
+        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+
+    @pytest.mark.slow
+    def test_two_processes_give_the_scores_of_one(self, score, reward_model):
+        settings = {"model": reward_model, "dtype": "float32", "tokens_per_batch": 64}
+        one, metrics, _ = score(**settings)
+        two, same, _ = score(**settings, resources=Resources(processes=2))
+        assert two == one
+        assert same == metrics
+
+    def test_a_model_without_padding_id_scores_the_same(self, score, tmp_path):
+        # The conversation ends in the id that padding would take first.
+        model = make_tiny_reward_model(
+            tmp_path / "unpadded", pad_token_id=None, chat_template=CHAT_TEMPLATE + "<pad>"
+        )
+        scores, _, _ = score(model=model, dtype="float32")
+        expected = one_by_one(model, response_rows())
+        assert [each["score"] for each in scores] == pytest.approx(expected, abs=ROUNDING)
+
+    def test_the_order_of_the_responses_does_not_matter(self, score, reward_model):
+        forward, _, _ = score(model=reward_model, dtype="float32")
+        rows = list(response_rows())
+        backward, _, _ = score(model=reward_model, dtype="float32", rows=rows[::-1])
+        assert [each["score"] for each in backward[::-1]] == pytest.approx(
+            [each["score"] for each in forward], abs=ROUNDING
+        )
+
+    def test_bfloat16_is_near(self, score, reward_model):
+        scores, _, _ = score(model=reward_model, dtype="bfloat16")
+        expected = one_by_one(reward_model, response_rows())
+        spread = statistics.pstdev(expected)
+        for each, value in zip(scores, expected, strict=True):
+            assert math.isclose(each["score"], value, abs_tol=spread / 2)
+
+    def test_the_row_names_the_checkpoint(self, score, reward_model):
+        scores, metrics, _ = score(model=reward_model)
+        name, _, digest = metrics["oracle"].partition(":")
+        assert name == "reward_model"
+        assert len(digest) == 64
+        assert {each["oracle"] for each in scores} == {metrics["oracle"]}
+
+    def test_what_is_too_long_has_no_score(self, score, reward_model):
+        scores, metrics, _ = score(model=reward_model, max_length_tokens=18, max_null_share=0.9)
+        nulls = [each for each in scores if each["score"] is None]
+        assert 0 < len(nulls) < len(scores)
+        assert metrics["null_scores"] == len(nulls)
+        assert "the reward model reads 18" in nulls[0]["error"]
+
+    def test_a_doubled_bos_is_refused(self, score, tmp_path):
+        model = make_tiny_reward_model(
+            tmp_path / "double", chat_template="{{ bos_token }}" + CHAT_TEMPLATE
+        )
+        with pytest.raises(UserError, match="doubled BOS"):
+            score(model=model)
+
+    def test_several_outputs_are_refused(self, score, tmp_path):
+        model = make_tiny_reward_model(tmp_path / "ten", num_labels=10)
+        with pytest.raises(UserError, match="has 10 outputs, not one"):
+            score(model=model)
+
+    def test_a_causal_lm_is_refused(self, score, tmp_path):
+        with pytest.raises(UserError, match=r"score\.weight"):
+            score(model=make_tiny_llama(tmp_path / "policy"))
+
+    def test_a_model_without_chat_template_is_refused(self, score, tmp_path):
+        model = make_tiny_reward_model(tmp_path / "bare", chat_template=None)
+        with pytest.raises(UserError, match="no chat template"):
+            score(model=model)
