@@ -12,7 +12,7 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm images run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -22,7 +22,7 @@ setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
 $(STAMP): pyproject.toml constraints/torch.txt
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev]'
+	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
@@ -36,6 +36,15 @@ run: setup ## Run the quickstart: three GEB iterations on a small model, on this
 
 run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
+
+# The theme's makers advertise their next project in each build.
+MKDOCS = NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs
+
+docs: setup ## Build the documentation into site/; a broken link fails
+	$(MKDOCS) build --strict
+
+docs-serve: setup ## Show the documentation at http://127.0.0.1:8000, built again when a file changes
+	$(MKDOCS) serve
 
 # A file's tests share fixtures, so they stay in one process; long files come first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
@@ -74,4 +83,4 @@ format: setup ## Format and mend what can be mended
 
 clean: ## Remove what tools left, not the environments or the store
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist mutants
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist mutants site

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,6 +13,7 @@ from flows.commands.common import AsJson, RunName, StorePath, configured_run, co
 from flows.execution.plan import differences
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
+from flows.pipeline.fields import field_rows
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -68,7 +68,7 @@ def fields(
     as_json: AsJson = False,
 ) -> None:
     """List the fields of the configuration with their defaults and meanings."""
-    rows = [row for row in _fields(RunConfig, "") if row[0].startswith(prefix)]
+    rows = [row for row in field_rows(RunConfig) if row.name.startswith(prefix)]
     if not rows:
         raise UserError(
             f"no field begins with {prefix!r}",
@@ -77,36 +77,22 @@ def fields(
     if as_json:
         print_json(
             {
-                name: {
-                    "required": default is None,
-                    "default": None if default is None else json.loads(default),
-                    "meaning": meaning,
+                row.name: {
+                    "required": row.default is None,
+                    "default": None if row.default is None else json.loads(row.default),
+                    "values": row.kind,
+                    "unit": row.unit,
+                    "meaning": row.meaning,
                 }
-                for name, default, meaning in rows
+                for row in rows
             }
         )
         return
     table = Table(box=None, pad_edge=False)
     for column in ("field", "default", "meaning"):
         table.add_column(column, overflow="fold")
-    for name, default, meaning in rows:
-        table.add_row(*(escape(each) for each in (name, default or "required", meaning)))
+    for row in rows:
+        table.add_row(
+            *(escape(each) for each in (row.name, row.default or "required", row.meaning))
+        )
     console.print(table)
-
-
-def _fields(model: type[BaseModel], prefix: str) -> list[tuple[str, str | None, str]]:
-    """Name, default as JSON (None where a value is required), and meaning of every field."""
-    rows: list[tuple[str, str | None, str]] = []
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            rows += _fields(kind, f"{prefix}{name}.")
-            continue
-        default = json.dumps(field.get_default(call_default_factory=True), default=str)
-        meaning = " ".join((field.description or "").split())
-        rows.append((f"{prefix}{name}", None if field.is_required() else default, meaning))
-        # Sections under names of one's own, such as `suites`.
-        section = get_args(kind)[-1] if get_origin(kind) is dict else None
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            rows += _fields(section, f"{prefix}{name}.NAME.")
-    return rows

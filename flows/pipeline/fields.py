@@ -1,0 +1,150 @@
+"""The fields of the configuration as a table: names, defaults, kinds, units and meanings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+# Units by the ends of names, which carry them (`timeout_seconds`).
+_UNITS = {
+    "seconds": "s",
+    "tokens": "tokens",
+    "gib": "GiB",
+    "bandwidth": "GB/s",
+    "gpu_hour": "currency/h",
+    "steps": "steps",
+    "epochs": "epochs",
+    "iterations": "iterations",
+    "iteration": "iterations",
+    "rows": "rows",
+    "pairs": "pairs",
+    "prompts": "prompts",
+    "gpus": "GPUs",
+    "processes": "processes",
+    "nodes": "nodes",
+    "ratio": "share",
+    "share": "share",
+    "confidence": "probability",
+}
+# Names that end like one of these and count something else.
+_UNITS_BY_NAME = {
+    "max_position_embeddings": "tokens",
+    "target_ratio": "ratio",
+    "rows_per_batch": "rows",
+    "rows_per_request": "rows",
+    "tokens_per_batch": "tokens",
+    "num_samples": "samples",
+    "samples_per_prompt": "samples",
+    "prompts_per_iteration": "prompts",
+    "num_shards": "shards",
+}
+_BOUNDS = {
+    annotated_types.Ge: ("≥", "ge"),
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Le: ("≤", "le"),
+    annotated_types.Lt: ("<", "lt"),
+}
+_KINDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true, false",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """One field of a configuration.
+
+    Attributes:
+        name: Its name with the sections before it; `NAME` stands for a name of one's own.
+        default: The default as JSON; None where a value is required.
+        kind: Values that it takes.
+        unit: Unit of a number; empty where it has none.
+        meaning: The field's description on one line.
+        speed_only: Whether it changes speed or place alone, so that no artifact's key holds it.
+    """
+
+    name: str
+    default: str | None
+    kind: str
+    unit: str
+    meaning: str
+    speed_only: bool
+
+
+def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
+    """Yields every field of a configuration, sections opened, in the order of its declaration."""
+    for name, field in model.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from field_rows(section, f"{prefix}{name}.")
+            continue
+        yield _row(f"{prefix}{name}", name, field)
+        # Sections under names of one's own, such as `suites`.
+        inner = get_args(section)[-1] if get_origin(section) is dict else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from field_rows(inner, f"{prefix}{name}.NAME.")
+
+
+def _row(place: str, name: str, field: FieldInfo) -> FieldRow:
+    default = json.dumps(
+        field.get_default(call_default_factory=True), default=str, ensure_ascii=False
+    )
+    extra = field.json_schema_extra
+    numeric = {int, float} & set(_parts(field.annotation))
+    return FieldRow(
+        name=place,
+        default=None if field.is_required() else default,
+        kind=_kind(field),
+        unit=_unit(name) if numeric else "",
+        meaning=" ".join((field.description or "").split()),
+        speed_only=isinstance(extra, dict) and extra.get("affects_result") is False,
+    )
+
+
+def _unit(name: str) -> str:
+    if name in _UNITS_BY_NAME:
+        return _UNITS_BY_NAME[name]
+    return next((unit for end, unit in _UNITS.items() if re.search(rf"(^|_){end}$", name)), "")
+
+
+def _kind(field: FieldInfo) -> str:
+    kind = " or ".join(dict.fromkeys(_kinds(field.annotation)))
+    found = [_BOUNDS[type(each)] + (each,) for each in field.metadata if type(each) in _BOUNDS]
+    bounds = [f"{sign} {getattr(each, name):g}" for sign, name, each in found]
+    return ", ".join([kind, *bounds])
+
+
+def _kinds(annotation: Any) -> list[str]:
+    if annotation in _KINDS:
+        return [_KINDS[annotation]]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return [str(each) for each in arguments]
+    if origin in (tuple, list):
+        return [f"list of {' or '.join(_kinds(arguments[0]))}"]
+    if origin is dict:
+        return ["names and values"]
+    if hasattr(annotation, "__metadata__"):
+        return _kinds(arguments[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return ["section"]
+    return [kind for each in arguments for kind in _kinds(each)] or ["text"]
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The plain types of which an annotation is made."""
+    arguments = () if get_origin(annotation) is Literal else get_args(annotation)
+    if not arguments:
+        yield annotation
+    for each in arguments:
+        yield from _parts(each)

@@ -1,0 +1,83 @@
+"""The documentation builds into one site, and its links, references and scripts are its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.fields import field_rows
+from stages.contract.table_meanings import MEANINGS
+from stages.contract.tables import SCHEMAS
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(
+    site: Path, configuration: Path = ROOT / "mkdocs.yml"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
+            *("--site-dir", str(site), "--config-file", str(configuration)),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+def test_every_page_is_shown_without_a_network(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
+    assert {found for page in pages for found in loaded.findall(page.read_text())} == set()
+
+
+def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
+    shown = (site / "reference/configuration.html").read_text()
+    hidden = {f"{section}.{name}" for section, names in SET_BY_THE_RUN.items() for name in names}
+    for row in field_rows(RunConfig):
+        name = re.sub(r"^resources\.[a-z]+\.", "resources.STAGE.", row.name)
+        assert (f"<code>{name}</code>" in shown) == (name not in hidden), name
+    assert "<code>train.target_ratio</code></td>\n<td><code>null</code></td>" in shown
+    commands = (site / "reference/command-line.html").read_text()
+    assert all(f"<code>{word}" in commands for word in ("--set NAME=VALUE", "--estimate", "CONFIG"))
+    tables = (site / "reference/files.html").read_text()
+    assert all(f"<code>{name}</code>" in tables for name in SCHEMAS["pairs"].names)
+
+
+def test_the_meanings_are_of_the_schemas_columns() -> None:
+    assert {name: list(MEANINGS[name]) for name in MEANINGS} == {
+        name: schema.names for name, schema in SCHEMAS.items()
+    }
+
+
+def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs", docs)
+    store = docs / "store.md"
+    store.write_text(store.read_text() + "\n[lost](../flows/nowhere.py)\n")
+    configuration = tmp_path / "mkdocs.yml"
+    settings = (ROOT / "mkdocs.yml").read_text()
+    hook = ROOT / "scripts/site/hooks.py"
+    configuration.write_text(settings.replace("scripts/site/hooks.py", str(hook)))
+    built = build(tmp_path / "site", configuration)
+    assert built.returncode != 0
+    assert "../flows/nowhere.py" in built.stderr
