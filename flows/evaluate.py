@@ -33,7 +33,8 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
-from flows.report.prompt_figures import Solved, estimates, places, solved_names
+from flows.report.prompt_figures import estimates, places
+from flows.report.solved import Solved, solved_names
 from flows.report.statistics import Estimate
 from flows.report.table import Cell, formatted, interval_text
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -264,7 +265,7 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
 
 def _comparison(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> Comparison:
     asked = config.evaluation
-    solved = Solved(asked.correct_from, asked.pass_at_k)
+    solved = Solved.of(asked)
     files = places(artifacts, "evaluate", "policy", "base", asked.num_shards)
     return Comparison(
         models,

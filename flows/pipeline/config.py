@@ -132,6 +132,7 @@ class RunConfig(StageSettings):
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
             )
+        self._check_votes()
         if self.train.reference_logprobs == "sampler" and self.pair_data == "accumulate":
             raise ValueError(
                 "train.reference_logprobs is 'sampler' and pair_data is 'accumulate': the pairs of "
@@ -146,6 +147,22 @@ class RunConfig(StageSettings):
         self._check_stage_names()
         self._check_shared_store()
         return self
+
+    def _check_votes(self) -> None:
+        """Refuses maj@k of an oracle that counts no votes."""
+        evaluations: dict[str, Evaluation] = {
+            "evaluation": self.evaluation,
+            **{f"suites.{name}": suite for name, suite in self.suites.items()},
+        }
+        for name, each in evaluations.items():
+            own = each.score if isinstance(each, Suite) else None
+            oracle, section = own or self.score, f"{name}.score" if own else "score"
+            counts = oracle.oracle == "math_verify" and oracle.math_verify.votes
+            if each.maj_at_k and not counts:
+                raise ValueError(
+                    f"{name}.maj_at_k is set, and its oracle ({oracle.oracle}) counts no votes: "
+                    f"set {section}.oracle to math_verify and {section}.math_verify.votes to true"
+                )
 
     def _check_server(self) -> None:
         if self.iterations > 1:

@@ -41,20 +41,26 @@ class Evaluation(Settings):
     pass_at_k: tuple[int, ...] = ()
     """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
     correct, estimated without bias from `num_samples` (Chen et al. 2021). Changes reports only."""
+    maj_at_k: tuple[int, ...] = ()
+    """Numbers of votes k for which reports have maj@k: the chance that the most frequent answer of
+    k samples is correct (Wang et al. 2023), estimated without bias from `num_samples`. Needs the
+    oracle `math_verify` with `math_verify.votes`. Changes reports only."""
 
     @model_validator(mode="after")
-    def _check_pass_at_k(self) -> Evaluation:
-        if self.pass_at_k and self.correct_from is None:
-            raise ValueError(
-                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
-                "response (1 for the oracle math_verify)"
-            )
-        for k in self.pass_at_k:
-            if not 1 <= k <= self.num_samples:
+    def _check_numbers_of_tries(self) -> Evaluation:
+        for name in ("pass_at_k", "maj_at_k"):
+            tries: tuple[int, ...] = getattr(self, name)
+            if tries and self.correct_from is None:
                 raise ValueError(
-                    f"pass_at_k has {k}, and num_samples is {self.num_samples}: pass@k takes at "
-                    "least k samples a prompt; raise num_samples, or leave it out"
+                    f"{name} is set and correct_from is not: set the smallest score of a correct "
+                    "response (1 for the oracle math_verify)"
                 )
+            for k in tries:
+                if not 1 <= k <= self.num_samples:
+                    raise ValueError(
+                        f"{name} has {k}, and num_samples is {self.num_samples}: it takes at "
+                        "least k samples a prompt; raise num_samples, or leave it out"
+                    )
         return self
 
     def sampling(self) -> dict[str, Any]:

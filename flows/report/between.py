@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from flows.pipeline.steps import suite_place
-from flows.report.prompt_figures import PromptFigure, Solved, places, prompt_figures
+from flows.report.prompt_figures import PromptFigure, places, prompt_figures
+from flows.report.solved import Solved
 from flows.report.statistics import Estimate, holm, paired_difference
 from flows.report.summary import Summary
 from flows.report.table import Cell
@@ -111,7 +112,7 @@ def figures_of(
     if place not in summary.artifacts:
         return {}
     files = places(summary.artifacts, place, place, base, asked.num_shards)
-    return prompt_figures(files, "policy", Solved(asked.correct_from, asked.pass_at_k))
+    return prompt_figures(files, "policy", Solved.of(asked))
 
 
 def _compared(iteration: int, name: str, before: PromptFigure, now: PromptFigure) -> list[Compared]:

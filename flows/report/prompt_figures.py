@@ -19,26 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flows.report.majority import majority_at_k
+from flows.report.solved import ACCURACY, Solved, ballots_of, majority_name, pass_name
 from flows.report.statistics import Estimate, Floats, pass_at_k, proportion, ratio_of_sums
 from stages.contract.store import Artifact
 
-ACCURACY = "accuracy"
 _ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
 # Evaluations whose estimates are kept: a long run shows them after each of its iterations.
 _KEPT = 1024
-
-
-@dataclass(frozen=True)
-class Solved:
-    """Figures of solved problems that are computed of the rewards.
-
-    Attributes:
-        from_score: Smallest score of a correct response; None computes none of them.
-        at_k: Numbers of samples k of which pass@k is computed.
-    """
-
-    from_score: float | None = None
-    at_k: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,8 @@ def prompt_figures(places: Places, model: str, solved: Solved) -> _Figures:
 
     Returns:
         Figures by their names in ``metrics.json``; the oracle's components as ``components.NAME``,
-        figures of solved problems as ``accuracy`` and ``pass@K``. The base has no ``win_rate``.
+        figures of solved problems as ``accuracy``, ``pass@K`` and ``maj@K``. The base has no
+        ``win_rate``.
     """
     own = _rewards(places.distributions, model)
     found = {}
@@ -128,18 +117,8 @@ def prompt_figures(places: Places, model: str, solved: Solved) -> _Figures:
         ("num_tokens", "mean_response_tokens"),
     ):
         found |= _column(places.distributions, model, column, name)
-    return found | _components(places.scores if model == "policy" else places.base_scores)
-
-
-def solved_names(solved: Solved) -> list[str]:
-    """Names of the figures of solved problems that are asked for."""
-    if solved.from_score is None:
-        return []
-    return [ACCURACY, *(_pass_name(k) for k in solved.at_k)]
-
-
-def _pass_name(k: int) -> str:
-    return f"pass@{k}"
+    scores = places.scores if model == "policy" else places.base_scores
+    return found | _majority(scores, solved) | _components(scores)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -199,10 +178,24 @@ def _solved(own: Mapping[str, list[float]], solved: Solved) -> _Figures:
     right = np.array([correct[name] for name in names], dtype=np.int64)
     tried = np.array([len(own[name]) for name in names], dtype=np.int64)
     for k in solved.at_k:
-        found[_pass_name(k)] = PromptFigure(
+        found[pass_name(k)] = PromptFigure(
             tuple(names), pass_at_k(right, tried, k), np.ones(len(names))
         )
     return found
+
+
+def _majority(scores: Sequence[Path], solved: Solved) -> _Figures:
+    """maj@k from the oracle's component `votes`; nothing where the oracle did not count them."""
+    if solved.from_score is None or not solved.majority_at:
+        return {}
+    ballots = ballots_of(scores, solved.from_score)
+    return {
+        majority_name(k): _figure(
+            {name: (majority_at_k(*ballot, k), 1) for name, ballot in ballots.items()}
+        )
+        for k in solved.majority_at
+        if ballots
+    }
 
 
 def _column(distributions: Path, model: str, column: str, name: str) -> _Figures:

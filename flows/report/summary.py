@@ -186,11 +186,12 @@ def _evaluated(
         unknown = {each.name: None for each in columns}
         return {**unknown, "components": {}, "solved": {}, "intervals": {}}
     # Here, since scipy takes a second to load, and most commands do without it.
-    from flows.report.prompt_figures import Solved, estimates, places, solved_names
+    from flows.report.prompt_figures import estimates, places
+    from flows.report.solved import Solved, solved_names
 
     metrics = _json(evaluated, "metrics.json")
     prefix = "base_" if model == "base" else ""
-    solved = Solved(evaluation.correct_from, evaluation.pass_at_k)
+    solved = Solved.of(evaluation)
     files = places(found.artifacts, place, place, base, evaluation.num_shards)
     figures = estimates(files, model, solved)
     return {

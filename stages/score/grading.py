@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 Grade = Literal["correct", "wrong", "no answer", "unreadable reference", "timeout", "crash"]
+Task = Literal["grade", "same"]
+"""Against a reference answer, or the final answers of two responses with each other."""
 # The library's import takes seconds on a busy machine; more than this means that it hangs.
 _START_SECONDS = 300.0
 _READY = "ready"
@@ -51,6 +53,25 @@ def grade(reference: str, response: str) -> Grade:
     return "correct" if verify(gold, answer, timeout_seconds=None) else "wrong"
 
 
+def same_answer(first: str, second: str) -> Grade:
+    """Compares the final answers of two responses: `correct` where they are equal, else `wrong`.
+
+    Args:
+        first: Text that ends in an answer.
+        second: The same.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    one, other = (parse(text, targets, parsing_timeout=None) for text in (first, second))
+    if not (one and other):
+        return "no answer"
+    return "correct" if verify(one, other, timeout_seconds=None) else "wrong"
+
+
+_TASKS = {"grade": grade, "same": same_answer}
+
+
 class GraderPool:
     """Grades on several processes, each answer within a time limit.
 
@@ -64,10 +85,10 @@ class GraderPool:
         self._size = size
         self._workers: list[_Worker] = []
 
-    def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Grade]:
-        """Grades pairs of reference and response, in order."""
+    def grade(self, pairs: Sequence[tuple[str, str]], task: Task = "grade") -> list[Grade]:
+        """Grades pairs of reference and response, or of two responses (`same`), in order."""
         try:
-            return self._grade(pairs)
+            return self._grade(pairs, task)
         except BaseException:
             # Also when the stage is asked to stop: no process may be left behind at work.
             self.close()
@@ -78,7 +99,7 @@ class GraderPool:
         while self._workers:
             self._workers.pop().kill()
 
-    def _grade(self, pairs: Sequence[tuple[str, str]]) -> list[Grade]:
+    def _grade(self, pairs: Sequence[tuple[str, str]], task: Task) -> list[Grade]:
         grades: dict[int, Grade] = {}
         pending = deque(range(len(pairs)))
         while len(self._workers) < min(self._size, len(pairs)):
@@ -87,7 +108,7 @@ class GraderPool:
             for worker in self._workers:
                 if worker.index is None and pending:
                     following = pending.popleft()
-                    worker.give(following, pairs[following])
+                    worker.give(following, task, pairs[following])
             busy = {each.connection: each for each in self._workers if each.index is not None}
             patience = min(each.deadline for each in busy.values()) - time.monotonic()
             ready = set(wait(list(busy), timeout=max(0.0, patience)))
@@ -125,10 +146,10 @@ class _Worker:
             self.kill()
             raise OSError("a process that grades answers did not start")
 
-    def give(self, index: int, pair: tuple[str, str]) -> None:
+    def give(self, index: int, task: Task, pair: tuple[str, str]) -> None:
         self.index = index
         self.deadline = time.monotonic() + self._timeout_seconds
-        self.connection.send(pair)
+        self.connection.send((task, *pair))
 
     def take(self) -> Grade:
         """The grade that has come."""
@@ -156,10 +177,10 @@ def _serve(connection: Connection, timeout_seconds: float) -> None:
     connection.send(_READY)
     while True:
         try:
-            reference, response = connection.recv()
+            task, first, second = connection.recv()
         except EOFError:
             return
         # Should the parent be killed meanwhile, SIGALRM's default action ends this process too.
         signal.alarm(math.ceil(2 * timeout_seconds) + 1)
-        connection.send(grade(reference, response))
+        connection.send(_TASKS[task](first, second))
         signal.alarm(0)

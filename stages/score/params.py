@@ -16,6 +16,9 @@ from stages.contract.params import Settings, StageParams, speed_only
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
+VOTES = "votes"
+"""Component of `math_verify`: samples of the prompt that give an equal answer; 0 for none."""
+
 
 class PythonSettings(Settings):
     """A function of a Python file."""
@@ -62,9 +65,16 @@ class MathVerifySettings(Settings):
 
     timeout_seconds: float = Field(10.0, gt=0)
     """Wall time for one answer; one that takes longer gets no score."""
+    votes: bool = False
+    """Count for each response the samples of its prompt with an equal answer (component `votes`),
+    of which maj@k is made."""
     processes: int = speed_only(
         8, ge=1, description="Processes that compare, at most one for each core."
     )
+
+    def unused_fields(self) -> frozenset[str]:
+        """Votes that nobody asks for: scores made before there were any stay good."""
+        return frozenset() if self.votes else frozenset({"votes"})
 
 
 class HttpSettings(ServerSettings):

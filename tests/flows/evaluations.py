@@ -47,14 +47,18 @@ def write_evaluation(
     return cast(Artifact, Folder(folder))
 
 
-def write_scores(folder: Path, components: Mapping[str, Sequence[Mapping[str, float]]]) -> Artifact:
-    """Writes scores with their components, by prompt and sample."""
+def write_scores(
+    folder: Path,
+    components: Mapping[str, Sequence[Mapping[str, float]]],
+    scores: Rewards | None = None,
+) -> Artifact:
+    """Writes scores (0 where none are given) with their components, by prompt and sample."""
     folder.mkdir(parents=True)
     rows = [
         {
             "prompt_id": prompt,
             "sample_index": index,
-            "score": 0.0,
+            "score": scores[prompt][index] if scores else 0.0,
             "error": None,
             "components": list(parts.items()),
             "oracle": "by hand",

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from flows.pipeline.config import RunConfig
 from flows.report.between import compared
-from flows.report.prompt_figures import Places, Solved, estimates, places, prompt_figures
+from flows.report.prompt_figures import Places, estimates, places, prompt_figures
+from flows.report.solved import Solved, solved_names
 from flows.report.statistics import proportion, ratio_of_sums
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import COLUMNS
@@ -45,6 +46,27 @@ def test_solved_problems_are_counted_where_it_is_known_what_is_correct(evaluated
     assert found["pass@1"].means() == found["accuracy"].means()
     assert found["pass@2"].means() == {"a": 1.0, "b": 1.0, "c": 0.0}
     assert not {"accuracy", "pass@1"} & prompt_figures(evaluated, "policy", Solved()).keys()
+
+
+def test_the_majority_is_read_from_the_votes_that_the_oracle_counted(tmp_path: Path) -> None:
+    write_evaluation(tmp_path / "evaluate", POLICY, BASE)
+    scores = {
+        "solved": [(1.0, 2), (1.0, 2), (0.0, 1), (0.0, 0)],
+        # One wrong answer with two votes against two correct ones: chance decides.
+        "tied": [(1.0, 2), (0.0, 2), (0.0, 2), (1.0, 2)],
+        "lost": [(1.0, 1), (0.0, 3), (0.0, 3), (0.0, 3)],
+        "unscored": [(1.0, 1), (None, 1), (0.0, 1), (0.0, 1)],
+    }
+    votes = {name: [{"votes": float(v)} for _, v in given] for name, given in scores.items()}
+    given = {name: [score for score, _ in each] for name, each in scores.items()}
+    write_scores(tmp_path / "scores", votes, given)
+    places = Places(
+        tmp_path / "evaluate/distributions.parquet", (tmp_path / "scores/scores.parquet",)
+    )
+    found = prompt_figures(places, "policy", Solved(1.0, (), (1, 4)))
+    assert found["maj@4"].means() == {"solved": 1.0, "tied": 0.5, "lost": 0.0}
+    assert found["maj@1"].means() == {"solved": 0.5, "tied": 0.5, "lost": 0.25}, "the accuracy"
+    assert solved_names(Solved(1.0, (2,), (4,))) == ["accuracy", "pass@2", "maj@4"]
 
 
 def test_intervals_are_bootstraps_over_prompts_and_wilson_s(evaluated: Places) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from flows.report.majority import majority_at_k
 from flows.report.statistics import (
     holm,
     over_seeds,
@@ -47,6 +49,26 @@ def test_the_permutation_test_is_exact_where_all_patterns_can_be_tried() -> None
 
 def _signs(count: int) -> list[list[int]]:
     return [[1 if number >> bit & 1 else -1 for bit in range(count)] for number in range(2**count)]
+
+
+def test_the_majority_of_some_samples_is_the_mean_over_all_draws() -> None:
+    correct, wrong, abstained = 3, (2, 1, 1), 2
+    answers = ["right"] * 3 + ["a"] * 2 + ["b", "c"] + [None] * 2
+    for k in range(1, len(answers) + 1):
+        shares = []
+        for drawn in combinations(answers, k):
+            votes = Counter(each for each in drawn if each is not None)
+            most = max(votes.values(), default=0)
+            first = [answer for answer, count in votes.items() if count == most]
+            shares.append("right" in first and 1 / len(first))
+        expected = sum(shares) / len(shares)
+        assert majority_at_k(correct, wrong, abstained, k) == pytest.approx(expected), k
+    assert majority_at_k(0, (2,), 0, 1) == 0.0
+
+
+def test_a_majority_of_more_samples_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="one has 3"):
+        majority_at_k(2, (1,), 0, 4)
 
 
 def test_runs_without_a_difference_have_no_evidence_of_one() -> None:

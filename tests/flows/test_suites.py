@@ -123,6 +123,12 @@ def test_runs_of_every_seed_share_the_base_s_samples() -> None:
         ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
         ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
         ({**EACH, "pass_at_k": [8], "correct_from": 1}, "raise num_samples"),
+        ({**EACH, "maj_at_k": [8], "correct_from": 1}, "raise num_samples"),
+        (
+            {**LAST, "maj_at_k": [8], "correct_from": 1},
+            "suites.front.score.math_verify.votes to true",
+        ),
+        ({**EACH, "maj_at_k": [4], "correct_from": 1}, "set score.oracle to math_verify"),
         ({**EACH, "after": "never"}, "suites.front.after"),
     ],
     ids=str,

@@ -132,6 +132,16 @@ def test_without_a_reference_there_is_no_score(score, reference, reason):
         score(rows)
 
 
+def test_votes_are_samples_of_the_prompt_with_an_equal_answer(score):
+    answers = [r"\boxed{42}", r"\boxed{0.5}", "No idea.", "It is 42", r"\boxed{\frac{1}{2}}", "7"]
+    rows = [response("6 · 7 ?", n, text, reference_answer="42") for n, text in enumerate(answers)]
+    other = [response("1 + 1 ?", 0, r"\boxed{0.5}", reference_answer="2")]
+    found = score([*rows, *other], votes=True)
+    votes = [dict(each["components"])["votes"] for each in found]
+    assert votes == [2.0, 2.0, 0.0, 2.0, 2.0, 1.0, 1.0], "1/2 is 0.5; prompts vote by themselves"
+    assert [each["score"] for each in found] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
     responses = tmp_path / "responses.parquet"
     rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
