@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,19 +19,20 @@ from stages.contract.errors import UserError
 from stages.remote.client import Remote
 from stages.score.completion import Question, Reply, Tokens
 from stages.score.oracle import Oracle, Verdict
-from stages.score.pairwise import PairwiseJudge
+from stages.score.pairwise import REPEAT_AGREEMENT, PairwiseJudge
 from stages.score.params import ScoreParams
 
 _TEMPLATES = {
     "scored": Path(__file__).with_name("judge.jinja"),
     "pairwise": Path(__file__).with_name("judge_pairwise.jinja"),
+    "coherence": Path(__file__).with_name("judge_coherence.jinja"),
 }
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
 class ScoredJudge:
-    """Asks for one mark per response.
+    """Asks for a mark of each response, or several times for one.
 
     Attributes:
         question: Asks the server; its template sees ``messages``, ``response``,
@@ -38,18 +40,26 @@ class ScoredJudge:
         identity: The model's name, and the digest of the template.
         lowest: The worst mark.
         highest: The best mark.
+        passes: Times that each question is asked.
     """
 
     question: Question
     identity: str
     lowest: float
     highest: float
+    passes: int = 1
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        with closing(self.question.ask(self._variables(row) for row in rows)) as replies:
-            for place, reply in replies:
-                yield place, self._verdict(reply)
+        questions = (self._variables(row) for row in rows for _ in range(self.passes))
+        known: dict[int, list[Reply]] = {}
+        with closing(self.question.ask(questions)) as replies:
+            for number, reply in replies:
+                place = number // self.passes
+                given = known.setdefault(place, [])
+                given.append(reply)
+                if len(given) == self.passes:
+                    yield place, self._verdict(known.pop(place))
 
     def _variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -60,9 +70,19 @@ class ScoredJudge:
             "highest": f"{self.highest:g}",
         }
 
-    def _verdict(self, reply: Reply) -> Verdict:
-        score, reason = self._mark(reply.last_line)
-        return Verdict(score, reason, Tokens().plus(reply).components())
+    def _verdict(self, replies: Sequence[Reply]) -> Verdict:
+        tokens = Tokens()
+        for reply in replies:
+            tokens = tokens.plus(reply)
+        components = tokens.components()
+        found = [self._mark(reply.last_line) for reply in replies]
+        reason = next((why for _, why in found if why is not None), None)
+        if reason is not None:
+            return Verdict(None, reason, components)
+        marks = [mark for mark, _ in found if mark is not None]
+        if self.passes > 1:
+            components[REPEAT_AGREEMENT] = float(len(set(marks)) == 1)
+        return Verdict(math.fsum(marks) / len(marks), None, components)
 
     def _mark(self, last: str) -> tuple[float | None, str | None]:
         """The number on the last line, or why there is none."""
@@ -87,7 +107,8 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     settings = ctx.params.judge
     assert settings.url is not None
     assert settings.model is not None
-    path = ctx.path("code") if ctx.has("code") else _TEMPLATES[settings.mode]
+    shipped = settings.mode if settings.template == "default" else settings.template
+    path = ctx.path("code") if ctx.has("code") else _TEMPLATES[shipped]
     check = "check score.judge.url, score.judge.model and what the server serves there"
     question = Question(
         remote=Remote(settings, url=settings.url, section="score.judge", check=check),
@@ -98,8 +119,9 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     name = "judge" if settings.mode == "scored" else "judge-pairwise"
     identity = f"{name}:{settings.model}@{sha256_file(path)[:16]}"
     if settings.mode == "pairwise":
-        return PairwiseJudge(question, identity, settings.opponents)
-    return ScoredJudge(question, identity, settings.lowest, settings.highest)
+        num_opponents = None if settings.against == "reference" else settings.opponents
+        return PairwiseJudge(question, identity, num_opponents, settings.passes)
+    return ScoredJudge(question, identity, settings.lowest, settings.highest, settings.passes)
 
 
 def _read_template(path: Path) -> Template:

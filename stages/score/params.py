@@ -93,9 +93,18 @@ class JudgeSettings(ServerSettings):
     mode: Literal["scored", "pairwise"] = "scored"
     """Mark each response by itself, or compare two and score by the comparisons won; each
     comparison is asked in both orders."""
+    against: Literal["samples", "reference"] = "samples"
+    """Pairwise: compare each response with other samples, in an evaluation with the base's, or with
+    the prompt's reference answer: a baseline's, such as AlpacaEval's."""
     opponents: int = Field(2, ge=1)
-    """Pairwise: with how many of the prompt's following samples each one is compared, the first
-    following the last; as many as there are at most."""
+    """Pairwise against samples: with how many of the prompt's following samples each one is
+    compared, the first following the last; as many as there are at most."""
+    passes: int = Field(1, ge=1)
+    """Times that each question is asked; the score is the mean. With several, components tell how
+    far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
+    template: Literal["default", "coherence"] = "default"
+    """Shipped prompt template, where the input ``code`` brings none: that of `mode`, or the
+    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
     lowest: float = 1.0
     """Scored: the worst mark."""
     highest: float = 10.0
@@ -108,6 +117,25 @@ class JudgeSettings(ServerSettings):
     completion_price: float | None = speed_only(
         None, ge=0, description="Price of a million tokens written, for the cost."
     )
+
+    def unused_fields(self) -> frozenset[str]:
+        """Later fields at their defaults: scores made before there were any stay good."""
+        later = ("against", "passes", "template")
+        defaults = {name: type(self).model_fields[name].default for name in later}
+        return frozenset(name for name in later if getattr(self, name) == defaults[name])
+
+    @model_validator(mode="after")
+    def _check_template(self) -> JudgeSettings:
+        if self.template == "coherence" and (
+            self.mode != "scored" or (self.lowest, self.highest) != (0.0, 3.0)
+        ):
+            raise ValueError(
+                "the template coherence marks from 0 to 3: set mode to scored, lowest to 0 and "
+                "highest to 3"
+            )
+        if self.against == "reference" and self.mode != "pairwise":
+            raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
+        return self
 
 
 @dataclass(frozen=True)
@@ -199,7 +227,9 @@ class ScoreParams(StageParams):
     @property
     def compares(self) -> bool:
         """Whether scores only rank responses against each other."""
-        return self.oracle == "judge" and self.judge.mode == "pairwise"
+        judge = self.judge
+        pairwise = judge.mode == "pairwise" and judge.against == "samples"
+        return self.oracle == "judge" and pairwise
 
     @model_validator(mode="after")
     def _server_is_named(self) -> ScoreParams:

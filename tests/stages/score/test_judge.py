@@ -24,7 +24,7 @@ def completion(text, prompt_tokens=100, completion_tokens=7):
 
 @pytest.fixture
 def score(tmp_path):
-    def run(url, rows=ROWS, template=None, **params):
+    def run(url, rows=ROWS, template=None, shipped="default", **params):
         responses = tmp_path / "responses.parquet"
         write_table(responses, RESPONSES, rows)
         inputs = {"responses": responses}
@@ -36,6 +36,7 @@ def score(tmp_path):
             "model": "some-judge",
             "wait_seconds": 0.0,
             "timeout_seconds": 60.0,
+            "template": shipped,
         }
         settings = score_params("judge", **{**defaults, **params})
         artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
@@ -113,6 +114,34 @@ class TestTemplate:
     def test_a_wrong_one_is_refused(self, score, template, what):
         with pytest.raises(UserError, match=what):
             score("http://127.0.0.1:9", template=template)
+
+
+def test_a_mark_asked_for_several_times_is_their_mean(serve, score):
+    said = iter(["Score: 4", "Score: 7", "Score: 2", "Score: 2"])
+    server = serve(lambda number, request: completion(next(said)))
+    rows = score(server.url, passes=2, concurrency=1)
+    assert [each["score"] for each in rows] == [5.5, 2.0]
+    assert [dict(each["components"])["repeat_agreement"] for each in rows] == [0.0, 1.0]
+    assert dict(rows[0]["components"])["judge_prompt_tokens"] == 200.0
+
+
+class TestCoherence:
+    """The paper's judge of coherence."""
+
+    MARKS = {"shipped": "coherence", "lowest": 0, "highest": 3}
+
+    def test_it_marks_from_0_to_3(self, serve, score):
+        server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
+        rows = score(server.url, **self.MARKS)
+        assert [each["score"] for each in rows] == [3.0, 3.0]
+        text = asked(server.requests[0])
+        assert "0: fully coherent" in text
+        assert "a number from 0 to 3" in text
+        assert "It is 42." in text
+
+    def test_other_marks_are_refused(self, score):
+        with pytest.raises(ValueError, match="set mode to scored, lowest to 0 and highest to 3"):
+            score("http://127.0.0.1:9", **{**self.MARKS, "highest": 10})
 
 
 def test_failures_are_retried(serve, score):

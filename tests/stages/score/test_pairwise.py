@@ -35,7 +35,7 @@ def prefer_longer(number, request):
 
 @pytest.fixture
 def score(tmp_path):
-    def run(url, rows, *, against=None, **params):
+    def run(url, rows, *, against=None, judge=None, **params):
         inputs = {"responses": tmp_path / "responses.parquet"}
         write_table(inputs["responses"], RESPONSES, rows)
         if against is not None:
@@ -48,7 +48,7 @@ def score(tmp_path):
             "wait_seconds": 0.0,
             "timeout_seconds": 60.0,
         }
-        settings = score_params("judge", **{**defaults, **params})
+        settings = score_params("judge", **{**defaults, **(judge or {}), **params})
         artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
         return list(read_rows(artifact.path / "scores.parquet", SCORES))
 
@@ -131,6 +131,39 @@ def test_opponents_are_compared_with_sample_by_sample(serve, score):
 def test_opponents_must_be_of_the_same_prompts(serve, score):
     with pytest.raises(UserError, match="opponents' row for prompt"):
         score(serve(prefer_longer).url, samples("q", "a", "b"), against=samples("r", "a", "b"))
+
+
+def test_a_baseline_s_answers_are_compared_with_in_the_place_of_samples(serve, score):
+    answered = {"reference_answer": "middling"}
+    rows = [
+        response("q", 0, "a long answer", **answered),
+        response("q", 1, "short", **answered),
+        response("r", 0, "anything"),
+    ]
+    server = serve(prefer_longer)
+    found = score(server.url, rows, judge={"against": "reference"}, max_null_share=0.5)
+    assert points(found) == [1.0, 0.0, None]
+    assert found[2]["error"] == "the prompt has no reference answer to compare with"
+    assert sorted(map(shown, server.requests)) == [
+        ("a long answer", "middling"),
+        ("middling", "a long answer"),
+        ("middling", "short"),
+        ("short", "middling"),
+    ]
+    assert not any("<reference>" in str(each["messages"]) for each in server.requests)
+
+
+def test_several_passes_tell_how_far_the_judge_repeats_itself(serve, score):
+    said = iter(["A", "B", "A", "A"])
+    server = serve(lambda number, request: verdict(next(said)))
+    rows = [response("q", 0, "one", reference_answer="other")]
+    settings = {"against": "reference", "passes": 2}
+    [found] = score(server.url, rows, judge=settings, concurrency=1)
+    # Shown as A: won, lost. Shown as B: lost twice.
+    assert found["score"] == 0.25
+    components = dict(found["components"])
+    assert (components["repeat_agreement"], components["order_agreement"]) == (0.5, 0.5)
+    assert components["judge_prompt_tokens"] == 400
 
 
 def test_one_response_alone_has_no_score(serve, score):
