@@ -11,7 +11,6 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 from prefect.states import State
-from rich.table import Table
 
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
@@ -33,6 +32,7 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
+from flows.report.fitting import FittedTable
 from flows.report.prompt_figures import estimates, places
 from flows.report.solved import Solved, solved_names
 from flows.report.statistics import Estimate
@@ -117,15 +117,12 @@ class Comparison:
             row[model] = str(Cell(formatted(value, form), interval))
         return row
 
-    def table(self) -> Table:
+    def table(self) -> FittedTable:
         """The table that an evaluation ends with."""
         rows = self.rows()
-        table = Table(box=None, pad_edge=False)
-        for title in rows[0]:
-            table.add_column(title)
-        for row in rows:
-            table.add_row(*row.values())
-        return table
+        return FittedTable(
+            "", list(rows[0]), [list(row.values()) for row in rows], kept=3, justify_right=False
+        )
 
 
 def _flow_run_name() -> str:

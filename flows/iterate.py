@@ -19,6 +19,7 @@ from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.form import FormOf, OneOf
+from flows.pipeline.fresh import fresh_run
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, preset_names
 from flows.pipeline.steps import Step
 from flows.report import html
@@ -49,9 +50,10 @@ class RunResult:
 
 
 def _flow_run_name() -> str:
-    preset = flow_run.parameters["preset"]
+    given = flow_run.parameters
+    preset = given["preset"]
     try:
-        return telling_name(configured(preset, flow_run.parameters["config"]))
+        return telling_name(_asked(preset, given["config"], given["fresh"]))
     except UserError:
         # The flow says what is wrong; a name must not.
         return f"{preset} · refused"
@@ -65,7 +67,9 @@ def _flow_run_name() -> str:
     on_crashed=[remove_containers],
 )
 @ends_cancelled
-def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> RunResult | State[Any]:
+def iterate(
+    preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING, fresh: bool = False
+) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
     Finished stages are found in the store and shown as Cached; a failed one runs again when the
@@ -75,10 +79,13 @@ def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> Run
         preset: The configuration to start from: the quickstart, or an experiment of the paper.
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default where the preset has none.
+        fresh: For schedules. Without it a run with unchanged parameters finds everything in the
+            store and computes nothing; with it each run has the date and time of its start in its
+            name, and a seed of its own.
     """
     asked: RunConfig | None = None
     try:
-        asked = configured(preset, config)
+        asked = _asked(preset, config, fresh)
         publish_configuration(asked, preset)
         return _run(asked)
     except RunCancelledError:
@@ -87,6 +94,12 @@ def iterate(preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING) -> Run
         if asked is None:
             return failed(error, preset)
         return failed(error, asked.name, resume_command(asked))
+
+
+def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
+    found = configured(preset, config)
+    start = flow_run.scheduled_start_time
+    return fresh_run(found, start) if fresh and start is not None else found
 
 
 def iterate_resolved(config: RunConfig) -> RunResult:

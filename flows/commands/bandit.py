@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flows.commands.common import AsJson, ConfigStore, Overrides, chosen, console, print_json
 from flows.commands.run import interrupt, quiet_prefect
+from flows.report.fitting import FittedTable
 from stages.contract.stores import open_store
 
 ConfigPath = Annotated[
@@ -66,5 +67,15 @@ def bandit(
             }
         )
         return
-    typer.echo(artifact.file("table.md").read_text())
+    text = artifact.file("table.md").read_text()
+    if console.is_terminal:
+        header, _, *rows = map(_cells, text.splitlines())
+        console.print(FittedTable("", header, rows, kept=3, justify_right=False))
+    else:
+        typer.echo(text)
     console.print(f"figures  {artifact.address()}")
+
+
+def _cells(line: str) -> list[str]:
+    """Cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]

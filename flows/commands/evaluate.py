@@ -131,6 +131,8 @@ def sweep(
     console.print(found.table())
     for line in found.notes():
         console.print(line, markup=False)
+    for what, place in found.files.items():
+        console.print(f"{what:6}  {place}", markup=False)
 
 
 def _seeds(text: str) -> list[int]:

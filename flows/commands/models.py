@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flows.commands.common import AsJson, StorePath, console, print_json
+from flows.report.fitting import FittedTable
 from flows.report.table import formatted, interval_text
 from stages.contract.registry import LATEST, ModelRegistry
+from stages.contract.registry_records import Alias as AliasState
+from stages.contract.registry_records import ModelVersion
 from stages.contract.stores import open_store
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+_HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 
 
@@ -39,23 +42,25 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
             }
         )
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("model", "version", "aliases", "win rate", "mean reward", "made by"):
-        table.add_column(column)
-    for name, versions in found.items():
-        for each in versions:
-            names = [alias.alias for alias in aliases[name] if alias.version == each.version]
-            if each is versions[-1]:
-                names.append(LATEST)
-            table.add_row(
-                name,
-                str(each.version),
-                " ".join(f"@{alias}" for alias in names),
-                _win_rate(each.metrics),
-                formatted(each.metrics.get("mean_reward"), ".3f"),
-                f"{each.run}, {each.step}",
-            )
-    console.print(table)
+    rows = [
+        _row(each, aliases[name], newest=each is versions[-1])
+        for name, versions in found.items()
+        for each in versions
+    ]
+    console.print(FittedTable("", _HEADER, rows, kept=3, justify_right=False))
+
+
+def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
+    names = [each.alias for each in aliases if each.version == version.version]
+    names += [LATEST] if newest else []
+    return [
+        version.name,
+        str(version.version),
+        " ".join(f"@{alias}" for alias in names),
+        _win_rate(version.metrics),
+        formatted(version.metrics.get("mean_reward"), ".3f"),
+        f"{version.run}, {version.step}",
+    ]
 
 
 def _win_rate(metrics: Mapping[str, Any]) -> str:
@@ -67,7 +72,7 @@ def _win_rate(metrics: Mapping[str, Any]) -> str:
     from flows.report.statistics import proportion
 
     interval = proportion(round(rate * prompts), prompts).interval
-    return f"{rate:.3f} {interval_text(interval, '.3f')}"
+    return f"{rate:.3f}\n{interval_text(interval, '.3f')}"
 
 
 def promote(

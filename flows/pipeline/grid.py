@@ -33,9 +33,9 @@ class Cell:
     fields: Mapping[str, Any]
     config: RunConfig
 
-    def label(self) -> str:
+    def label(self, separator: str = ", ") -> str:
         """The grid's fields for a person; equal for all seeds."""
-        return ", ".join(f"{name}={value}" for name, value in self.fields.items()) or "-"
+        return separator.join(f"{name}={value}" for name, value in self.fields.items()) or "-"
 
 
 def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:

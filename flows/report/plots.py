@@ -160,6 +160,60 @@ def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel:
     return figure
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Repetitions of one measurement.
+
+    Attributes:
+        values: One for each seed.
+        interval: Interval of their mean; None of a single one.
+    """
+
+    values: Sequence[float]
+    interval: tuple[float, float] | None
+
+
+def spread_figure(title: str, panels: Mapping[str, Mapping[str, Spread]]) -> Figure:
+    """Means with their intervals, and behind them the repetitions, side by side.
+
+    Args:
+        title: Title of the figure.
+        panels: For each figure, by its label with unit, the spreads by the labels of their rows.
+    """
+    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    with mpl.rc_context(_STYLE):
+        size = (1.6 + 3.0 * len(panels), 1.1 + 0.4 * len(labels))
+        figure = Figure(figsize=size, layout="constrained")
+        for axes, (xlabel, spreads) in zip(
+            figure.subplots(1, len(panels), sharey=True, squeeze=False)[0],
+            panels.items(),
+            strict=True,
+        ):
+            for row, label in enumerate(labels):
+                if label in spreads:
+                    _spread(axes, row, spreads[label])
+            axes.set_xlabel(xlabel)
+            axes.set_yticks(range(len(labels)), labels)
+            axes.set_ylim(len(labels) - 0.5, -0.5)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _spread(axes: Axes, row: int, found: Spread) -> None:
+    mean = sum(found.values) / len(found.values)
+    axes.scatter(found.values, [row] * len(found.values), s=14, color=BASE, alpha=0.7, zorder=2)
+    low, high = found.interval or (mean, mean)
+    axes.errorbar(
+        *([mean], [row]),
+        xerr=[[mean - low], [high - mean]],
+        fmt="o",
+        color=POLICY,
+        markersize=5,
+        capsize=3,
+        zorder=3,
+    )
+
+
 def _new(title: str, xlabel: str, *, integer_x: bool = False) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.7), layout="constrained")

@@ -74,12 +74,24 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
         description=f"What run {summary.run} found.",
     )
     for number, plot in enumerate(plots, 1):
-        data = base64.b64encode(plot.svg.encode()).decode()
-        if len(data) <= _MAX_IMAGE_BYTES:
-            # The UI lists artifacts by their keys.
-            key = artifact_key(summary.run, "plot", f"{number:02}", plot.name)
-            url = f"data:image/svg+xml;base64,{data}"
-            create_image_artifact(url, key=key, description=plot.title)
+        # The UI lists artifacts by their keys.
+        key = artifact_key(summary.run, "plot", f"{number:02}", plot.name)
+        publish_image(plot.svg.encode(), "svg+xml", key, plot.title)
+
+
+@survives_outage
+def publish_image(content: bytes, kind: str, key: str, caption: str) -> None:
+    """Creates the artifact of an image, unless it is too large for the UI.
+
+    Args:
+        content: The image.
+        kind: Its media type, after `image/`.
+        key: Key of the artifact.
+        caption: What it shows.
+    """
+    data = base64.b64encode(content).decode()
+    if len(data) <= _MAX_IMAGE_BYTES:
+        create_image_artifact(f"data:image/{kind};base64,{data}", key=key, description=caption)
 
 
 def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:

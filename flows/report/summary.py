@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rich.table import Table
-
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation import Evaluation
 from flows.pipeline.steps import suite_place
+from flows.report.fitting import FittedTable
 from flows.report.table import COLUMNS, SUITE_COLUMNS, Column, Figures, SuiteFigures
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
@@ -60,7 +59,7 @@ class Summary(Figures):
             "artifacts": {step: each.address() for step, each in self.artifacts.items()},
         }
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[FittedTable]:
         """The tables that a run ends with: its own, and one for each suite."""
         suites = [each.table(f"suite {each.name}") for each in self.suites]
         return [self.table(f"run {self.run}"), *suites]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from flows.report.fitting import FittedTable
 
 if TYPE_CHECKING:
     # Imports scipy, which takes a second to load, and most commands do without it.
@@ -45,6 +45,12 @@ SUITE_COLUMNS = (
     Column("cut off", "evaluate", "metrics.json", "truncated_share"),
 )
 
+DROPPED_FIRST = (
+    *("distinct-2", "distinct-3", "distinct-4", "cut off", "tokens", "loss", "distinct-1"),
+    *("pairs", "ties", "log π_ref", "bonus ratio", "tied"),
+)
+"""Titles of columns that a narrow terminal does without first; components of the oracle stay."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -74,21 +80,19 @@ class Figures:
     columns: Sequence[Column]
     rows: list[dict[str, Any]]
 
-    def table(self, title: str) -> Table:
+    def table(self, title: str) -> FittedTable:
         """The table for a terminal."""
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("iteration", justify="right")
-        for each in self.titles():
-            table.add_column(each, justify="right")
-        for row in self.rows:
-            cells = self.cells(row).values()
-            # Below the figure, an interval does not make the table wider than a terminal.
-            shown = [
-                f"{each.text}\n[dim]\\{each.interval}[/]" if each.interval else each.text
-                for each in cells
+        # Below the figure, an interval does not make the table wider than a terminal.
+        rows = [
+            [
+                "base" if row["iteration"] == 0 else str(row["iteration"]),
+                *(f"{each.text}\n{each.interval}".rstrip() for each in self.cells(row).values()),
             ]
-            table.add_row("base" if row["iteration"] == 0 else str(row["iteration"]), *shown)
-        return table
+            for row in self.rows
+        ]
+        header = ["iteration", *self.titles()]
+        elsewhere = "the report and --json"
+        return FittedTable(title, header, rows, dropped_first=DROPPED_FIRST, elsewhere=elsewhere)
 
     def titles(self) -> list[str]:
         """Titles of the table's columns after the first, which is the iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request, Resources
 
 KEPT_LINES = 50
+# As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
+_PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 OnEvent = Callable[[Event], None]
 
 
@@ -98,8 +101,29 @@ class FailureTail:
         if isinstance(event, Failure):
             self.failure = event
 
-    def raise_for(self, code: int, request: Request, *, stopped: bool, log: str) -> None:
-        """Raises the error that an exit code stands for; returns for 0."""
+    def add_line(self, line: str) -> None:
+        """Keeps a line of the log, unless it is the bar by which a library shows progress."""
+        if not _PROGRESS_BAR.search(line):
+            self.lines.append(line)
+
+    def raise_for(
+        self,
+        code: int,
+        request: Request,
+        *,
+        stopped: bool,
+        log: str,
+        of_memory: Callable[[], str] | None = None,
+    ) -> None:
+        """Raises the error that an exit code stands for; returns for 0.
+
+        Args:
+            code: The exit code; 128 and a signal's number where that ended the stage.
+            request: What was to be computed.
+            stopped: Whether the runner was told to stop its stages.
+            log: Address of the log.
+            of_memory: Words on whether memory ran out, asked for where SIGKILL ended the stage.
+        """
         if code == EXIT_OK:
             return
         where = f"{request.place} ({request.stage} {request.key[:12]})"
@@ -110,9 +134,9 @@ class FailureTail:
             raise StoppedError(f"{where}: stopped")
         if not said:
             last = self.lines[-1] if self.lines else "it printed nothing"
-            said = f"ended by {_describe(code)}: {last}"
+            said = f"ended by {_describe(code, of_memory)}: {last}"
         elif code not in (1, EXIT_STOPPED):
-            said = f"{said} ({_describe(code)})"
+            said = f"{said} ({_describe(code, of_memory)})"
         raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
 
     def raise_overdue(self, request: Request, log: str) -> NoReturn:
@@ -135,12 +159,14 @@ class FailureTail:
         )
 
 
-def _describe(code: int) -> str:
+def _describe(code: int, of_memory: Callable[[], str] | None) -> str:
     if code <= 128:
         return f"exit code {code}"
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    hint = " (the kernel does that when memory runs out)" if name == "SIGKILL" else ""
-    return f"{name}{hint}"
+    if name != "SIGKILL":
+        return name
+    known = of_memory() if of_memory is not None else ""
+    return f"SIGKILL ({known or 'the kernel does that when memory runs out'})"

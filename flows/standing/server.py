@@ -30,6 +30,7 @@ _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 _ACCESS_SECONDS = 30.0
+_SERVER = "flows.standing.patient_server"
 
 
 # Kept open to the end of this process: the server ends when the pipe closes, after Prefect has
@@ -101,7 +102,7 @@ def start_server(
     """
     host, _, port = address.removeprefix("http://").rpartition(":")
     server = _start_supervised(
-        ["-m", "prefect", "server", "start", "--host", host, "--port", port],
+        ["-m", _SERVER, "server", "start", "--host", host, "--port", port],
         log,
         # The UI asks port 4200 unless it is told; links in messages lead to it.
         {

@@ -75,6 +75,8 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
     assert {row["runs"] for row in found["table"]} == {"1"}
     assert {each["run"] for each in found["runs"]} == set(runs)
     assert {each["error"] for each in found["runs"]} == {""}
+    assert set(found["files"]) == {"table", "runs", "plot", "json"}
+    assert all(Path(place).is_file() for place in found["files"].values())
     listed = json.loads(geb("status", "--store", trained.parent / "store", "--json").stdout)
     assert set(runs) <= set(listed)
 
@@ -86,4 +88,5 @@ def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained: Path, tmp_path: 
     assert done.returncode == 1, done.stdout
     assert "1 of 2 runs failed" in done.stderr
     assert "/nowhere.py" in done.stderr
+    assert "half/sweep.csv" in done.stderr.replace("\n", "")
     assert "Traceback" not in done.stderr

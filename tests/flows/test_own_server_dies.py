@@ -32,7 +32,8 @@ def server_of(process: psutil.Process) -> psutil.Process:
     [server] = [
         each
         for each in process.children(recursive=True)
-        if "prefect server start" in " ".join(each.cmdline()) and "--grace" not in each.cmdline()
+        if "patient_server server start" in " ".join(each.cmdline())
+        and "--grace" not in each.cmdline()
     ]
     return server
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
+from flows.report.sweep_files import write_sweep
+from flows.report.swept import Finding, Sweep
 from flows.report.table import COLUMNS
-from flows.sweep import Finding, Sweep
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -48,3 +53,48 @@ def test_combinations_are_tested_against_the_first_by_welch_and_holm() -> None:
 def test_one_seed_or_one_combination_is_not_tested() -> None:
     assert swept([0.5], [0.9]).notes() == []
     assert Sweep("try", [finding(0.5, 0, 0.5)]).comparisons() == []
+
+
+def shown(width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), soft_wrap=True)
+    console.print(swept(ONE, TWO).table())
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
+    wide, narrow = shown(300), shown(50)
+    assert "distinct-4" in wide
+    assert "no room for" not in wide
+    assert max(map(len, narrow.splitlines()[:-1])) <= 50
+    for text in ("train.kappa=0.5", "train.kappa=1.0", "0.550 ± 0.05", "[0.426, 0.674]"):
+        assert text in narrow
+    assert "…" not in narrow
+    note = narrow.splitlines()[-1]
+    assert note.startswith("no room for: ")
+    assert note.endswith("(all are in sweep.csv)")
+    assert "distinct-4" in note
+    assert "mean reward" not in note
+    # However narrow: what is always shown is folded, not cut.
+    assert "train.kappa=0.5" in shown(15).replace("\n", "").replace(" ", "")
+
+
+def test_files_have_a_row_per_combination_and_figure_and_one_per_run(tmp_path: Path) -> None:
+    written = write_sweep(swept(ONE, TWO), tmp_path)
+    with written["table"].open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["train.kappa"], first["figure"], first["runs"]) == ("0.5", "mean_reward", "3")
+    assert float(first["mean"]) == pytest.approx(0.55)
+    assert float(first["low"]) == pytest.approx(0.4258, abs=1e-4)
+    assert float(second["high"]) == pytest.approx(0.9742, abs=1e-4)
+    with written["runs"].open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert [float(run["mean_reward"]) for run in runs] == ONE + TWO
+    assert [run["seed"] for run in runs] == ["0", "1", "2"] * 2
+    assert written["plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_without_results_has_no_plot(tmp_path: Path) -> None:
+    failed = Sweep("try", [Finding(finding(0.5, 0, 0.5).cell, None, "out of memory")])
+    written = write_sweep(failed, tmp_path)
+    assert "plot" not in written
+    assert "out of memory" in written["runs"].read_text()

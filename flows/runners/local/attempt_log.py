@@ -73,7 +73,7 @@ class AttemptLog:
             telling: Whether it may help to explain a failure.
         """
         if telling:
-            self._tail.lines.append(line.rstrip("\n"))
+            self._tail.add_line(line.rstrip("\n"))
         with self._lock:
             if self.error is not None or self._ended:
                 return

@@ -13,6 +13,7 @@ from flows.runners.base import FailureTail, OnEvent, log_once, supervised, threa
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.environment import stage_environment
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
+from flows.runners.local.memory import MemoryWatch
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
@@ -44,7 +45,7 @@ class ProcessRunner:
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
         log = new_log(request)
-        tail = FailureTail()
+        tail, memory = FailureTail(), MemoryWatch()
         with (
             hold_gpus(
                 request.resources.gpus,
@@ -68,7 +69,13 @@ class ProcessRunner:
         log_file.warn_if_incomplete(log, on_event)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
-        tail.raise_for(code, request, stopped=self._stopping.is_set(), log=str(log))
+        tail.raise_for(
+            code,
+            request,
+            stopped=self._stopping.is_set(),
+            log=str(log),
+            of_memory=memory.verdict,
+        )
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
