@@ -83,7 +83,7 @@ class RunRecord:
         text = config.to_json()
         if os.path.lexists(path) and not _holds(path, text):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
-            path.replace(kept)
+            _keep(path, kept)
             self.store.share(kept)
         write_atomically(path, text)
         self.store.share(path)
@@ -167,6 +167,14 @@ def _holds(path: Path, text: str) -> bool:
         return read_record(path) == text.encode()
     except MisplacedError:
         return False
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Copies a configuration, so that the run has one whatever becomes of the next."""
+    try:
+        write_atomically(kept, read_record(path))
+    except MisplacedError:
+        path.replace(kept)
 
 
 def _mtime(path: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ import pytest
 from flows.commands import cli
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.loading import load_config
+from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from stages.contract.registry import ModelRegistry
 from tests.flows.loop import ROOT
@@ -204,3 +206,21 @@ def test_what_is_no_artifact_ends_no_command(
     assert geb("gc --delete")[0] == 0
     assert not os.path.lexists(path)
     assert geb("verify")[0] == 0
+
+
+def test_a_disk_that_fills_up_as_a_run_starts_again_leaves_it_its_configuration(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RunRecord.existing(LocalStore.open(str(store)), "nightly")
+    config = record.config()
+    write = Path.write_bytes
+
+    def write_or_fail(path: Path, data: bytes) -> int:
+        if path.name.startswith(".config.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_or_fail)
+    with pytest.raises(UserError, match="no space left"):
+        record.save_config(config.model_copy(update={"seed": config.seed + 1}))
+    assert RunRecord.existing(record.store, "nightly").config() == config
