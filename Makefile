@@ -12,21 +12,29 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP) ## Make .venv: the orchestrator and the torch stages
 
-$(STAMP): pyproject.toml constraints/torch.txt
+$(STAMP): pyproject.toml constraints/torch.txt constraints/torch.lock
 	$(PYTHON) scripts/check-python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
+	$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r constraints/torch.lock
 	$(BIN)/pip install --progress-bar off -c constraints/torch.txt -e '.[orchestrator,bucket,kubernetes,torch,dev,docs]'
 	touch $(STAMP)
 
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
 	PYTHON=$(PYTHON) scripts/setup-vllm.sh
+
+lock: setup ## Write constraints/*.lock, the hashes of what constraints/*.txt pins
+	scripts/lock.sh
+
+audit: setup ## Known vulnerabilities of what constraints/*.lock names (pip-audit, asks PyPI)
+	$(BIN)/python scripts/audit.py
 
 images: setup ## Build the container images (docs/containers.md); needs a Docker engine
 	$(BIN)/geb images build

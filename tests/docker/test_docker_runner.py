@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -15,7 +17,14 @@ from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
 from stages.pair.params import PairParams
 from tests.at_work import at_work
-from tests.docker.containers import container_of, logs_of, request_for, run, settings
+from tests.docker.containers import (
+    PROBE_IMAGE,
+    container_of,
+    logs_of,
+    request_for,
+    run,
+    settings,
+)
 from tests.stage_calls import stand_ins
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -153,6 +162,53 @@ def test_an_image_of_other_code_is_refused(
     with pytest.raises(UserError, match="holds other code of the stages") as caught:
         run(request_for(store))
     assert "geb images build" in caught.value.remedy
+
+
+def test_a_manifest_has_the_digest_of_its_image(
+    store: LocalStore, engine: docker.DockerClient
+) -> None:
+    pinned = f"{PROBE_IMAGE}@{engine.images.get(PROBE_IMAGE).id}"
+    for number, name in enumerate((PROBE_IMAGE, pinned)):
+        request = request_for(store, message=str(number))
+        run(request, images={"probe": name})
+        manifest = store.manifest("probe", request.key)
+        assert manifest is not None
+        assert manifest.software["image"] == pinned
+
+
+def test_a_tampered_image_is_refused_by_name(
+    store: LocalStore, engine: docker.DockerClient, tampered: str
+) -> None:
+    trusted, found = (str(engine.images.get(tag).id) for tag in (PROBE_IMAGE, tampered))
+    with pytest.raises(UserError, match=f"image {tampered} is {found}, not {trusted}"):
+        run(request_for(store), images={"probe": f"{tampered}@{trusted}"})
+
+
+def test_a_name_that_moves_during_a_run_changes_nothing_in_it(
+    store: LocalStore, engine: docker.DockerClient, tampered: str
+) -> None:
+    image = engine.images.get(PROBE_IMAGE)
+    image.tag("geb-moving", "test")
+    runner = DockerRunner(settings(images={"probe": "geb-moving:test"}))
+    try:
+        runner.run(request_for(store, message="before"), lambda event: None)
+        engine.images.get(tampered).tag("geb-moving", "test")
+        later = request_for(store, message="after")
+        runner.run(later, lambda event: None)
+    finally:
+        engine.images.remove("geb-moving:test")
+    manifest = store.manifest("probe", later.key)
+    assert manifest is not None
+    assert manifest.software["image"] == f"geb-moving:test@{image.id}"
+
+
+@pytest.fixture
+def tampered(engine: docker.DockerClient, probe_image: str) -> Iterator[str]:
+    """An image with the probe's labels and something more in it."""
+    dockerfile = io.BytesIO(f"FROM {probe_image}\nENV SOMETHING=more\n".encode())
+    engine.images.build(fileobj=dockerfile, tag="geb-tampered:test", rm=True)
+    yield "geb-tampered:test"
+    engine.images.remove("geb-tampered:test")
 
 
 def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

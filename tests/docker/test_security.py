@@ -82,7 +82,7 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
     names = {each.partition("=")[0] for each in inspected["Config"]["Env"]}
     assert names == {
         *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HOME"),
-        *("TORCHDYNAMO_DISABLE", "USER", "LOGNAME"),
+        *("TORCHDYNAMO_DISABLE", "USER", "LOGNAME", "GEB_IMAGE"),
         *("HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
     }
     assert SECRET not in json.dumps(inspected)

@@ -143,6 +143,7 @@ def test_stdin_ends_with_the_orchestrator_or_does_not(
     made = container_options(
         request_for(store),
         DockerSettings(on_orchestrator_death=death),
+        image="geb-core:0.1.0@sha256:1",
         user="1:1",
         command=["python"],
         alive=store.root / "containers/x",
@@ -150,3 +151,4 @@ def test_stdin_ends_with_the_orchestrator_or_does_not(
     assert made["stdin_open"] is True
     assert made["detach"] is detached
     assert made["labels"]["geb.on_orchestrator_death"] == death
+    assert made["environment"]["GEB_IMAGE"] == "geb-core:0.1.0@sha256:1"

@@ -10,6 +10,7 @@ import pytest
 
 from flows.pipeline.kubernetes import KubernetesSettings
 from flows.pipeline.loading import load_config
+from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
@@ -136,6 +137,40 @@ def test_a_stage_has_its_own_settings_over_those_of_all(store: LocalStore) -> No
     assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("name", "image_id", "pinned"),
+    [
+        ("ghcr.io/me/geb:1", f"ghcr.io/me/geb@{DIGEST}", f"ghcr.io/me/geb:1@{DIGEST}"),
+        (
+            "host:5000/geb:1",
+            f"docker-pullable://host:5000/geb@{DIGEST}",
+            f"host:5000/geb:1@{DIGEST}",
+        ),
+        ("geb:1", f"docker.io/library/geb@{DIGEST}", f"geb:1@{DIGEST}"),
+        # Already by digest, brought to the node by hand, or known there under another name.
+        (f"ghcr.io/me/geb@{DIGEST}", f"ghcr.io/me/geb@{DIGEST}", None),
+        ("geb:1", DIGEST, None),
+        ("ghcr.io/me/geb:1", f"mirror.local/me/geb@{DIGEST}", None),
+        ("geb:1", "", None),
+    ],
+)
+def test_the_digest_of_an_image_is_learned_from_a_node(
+    store: LocalStore, name: str, image_id: str, pinned: str | None
+) -> None:
+    request = request_for(store)
+    images = Images(KubernetesSettings(image=name))
+    assert images.find(request) == name
+    images.learn(request, {"status": {"containerStatuses": [{"imageID": image_id}]}})
+    assert images.find(request) == (pinned or name)
+
+
+def test_a_stage_is_told_its_image(store: LocalStore) -> None:
+    assert environment(request_for(store))["GEB_IMAGE"]["value"] == "geb-core:1"
 
 
 def test_secrets_are_named_and_their_values_nowhere(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import docker
@@ -26,30 +27,75 @@ def images_for(request: Request) -> list[Image]:
     return images_named(request.image, gpus=request.resources.gpus)
 
 
-def find_image(client: docker.DockerClient, request: Request, settings: DockerSettings) -> Any:
-    """The image for a request.
+class Images:
+    """The images of a run's stages, each looked up by its name once.
 
-    Raises:
-        UserError: It is not there, or was built from other code than the orchestrator runs.
+    A name that is given to another image while the run is under way changes nothing in it.
+
+    Args:
+        settings: May name images of its own, by tag or with a digest (``TAG@sha256:…``).
     """
-    chosen = settings.images.get(request.stage)
-    candidates = images_for(request)
-    for tag in [chosen] if chosen else [image.tag for image in candidates]:
-        try:
-            found = client.images.get(tag)
-        except ImageNotFound:
-            continue
-        _check(tag, found.attrs["Config"]["Labels"] or {}, chosen is not None, candidates[0])
-        return found
-    if chosen:
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self._settings = settings
+        self._ids: dict[str, str] = {}
+
+    def find(self, client: docker.DockerClient, request: Request) -> tuple[Any, str]:
+        """The image for a request, and its name with its digest.
+
+        Raises:
+            UserError: It is not there, is not the one of the digest, or was built from other code
+                than the orchestrator runs.
+        """
+        chosen = self._settings.images.get(request.stage)
+        candidates = images_for(request)
+        for name in [chosen] if chosen else [image.tag for image in candidates]:
+            found = self._look_up(client, name, request.stage)
+            if found is not None:
+                labels = found.attrs["Config"]["Labels"] or {}
+                _check(name, labels, chosen is not None, candidates[0])
+                self._ids[name] = found.id
+                return found, f"{name.partition('@')[0]}@{_digests(found)[0]}"
+        if chosen:
+            raise UserError(
+                f"no image {chosen} for stage {request.stage!r} (execution.docker.images)",
+                "build or pull it, or correct the name",
+            )
+        wanted = candidates[0]
         raise UserError(
-            f"no image {chosen} for stage {request.stage!r} (execution.docker.images)",
-            "build or pull it, or correct the name",
+            f"no image {wanted.tag} for stage {request.stage!r}", f"build it: `{_command(wanted)}`"
         )
-    wanted = candidates[0]
-    raise UserError(
-        f"no image {wanted.tag} for stage {request.stage!r}", f"build it: `{_command(wanted)}`"
-    )
+
+    def _look_up(self, client: docker.DockerClient, name: str, stage: str) -> Any:
+        if name in self._ids:
+            try:
+                return client.images.get(self._ids[name])
+            except ImageNotFound as error:
+                raise UserError(
+                    f"image {name} was {self._ids[name]} when the run came to need it, and is gone",
+                    "resume the run: it goes on with the image that has the name now",
+                ) from error
+        tag, _, digest = name.partition("@")
+        # The engine knows digests of what it pulled or pushed; one that was built here has its id.
+        for reference in (name, tag) if digest else (tag,):
+            with contextlib.suppress(ImageNotFound):
+                found = client.images.get(reference)
+                break
+        else:
+            return None
+        if digest and digest not in _digests(found):
+            raise UserError(
+                f"image {tag} is {_digests(found)[0]}, not {digest}, which "
+                f"execution.docker.images.{stage} names: it was built again or tampered with",
+                "find out which; then name the digest that you trust (`geb images list --json`)",
+            )
+        return found
+
+
+def _digests(image: Any) -> list[str]:
+    """Digests of an image's content, a registry's before the engine's own."""
+    of_registries = [each.partition("@")[2] for each in image.attrs.get("RepoDigests") or ()]
+    return [*of_registries, str(image.id)]
 
 
 def _command(image: Image) -> str:

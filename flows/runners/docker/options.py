@@ -16,6 +16,7 @@ from flows.pipeline.placement import DockerSettings
 from flows.runners.base import thread_variables
 from flows.runners.local.outputs import writable_folders
 from stages.contract.local_store import LocalStore
+from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, HubInput, Request
 
 _GIB = 1 << 30
@@ -104,6 +105,7 @@ def container_options(
     request: Request,
     settings: DockerSettings,
     *,
+    image: str,
     user: str,
     command: list[str],
     alive: Path,
@@ -114,6 +116,7 @@ def container_options(
     Args:
         request: The request.
         settings: The docker runner's settings.
+        image: Name of its image with the digest.
         user: User and group id, ``1000:1000``.
         command: What the container runs, its supervisor first.
         alive: File that the orchestrator keeps locked while it lives.
@@ -124,7 +127,7 @@ def container_options(
         "entrypoint": command,
         "command": [],
         "user": user,
-        "environment": environment_for(request, settings),
+        "environment": environment_for(request, settings) | {IMAGE_VARIABLE: image},
         "labels": labels_for(request, settings, alive, devices),
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
         # the stage. A detached container's stdin stays open whoever comes and goes.

@@ -24,7 +24,7 @@ from flows.pipeline.placement import DockerSettings
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised
 from flows.runners.docker.client import connect
 from flows.runners.docker.container import StageContainer, stop, time_limit
-from flows.runners.docker.images import find_image
+from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
     ALIVE_LABEL,
     AT_WORK,
@@ -67,6 +67,7 @@ class DockerRunner:
 
     def __init__(self, settings: DockerSettings, grace_seconds: float = 30.0) -> None:
         self._settings = settings
+        self._images = Images(settings)
         self._grace_seconds = grace_seconds
         self._live: set[str] = set()
         self._lock = threading.Lock()
@@ -171,7 +172,7 @@ class DockerRunner:
                 f"set execution.docker.network.{request.stage} to a Docker network (`bridge`), or "
                 "execution.docker.model_cache to a folder that holds it",
             )
-        image = find_image(client, request, settings)
+        image, image_name = self._images.find(client, request)
         user = user_for(settings, image.attrs["Config"]["User"])
         chown_outputs(request, *_ids_of(user, request))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
@@ -183,6 +184,7 @@ class DockerRunner:
             options = container_options(
                 request,
                 settings,
+                image=image_name,
                 user=user,
                 command=supervised(
                     "python",

@@ -69,6 +69,7 @@ class PodAttempt:
         grace_seconds: Time between SIGTERM and SIGKILL.
         pods: The pods, as the API server made or found them; the stage's program is in the first.
         on_event: Called with what keeps them from starting.
+        on_start: Called with a pod whose container has started.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class PodAttempt:
         grace_seconds: float,
         pods: Sequence[Pod],
         on_event: OnEvent,
+        on_start: Callable[[Pod], None] = lambda pod: None,
     ) -> None:
         self._cluster = cluster
+        self._on_start = on_start
         self._where = request.place
         self._nodes = {
             name_of(pod): _Node(
@@ -158,6 +161,7 @@ class PodAttempt:
             return
         node.pod = pod
         if node.reader is None and has_started(pod):
+            self._on_start(pod)
             number = self._numbers[node.name]
             node.reader = LogReader(
                 self._cluster, node.name, lambda line: self._queue.put((number, line))

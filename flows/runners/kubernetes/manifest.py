@@ -25,6 +25,7 @@ from flows.runners.kubernetes.labels import (
     labels_for,
 )
 from flows.runners.kubernetes.mounts import mounts_for, volumes_for
+from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import Request
 
 CONTAINER = "stage"
@@ -41,7 +42,7 @@ class Attempt:
 
     Attributes:
         name: Name that its pods share.
-        image: Image.
+        image: Image, with its digest where that is known.
         uid: User of the stage.
         gid: Group of the stage.
         request_path: Request file in the store.
@@ -178,7 +179,7 @@ def _container(
         "image": attempt.image,
         "imagePullPolicy": settings.pull_policy,
         "command": command,
-        "env": _environment(request, settings.pod_of(request.stage)),
+        "env": _environment(request, settings.pod_of(request.stage), attempt.image),
         # The same as limits and requests: memory that is not there cannot be taken from a stage.
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
@@ -206,10 +207,11 @@ def _command(
     return supervised("python", attempt.grace_seconds, *options, program=program)
 
 
-def _environment(request: Request, chosen: PodSettings) -> list[dict[str, Any]]:
+def _environment(request: Request, chosen: PodSettings, image: str) -> list[dict[str, Any]]:
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
     plain |= thread_variables(request.resources) | chosen.environment
+    plain[IMAGE_VARIABLE] = image
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [
         *({"name": name, "value": value} for name, value in plain.items()),

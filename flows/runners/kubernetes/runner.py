@@ -18,12 +18,12 @@ from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
-from flows.images.table import images_named
 from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.kubernetes.attempt import ClusterAwayError, PodAttempt
 from flows.runners.kubernetes.client import Cluster, explained, reason_of
 from flows.runners.kubernetes.diagnosis import ending_of, is_asked_to_end
+from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.labels import (
     ATTEMPT,
     NODE,
@@ -67,6 +67,7 @@ class KubernetesRunner:
     def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
         self._settings = settings
         self._grace_seconds = grace_seconds
+        self._images = Images(settings)
         self._uid, self._gid = user_of(settings)
         self._cluster = Cluster(settings)
         self._watches: dict[str, PodWatch] = {}
@@ -110,7 +111,13 @@ class KubernetesRunner:
         log = new_log(request)
         pods = self._take_over(request, on_event) or self._create(request, on_event)
         attempt = PodAttempt(
-            self._cluster, request, self._settings, self._grace_seconds, pods, on_event
+            self._cluster,
+            request,
+            self._settings,
+            self._grace_seconds,
+            pods,
+            on_event,
+            on_start=lambda pod: self._images.learn(request, pod),
         )
         tails = [FailureTail() for _ in pods]
         with contextlib.ExitStack() as stack:
@@ -181,7 +188,7 @@ class KubernetesRunner:
         chown_outputs(request, self._uid, self._gid)
         attempt = Attempt(
             name=attempt_name(request, uuid.uuid4().hex[:6]),
-            image=image_of(request, self._settings),
+            image=self._images.find(request),
             uid=self._uid,
             gid=self._gid,
             request_path=write_request(request),
@@ -226,15 +233,6 @@ def _is_whole(pods: list[dict[str, Any]]) -> bool:
     """Whether all pods of an attempt are there and at work."""
     at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
     return len(at_work) == int(annotation(pods[0], NODES) or 1)
-
-
-def image_of(request: Request, settings: KubernetesSettings) -> str:
-    """The image for a request: this project's own, or the one that is configured."""
-    chosen = settings.pod_of(request.stage).image
-    if chosen is not None:
-        return chosen
-    [image, *_] = images_named(request.image, gpus=request.resources.gpus)
-    return f"{settings.registry.rstrip('/')}/{image.tag}" if settings.registry else image.tag
 
 
 def user_of(settings: KubernetesSettings) -> tuple[int, int]:
