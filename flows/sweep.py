@@ -87,10 +87,8 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
     Raises:
         GebError: A run failed; the others went to their ends, and the table shows them.
     """
-    with inputs_resolved_once(), ThreadPoolExecutor(max_workers=parallel_runs) as pool:
-        # Each thread needs the flow run's context to be below it.
-        futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
-        found = Sweep(name, [future.result() for future in futures])
+    with inputs_resolved_once():
+        found = Sweep(name, run_cells(planned, parallel_runs))
     store = open_store(planned[0].config.store, create=True)
     written = write_sweep(found, store.run_path(name))
     found = replace(found, files={what: store.share(path) for what, path in written.items()})
@@ -111,6 +109,19 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
             f"{first.error}; the others are in {found.files['table']}"
         )
     return found
+
+
+def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
+    """Runs cells as flow runs below the present one; one that fails does not end the others.
+
+    Args:
+        planned: The cells, whose runs have names of their own.
+        parallel_runs: Runs at the same time.
+    """
+    with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
+        # Each thread needs the flow run's context to be below it.
+        futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
+        return [future.result() for future in futures]
 
 
 def _run(cell: Cell) -> Finding:

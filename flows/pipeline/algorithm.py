@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.pipeline.config import Inputs, RunConfig
-from flows.pipeline.inputs import SUITE_INPUTS, resolve_inputs, suite_input
+from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import (
+    MODEL_INPUTS,
+    ORACLE_INPUTS,
+    SUITE_INPUTS,
+    External,
+    resolve_inputs,
+    suite_input,
+    unread,
+)
 from flows.pipeline.preflight import (
     check_checkpoints,
     check_interpreters,
     check_parallelism,
 )
 from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps, suite_place
-from stages.contract.request import FileInput
 
 Do = Callable[[Step], Output]
 
@@ -160,20 +167,39 @@ def all_steps(config: RunConfig) -> list[Step]:
     return steps
 
 
-def step_names(config: RunConfig) -> list[str]:
-    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
-    unread = FileInput(location="", digest="")
-    places = [*Inputs.model_fields]
-    places += [suite_input(suite, name) for suite in config.suites for name in SUITE_INPUTS]
-    external = {name: [unread] for name in places}
-    names: list[str] = []
+def unread_steps(config: RunConfig) -> list[Step]:
+    """Every step of a run, in order; its inputs are neither read nor looked for.
+
+    An input from outside stands for itself by its place, not by its content.
+    """
+    inputs = config.inputs
+    given = {name: getattr(inputs, name) for name in type(inputs).model_fields}
+    external = {name: _unread(name, place) for name, place in given.items()}
+    for suite, settings in config.suites.items():
+        places = {"test_prompts": settings.prompts}
+        own = settings if settings.score is not None else inputs
+        places |= {name: getattr(own, name) for name in ORACLE_INPUTS.values()}
+        for name in SUITE_INPUTS:
+            external[suite_input(suite, name)] = _unread(name, places.get(name))
+    steps: list[Step] = []
 
     def keep(step: Step) -> Output:
-        names.append(step.name)
+        steps.append(step)
         return step.output
 
-    iterative_geb(config, Steps(config, external), unread, keep)
-    return names
+    start = external["policy"][0] if external["policy"] else unread("", "model")
+    iterative_geb(config, Steps(config, external), start, keep)
+    return steps
+
+
+def _unread(name: str, places: str | Sequence[str] | None) -> list[External]:
+    named = [places] if isinstance(places, str) else places or ()
+    return [unread(each, "model" if name in MODEL_INPUTS else "dataset") for each in named]
+
+
+def step_names(config: RunConfig) -> list[str]:
+    """Names of a run's steps, in order; its inputs are neither read nor looked for."""
+    return [each.name for each in unread_steps(config)]
 
 
 def _train_prompts(

@@ -18,6 +18,9 @@ class Estimation(Settings):
     """Price of an hour of one GPU, in any currency; unset leaves money out."""
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Prompts of an iteration where neither `prepare` nor a local file tells their number."""
+    test_prompts: int | None = Field(None, ge=1)
+    """Held-out prompts where `inputs.test_prompts` names a data set that is not on this machine;
+    unset takes `prepare.test_prompts`."""
     prompt_tokens: int | None = Field(None, ge=1)
     """Mean length of a prompt in tokens; unset takes a quarter of the bytes of a row of the local
     files, or 256 where there are none."""

@@ -23,7 +23,13 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
+MODEL_INPUTS = ("policy", "oracle_model")
+"""Fields of `inputs` that name a model; the others name data or code."""
 RepoType = Literal["model", "dataset"]
+
+
+class HubUnreachableError(StoreError):
+    """The hub cannot be asked."""
 
 
 class _Resolved:
@@ -61,7 +67,7 @@ def resolve(place: str, repo_type: RepoType) -> External:
 
     Raises:
         UserError: There is no such file, and it is no hub id either.
-        StoreError: The hub cannot be asked for the revision.
+        HubUnreachableError: The hub cannot be asked for the revision.
     """
     known = _RESOLVED.get()
     if known is None:
@@ -87,6 +93,18 @@ def _resolve(place: str, repo_type: RepoType) -> External:
     return HubInput(repo=repo, revision=revision, repo_type=repo_type)
 
 
+def unread(place: str, repo_type: RepoType) -> External:
+    """An input that is neither read nor asked for: its place stands for its content.
+
+    Steps made of it can be listed and compared with each other, not computed.
+    """
+    path = Path(place).expanduser()
+    repo, _, revision = place.partition("@")
+    if path.exists() or not _HUB_ID.fullmatch(repo):
+        return FileInput(location=str(path.absolute()), digest=place)
+    return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
+
+
 def resolve_model(place: str, store: Store) -> External:
     """Turns a registered model, a checkpoint folder or a hub id into an input with an identity.
 
@@ -96,7 +114,7 @@ def resolve_model(place: str, store: Store) -> External:
 
     Raises:
         UserError: There is no such model.
-        StoreError: The hub cannot be asked for the revision.
+        HubUnreachableError: The hub cannot be asked for the revision.
     """
     if "/" in place or Path(place).expanduser().exists():
         return resolve(place, "model")
@@ -223,7 +241,7 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
     except Exception as error:
         # Whatever else it is comes from the client's transport, which is another library with
         # each of its major versions.
-        raise StoreError(
+        raise HubUnreachableError(
             f"cannot ask the hub for the revision of {repo} ({type(error).__name__}: {error}); "
             f"name a commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
         ) from error

@@ -50,6 +50,18 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
     return _with_absolute_store(_check(values, place, schema, said))
 
 
+def overrides_of(said: Sequence[str]) -> dict[str, Any]:
+    """What ``--set`` says of a run, as nested sections; paths start in the present folder.
+
+    Raises:
+        UserError: One of them is not of the form NAME=VALUE.
+    """
+    values: dict[str, Any] = {}
+    for override in said:
+        _apply(values, override, RunConfig)
+    return values
+
+
 def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> RunConfig:
     """Reads the configuration of a run and lays nested ``overrides`` over it.
 

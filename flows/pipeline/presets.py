@@ -54,8 +54,13 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     return load_overridden(found[preset], given, f"preset {preset} with the fields given")
 
 
+def configs_folder() -> Path:
+    """The folder of the shipped configurations, or what ``GEB_CONFIGS`` names in its place."""
+    return Path(os.environ.get(_FOLDER_VARIABLE) or _SHIPPED)
+
+
 def _presets() -> dict[str, Path]:
-    return _presets_in(Path(os.environ.get(_FOLDER_VARIABLE) or _SHIPPED))
+    return _presets_in(configs_folder())
 
 
 @cache

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.execution.plan import PlannedStep
-from flows.pipeline.algorithm import walk
+from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.steps import Step
 from flows.planning.cost import GIB, Cost
 from flows.planning.hardware import GPUS, Device, this_cpu
 from flows.planning.schedule import end_of
@@ -77,25 +77,22 @@ class Estimate:
         return None if self.price_per_gpu_hour is None else self.price_per_gpu_hour * gpu_hours
 
 
-def estimate(config: RunConfig, planned: Sequence[PlannedStep]) -> Estimate:
+def estimate(
+    config: RunConfig, planned: Sequence[PlannedStep], steps: Sequence[Step] | None = None
+) -> Estimate:
     """Estimates a run without starting anything.
 
     Args:
         config: The run's configuration.
         planned: Its plan, which says what the store has.
+        steps: Its steps, where its inputs from outside are not to be looked for.
     """
     costs = StepCosts(config, planned)
     cached = {each.step for each in planned if each.action == "reuse"}
-    steps: list[StepEstimate] = []
-    upstream: dict[str, list[str]] = {}
-
-    def add(step: Step) -> Output:
-        upstream[step.name] = step.upstream()
-        steps.append(_estimate_step(config, costs, step, cached=step.name in cached))
-        return step.output
-
-    walk(config, add)
-    todo = [each for each in steps if not each.cached]
+    taken = all_steps(config) if steps is None else steps
+    upstream = {each.name: each.upstream() for each in taken}
+    found = [_estimate_step(config, costs, each, cached=each.name in cached) for each in taken]
+    todo = [each for each in found if not each.cached]
     seconds = end_of(
         [(each.step, each.cost.seconds or 0.0) for each in todo],
         upstream,
@@ -103,7 +100,7 @@ def estimate(config: RunConfig, planned: Sequence[PlannedStep]) -> Estimate:
     )
     warnings = [warning for each in todo for warning in each.warnings]
     return Estimate(
-        tuple(steps),
+        tuple(found),
         seconds,
         config.estimation.price_per_gpu_hour,
         tuple(dict.fromkeys([*warnings, *_disk_warnings(config, todo)])),

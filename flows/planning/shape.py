@@ -27,6 +27,10 @@ _OPTIONAL = (
 _BIASED = ("qwen2", "qwen2_moe")
 
 
+SHIPPED_CONFIGS = Path(__file__).parent / "models"
+"""Sizes of the paper's models, as their config.json has them."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder with gated feed-forward layers (Llama, Mistral, Qwen, Mixtral and their like).
@@ -175,7 +179,7 @@ def read_shape(source: External, store: Store) -> ModelShape | str:
 
     Args:
         source: A folder, an artifact of the store, or a model of the hub; of the hub's the local
-            cache alone is asked.
+            cache is asked, and the sizes of the paper's models are known here.
         store: Holds the artifacts.
     """
     place = _config_path(source, store)
@@ -207,6 +211,9 @@ def _config_path(source: External, store: Store) -> Path | str:
     found = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
     if isinstance(found, str):
         return Path(found)
+    shipped = SHIPPED_CONFIGS / f"{source.repo.replace('/', '--')}.json"
+    if shipped.exists():
+        return shipped
     return (
         f"the sizes of {source.repo} are not known here: fetch its configuration with "
         f"`hf download {source.repo} config.json --revision {source.revision}`"

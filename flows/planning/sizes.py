@@ -73,8 +73,10 @@ def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
 
 def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
     """Held-out prompts: those of a file of their own, else as many as `prepare` holds out."""
-    if config.inputs.test_prompts and data is not None:
-        return data.number
+    if config.inputs.test_prompts:
+        if data is not None:
+            return data.number
+        return config.estimation.test_prompts or config.prepare.test_prompts
     return config.prepare.test_prompts
 
 

@@ -26,7 +26,7 @@ _ENDS = (
 # Names an address that takes JSON by POST: a secret, so it is no option of a command.
 NOTIFY_VARIABLE = "GEB_NOTIFY_URL"
 _NOTIFY_BLOCK = "geb-notify"
-_FLOWS = ("iterate", "evaluate", "sweep", "compare", "bandit")
+_FLOWS = ("iterate", "evaluate", "sweep", "paper", "compare", "bandit")
 # Stages are flow runs, too, where a work pool runs them; nobody wants to hear of each.
 _WATCHED = (*_FLOWS, "stage")
 

@@ -16,6 +16,7 @@ from flows.bandit import bandit
 from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.iterate import iterate
+from flows.paper import paper
 from flows.pipeline.placement import Execution
 from flows.pipeline.presets import STORE_VARIABLE
 from flows.runners.local.gpu_locks import gpus_of_this_host
@@ -51,7 +52,7 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
     job = {"working_dir": str(folder), "env": environment}
     made = [
         _deployment(flow, flow.name, RUNS, start, job)
-        for flow in (iterate, evaluate, sweep, bandit)
+        for flow in (iterate, evaluate, sweep, paper, bandit)
     ]
     # Its store is that of the environment.
     made.append(_deployment(compare, compare.name, RUNS, {}, job))

@@ -35,7 +35,9 @@ FILES = {
     "docker": CLUSTER / "docker.yaml",
     "kubernetes": CLUSTER / "kubernetes.yaml",
 }
-DEPLOYED = {f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "compare", "bandit")}
+DEPLOYED = {
+    f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "paper", "compare", "bandit")
+}
 STAGES = {"stage/cpu", "stage/gpu"}
 
 

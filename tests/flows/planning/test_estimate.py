@@ -193,7 +193,7 @@ def test_what_the_store_has_counts_as_saved(tmp_path: Path) -> None:
 
 
 def test_an_unknown_number_of_prompts_is_said(tmp_path: Path) -> None:
-    config = configured(tmp_path, "8B")
+    config = configured(tmp_path, "8B", "estimation.prompts_per_iteration=null")
     hub = f"nobody/prompts@{'0' * 40}"
     config = config.model_copy(
         update={"inputs": config.inputs.model_copy(update={"prompts": (hub,)})}

@@ -1,0 +1,179 @@
+"""The flow `paper`: the paper's cells, what they share computed once, and one report of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.states import State
+
+from flows.bandit import BanditConfig
+from flows.bandit import bandit as bandit_flow
+from flows.execution.cancellation import ends_cancelled
+from flows.execution.outage import survives_outage
+from flows.execution.plan import plan
+from flows.execution.prefect_progress import artifact_key
+from flows.execution.run_record import RunRecord
+from flows.iterate import NOTHING
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.form import FormOf, OneOf
+from flows.pipeline.grid import Cell
+from flows.pipeline.inputs import inputs_resolved_once
+from flows.pipeline.loading import load_settings
+from flows.pipeline.paper_cells import (
+    BANDIT,
+    SCALES,
+    PaperRun,
+    Row,
+    by_name,
+    choose,
+    read_rows,
+    reported_runs,
+    tuning_runs,
+)
+from flows.pipeline.presets import STORE_VARIABLE, configs_folder
+from flows.report.failure import failed
+from flows.report.paper_report import WrittenReport, write_report
+from flows.report.paper_values import Findings, Result
+from flows.report.summary import Summary, summarise
+from flows.sweep import run_cells
+from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.store import Artifact
+from stages.contract.stores import location_of, open_store
+
+Scale = Annotated[str, OneOf(lambda: SCALES)]
+LaidOver = Annotated[
+    dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
+]
+_ALL: list[str] = []
+_DEFAULT_STORE = "store"
+
+
+def report_name(scale: str) -> str:
+    """Name of the report's folder among the store's runs."""
+    return f"paper-{scale}"
+
+
+@flow(name="paper", flow_run_name="paper, {scale} scale", persist_result=False)
+@ends_cancelled
+def paper(
+    scale: Scale = "small",
+    only: list[str] = _ALL,
+    seeds: int | None = None,
+    parallel_runs: int = 1,
+    config: LaidOver = NOTHING,
+) -> WrittenReport | State[Any]:
+    """Computes the paper's cells and writes its tables and figures.
+
+    Steps that cells share are computed once. Finished runs are found in the store, so that the
+    whole may be computed in parts; the report has all that the store holds.
+
+    Args:
+        scale: `small`, tasks that a model trained on this machine can do; `full`, the paper's.
+        only: Experiments, settings, methods and divergences to compute; all if empty.
+        seeds: Number of seeds of each cell, the first ones; all if unset.
+        parallel_runs: Runs at the same time.
+        config: What is to differ from the cells' configurations in all runs.
+    """
+    try:
+        return _paper(scale, read_rows(scale, only), seeds, parallel_runs, config)
+    except RunCancelledError:
+        raise
+    except GebError as error:
+        return failed(error, report_name(scale))
+
+
+def _paper(
+    scale: str,
+    asked: Sequence[Row],
+    most_seeds: int | None,
+    parallel_runs: int,
+    overrides: Mapping[str, Any],
+) -> WrittenReport:
+    """Tunes, runs, and reports.
+
+    Raises:
+        GebError: A run failed; the others went to their ends, and the report has them.
+    """
+    errors: dict[str, str] = {}
+    with inputs_resolved_once():
+        errors |= _compute(tuning_runs(asked, overrides, most_seeds), parallel_runs)
+        chosen = _tuned(asked, overrides)[1]
+        errors |= _compute(reported_runs(asked, overrides, chosen, most_seeds), parallel_runs)
+        artifact = _bandit(asked, overrides)
+        rows = read_rows(scale)
+        tuning, chosen = _tuned(rows, overrides)
+        reported = _results(reported_runs(rows, overrides, chosen))
+    store = open_store(_store(overrides), create=True)
+    found = Findings(scale, rows, reported, tuning, chosen, errors)
+    written = write_report(store, report_name(scale), found, artifact)
+    _publish(scale, written)
+    if errors:
+        name, error = next(iter(errors.items()))
+        raise GebError(
+            f"{len(errors)} runs failed: {', '.join(errors)}; {name} because {error}; the report "
+            f"of the others is {written.page}"
+        )
+    return written
+
+
+def _bandit(asked: Sequence[Row], overrides: Mapping[str, Any]) -> Artifact | None:
+    """The bandit experiment, as its own flow runs it, where it is asked for."""
+    rows = [each for each in asked if each.experiment == BANDIT]
+    if not rows:
+        return None
+    path = configs_folder() / f"{rows[0].configuration}.yaml"
+    settings = load_settings(path, [f"store={json.dumps(_store(overrides))}"], BanditConfig)
+    return bandit_flow(settings)
+
+
+def _store(overrides: Mapping[str, Any]) -> str:
+    return location_of(overrides.get("store") or os.environ.get(STORE_VARIABLE) or _DEFAULT_STORE)
+
+
+def _compute(runs: Sequence[PaperRun], parallel_runs: int) -> dict[str, str]:
+    """Runs what the store lacks; the errors of those that failed, by their names."""
+    missing = [each.cell for each in by_name(runs).values() if _finished(each.cell) is None]
+    found = run_cells(missing, parallel_runs)
+    return {each.cell.config.name: each.error for each in found if each.summary is None}
+
+
+def _finished(cell: Cell) -> Summary | None:
+    """Results of a run whose every step is in the store, under the keys of today."""
+    record = RunRecord(open_store(cell.config.store, create=True), cell.config.name)
+    if not (record.path / "config.json").exists():
+        return None
+    known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
+    lines = plan(cell.config)
+    whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
+    return summarise(record) if whole else None
+
+
+def _tuned(
+    rows: Sequence[Row], overrides: Mapping[str, Any]
+) -> tuple[list[Result], dict[Row, Mapping[str, Any]]]:
+    """Finished tuning runs of the store, and the coefficients with the highest mean reward."""
+    runs = tuning_runs(rows, overrides)
+    found = _results(runs)
+    rewards = {each.run.name: each.summary.rows[-1]["mean_reward"] for each in found}
+    known = {name: value for name, value in rewards.items() if value is not None}
+    return found, choose(runs, known)
+
+
+def _results(runs: Sequence[PaperRun]) -> list[Result]:
+    """Finished runs; one that several cells ask for stands in each."""
+    summaries = {name: _finished(each.cell) for name, each in by_name(runs).items()}
+    return [Result(each, found) for each in runs if (found := summaries[each.name])]
+
+
+@survives_outage
+def _publish(scale: str, written: WrittenReport) -> None:
+    create_markdown_artifact(
+        f"{written.markdown.read_text(encoding='utf-8')}\n\n```\n{written.page}\n```\n",
+        key=artifact_key(report_name(scale), "report"),
+        description=f"The paper's tables and figures, {scale} scale.",
+    )

@@ -1,0 +1,234 @@
+"""The paper's report: one page with every table and figure, and its Markdown, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.paper_cells import BANDIT, KAPPA, Row
+from flows.report.comparison_tables import latex
+from flows.report.pages import render
+from flows.report.paper_plots import paper_figures
+from flows.report.paper_tables import PaperTable, paper_tables, statements
+from flows.report.paper_values import Findings
+from flows.report.plots import png, svg
+from flows.report.table import markdown_table
+from stages.contract.store import Artifact, Store
+
+_BANDIT_FIGURES = ("reference", "policies")
+# Places of the tables and figures in the paper's order.
+_ORDER = (
+    ("log-pi-ref", "Figure 2 · log π_ref of the last iteration's training responses, KL"),
+    ("in-domain", "Table 2 · In-domain evaluation"),
+    ("out-of-domain", "Table 3 · Out-of-domain evaluation"),
+    ("kappa", "Figure 3 · The choice of κ"),
+    ("distinct", "Table 4 · Distinct n-grams"),
+    ("hard", "Table 5 · Hard prompts"),
+    ("bandit", "Figures 4 and 5 · The bandit"),
+    ("repeats", "Table 6 · Repeated runs"),
+    ("p-values", "Table 7 · p-values against f-DPO"),
+    ("coherence", "Table 8 · Coherence"),
+    ("responses", "Table 9 · Responses that get the bonus"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table or figure of the paper, once for each setting.
+
+    Attributes:
+        title: Its title.
+        note: What its figures are; empty where it has none of ours and none of the paper's.
+        tables: Its tables.
+        plots: Its figures, as SVG.
+        images: Its figures that are images, as data URLs.
+    """
+
+    title: str
+    note: str
+    tables: Sequence[PaperTable]
+    plots: Sequence[str] = ()
+    images: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What of one cell is computed."""
+
+    row: Row
+    coefficient: str
+    done: int
+    asked: int
+
+    def cells(self) -> list[str]:
+        """Cells of the table of coverage."""
+        row = self.row
+        fields = ", ".join(f"{name}={value}" for name, value in row.fields.items())
+        return [
+            *row.names(),
+            ", ".join(filter(None, (row.configuration, fields))),
+            self.coefficient,
+            f"{self.done} of {self.asked}",
+        ]
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """The report, and the places of its files."""
+
+    findings: Sequence[str]
+    page: str
+    markdown: Path
+    document: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return {**self.document, "page": self.page}
+
+
+def write_report(
+    store: Store, name: str, found: Findings, bandit: Artifact | None
+) -> WrittenReport:
+    """Writes the report into the folder ``name`` of the store's runs.
+
+    Args:
+        store: The store.
+        name: Name of the folder; files of an earlier report are replaced.
+        found: What was computed.
+        bandit: Artifact of the bandit experiment; None where it was not run.
+    """
+    folder = store.run_path(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    said, shown = statements(found), paper_tables(found)
+    drawn = paper_figures(found)
+    for file, figure in drawn.items():
+        (folder / f"{file}.png").write_bytes(png(figure))
+    for table in shown:
+        (folder / f"{table.name}.tex").write_text(latex(table.plain()), encoding="utf-8")
+    plots = {file: svg(figure) for file, figure in drawn.items()}
+    sections = [
+        _section(key, title, shown, plots, _images(bandit) if key == BANDIT else ())
+        for key, title in _ORDER
+    ]
+    covered = coverage(found)
+    values = {
+        "scale": found.scale,
+        "command": f"geb paper --scale {found.scale}",
+        "head": headline(found, covered),
+        "statements": said,
+        "covered": [each.cells() for each in covered],
+        "failed": dict(found.failed),
+    }
+    page = folder / "report.html"
+    page.write_text(render("paper.html.jinja", sections=sections, **values), encoding="utf-8")
+    markdown = folder / "report.md"
+    tables = {each.name: _markdown(each) for each in shown}
+    text = render("paper.md.jinja", sections=sections, rendered=tables, **values)
+    markdown.write_text(text, encoding="utf-8")
+    document = _document(found, shown, said, covered)
+    (folder / "report.json").write_text(json.dumps(document, indent=2, ensure_ascii=False))
+    store.share(folder)
+    return WrittenReport(said, store.share(page), markdown, document)
+
+
+def _section(
+    key: str,
+    title: str,
+    shown: Sequence[PaperTable],
+    plots: dict[str, str],
+    images: Sequence[str],
+) -> Section:
+    own = [each for each in shown if each.name.startswith(f"{key}-")]
+    drawn = [each for name, each in plots.items() if name.startswith(f"{key}-")]
+    return Section(title, own[0].note if own else "", own, drawn, images)
+
+
+def _images(bandit: Artifact | None) -> list[str]:
+    if bandit is None:
+        return []
+    files = [bandit.file(f"{name}.png").read_bytes() for name in _BANDIT_FIGURES]
+    return [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in files]
+
+
+def coverage(found: Findings) -> list[Coverage]:
+    """What of each cell is computed, the κ experiment by its grid."""
+    rows = []
+    for row in found.rows:
+        if row.experiment == BANDIT:
+            continue
+        done = sum(each.run.row == row for each in found.reported)
+        asked = len(row.seeds)
+        if row.experiment == KAPPA:
+            done = sum(each.run.row == row for each in found.tuning)
+            asked = len(row.coefficients()) * len(row.tuning_seeds)
+        chosen = found.chosen.get(row, {})
+        tuned = sum(each.run.row == row for each in found.tuning)
+        coefficient = ", ".join(f"{name} = {value}" for name, value in chosen.items())
+        if coefficient:
+            coefficient += f" (of {tuned} runs)"
+        rows.append(Coverage(row, coefficient or "–", done, asked))
+    return rows
+
+
+def headline(found: Findings, covered: Sequence[Coverage]) -> str:
+    """How much is computed, in a sentence."""
+    whole = sum(each.done >= each.asked for each in covered)
+    some = sum(0 < each.done < each.asked for each in covered)
+    runs = len({each.run.name for each in (*found.reported, *found.tuning)})
+    return (
+        f"{whole} of {len(covered)} cells are computed whole, {some} in part; {runs} runs are "
+        "finished, those that chose coefficients included."
+    )
+
+
+def _markdown(table: PaperTable) -> str:
+    plain = table.plain()
+    return markdown_table(plain.header, plain.rows)
+
+
+def _document(
+    found: Findings,
+    shown: Sequence[PaperTable],
+    said: Sequence[str],
+    covered: Sequence[Coverage],
+) -> dict[str, Any]:
+    return {
+        "scale": found.scale,
+        "coverage": headline(found, covered),
+        "statements": list(said),
+        "failed": dict(found.failed),
+        "tables": [
+            {
+                "name": each.name,
+                "title": each.title,
+                "setting": each.setting,
+                "header": list(each.header),
+                "rows": [
+                    {
+                        "method": method,
+                        "figures": [
+                            {"ours": one.text, "interval": one.interval, "paper": one.paper}
+                            for one in figures
+                        ],
+                    }
+                    for method, figures in each.rows
+                ],
+            }
+            for each in shown
+        ],
+        "runs": [
+            {
+                "run": each.run.name,
+                "cell": " · ".join(each.run.row.names()),
+                "seed": each.run.cell.config.seed,
+                "coefficient": dict(each.run.coefficient),
+                "tunes": each.run.tunes,
+                "figures": dict(each.row()),
+            }
+            for each in (*found.tuning, *found.reported)
+        ],
+    }

@@ -1,0 +1,185 @@
+"""The paper's report: every table in its order, ours beside the paper's, and what was found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.grid import Cell
+from flows.pipeline.paper_cells import PaperRun, Row, read_rows
+from flows.report.paper_plots import paper_figures
+from flows.report.paper_report import write_report
+from flows.report.paper_tables import PaperFigure, PaperTable, paper_tables, statements
+from flows.report.paper_values import Findings, Result
+from flows.report.summary import Summary
+from flows.report.table import COLUMNS, SuiteFigures
+from stages.contract.stores import open_store
+
+MISTRAL = "Mistral-7B-Instruct-v0.3"
+FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
+
+
+def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures: Any) -> Result:
+    """A finished run whose last row has these figures."""
+    coefficient = {name: values[0] for name, values in row.grid.items()}
+    config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
+    base: dict[str, Any] = {each.name: None for each in COLUMNS}
+    base |= {"iteration": 1, "solved": {}, "components": {}, "intervals": {}}
+    own = base | {"mean_reward": 0.5} | figures
+    found = Summary(config.name, config, "store", rows=[base, own])
+    if suite:
+        found.suites = [SuiteFigures(suite, [own])]
+    return Result(PaperRun(row, Cell({}, config), coefficient, tunes), found)
+
+
+def findings(rows: list[Row], *reported: Result, tuning: tuple[Result, ...] = ()) -> Findings:
+    chosen = {row: row.coefficients()[0] for row in rows if row.grid}
+    return Findings("full", rows, reported, tuning, chosen, {})
+
+
+def main(method: str, divergence: str = "KL", setting: str = MISTRAL, **fields: Any) -> Row:
+    return Row("main", setting, method, divergence, "quickstart", seeds=(0, 1, 2), **fields)
+
+
+@pytest.fixture
+def two() -> Findings:
+    """f-DPO and GEB-π of the paper's first model under KL, three seeds each."""
+    rows = [main("f-DPO"), main("GEB-π")]
+    runs = [
+        result(row, seed, mean_reward=reward, win_rate=reward)
+        for row, rewards in zip(rows, (FDPO, GEB), strict=True)
+        for seed, reward in enumerate(rewards)
+    ]
+    return findings(rows, *runs)
+
+
+def table(found: Findings, name: str, setting: str = MISTRAL) -> PaperTable:
+    [own] = [
+        each
+        for each in paper_tables(found)
+        if each.name.startswith(f"{name}-") and each.setting == setting
+    ]
+    return own
+
+
+def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
+    rows = dict(found.rows)
+    return dict(zip(found.header[1:], rows[method], strict=True))
+
+
+def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
+    shown = figures(table(two, "in-domain"), "GEB-π")
+    assert shown["KL WR"].text == "61.00", "percent, as in the paper"
+    assert shown["KL WR"].paper == "81.00"
+    half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
+    assert shown["KL WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}]"
+    assert shown["KL AvgR"].text == "0.6100"
+
+
+def test_a_cell_that_is_not_computed_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
+    shown = table(two, "in-domain")
+    hellinger = figures(shown, "GEB-π")["Hellinger WR"]
+    assert (hellinger.text, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
+    assert str(hellinger) == "– (paper: 75.48)"
+    assert figures(shown, "GEB-π")["average WR"].text == "–", "of three divergences one is there"
+    assert figures(shown, "XPO")["KL AvgR"].paper == "0.7492", "a method without any run"
+    assert not table(two, "in-domain", "LLaMA-3-8B-SFT").computed
+
+
+def test_tables_are_in_the_paper_s_order(two: Findings) -> None:
+    titles = dict.fromkeys(each.title.split(" · ")[0] for each in paper_tables(two))
+    assert list(titles) == [f"Table {number}" for number in range(2, 10)]
+
+
+def test_repeats_have_deviations_and_p_values_are_welch_s(two: Findings) -> None:
+    repeats = figures(table(two, "repeats"), "f-DPO")
+    assert repeats["KL AvgR"].text == "0.5100 ± 0.0100 (n = 3)"
+    assert repeats["KL AvgR"].paper == "0.7426 ± 0.0201"
+    tested = table(two, "p-values")
+    assert "f-DPO" not in dict(tested.rows)
+    p_value = stats.ttest_ind(GEB, FDPO, equal_var=False).pvalue
+    assert p_value < 0.001
+    assert figures(tested, "GEB-π")["KL AvgR"].text == "+0.1000, p < 0.001"
+    assert figures(tested, "GEB-π")["KL WR"].paper == "0.003"
+
+
+def test_what_was_found_says_above_below_and_not_shown() -> None:
+    rows = [main("f-DPO"), main("GEB-π"), main("XPO"), main("VPO")]
+    rewards = [FDPO, GEB, [0.4, 0.41, 0.42], [0.52, 0.50, 0.53]]
+    runs = [
+        result(row, seed, mean_reward=reward)
+        for row, values in zip(rows, rewards, strict=True)
+        for seed, reward in enumerate(values)
+    ]
+    said = statements(findings(rows, *runs))
+    assert [each.rpartition(": ")[2] for each in said] == ["above", "below", "no difference shown"]
+    assert said[0].startswith(f"{MISTRAL}, KL, AvgR: GEB-π − f-DPO = +0.1000 [+0.0")
+    assert "3 and 3 seeds" in said[0]
+    # Of three tests the smallest p-value is taken three times.
+    p_value = 3 * stats.ttest_ind(rewards[1], FDPO, equal_var=False).pvalue
+    assert f"p = {p_value:.3f}" in said[0] or p_value < 0.001
+
+
+def test_one_seed_is_no_finding() -> None:
+    rows = [main("f-DPO"), main("GEB-π")]
+    runs = [
+        result(row, 0, mean_reward=reward) for row, reward in zip(rows, (0.5, 0.9), strict=True)
+    ]
+    [said] = statements(findings(rows, *runs))
+    assert "no test" in said
+    assert said.endswith("no difference shown")
+
+
+def test_hard_prompts_show_the_suites_of_the_runs() -> None:
+    row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
+    own = result(row, 0, suite="math500", solved={"pass@16": 0.5})
+    config = own.summary.config.model_copy(update={"suites": {"math500": None}})
+    run = PaperRun(row, Cell({}, config), {})
+    shown = figures(table(findings([row], Result(run, own.summary)), "hard", "Qwen2.5-7B"), "f-DPO")
+    assert str(shown["math500"]) == "50.00 (paper: 89.80)"
+    assert str(shown["aime2025"]) == "– (paper: 23.23)"
+
+
+def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
+    rows = [main("GEB-π"), Row("responses", MISTRAL, "GEB-π", "KL", "quickstart", seeds=(0,))]
+    runs = [result(row, 0, win_rate=rate) for row, rate in zip(rows, (0.8, 0.7), strict=True)]
+    shown = figures(table(findings(rows, *runs), "responses"), "GEB-π")
+    assert str(shown["KL WR, all"]) == "70.00 (paper: 79.78)"
+    assert str(shown["KL WR, rejected only"]) == "80.00 (paper: 81.00)"
+
+
+def test_kappa_is_drawn_from_the_runs_that_tune() -> None:
+    low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
+    tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
+    assert list(paper_figures(findings([low], tuning=tuning))) == ["kappa-1"]
+    assert paper_figures(findings([low])) == {}
+
+
+def test_the_report_says_how_much_is_computed(two: Findings, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"), create=True)
+    written = write_report(store, "paper-full", two, None)
+    folder = tmp_path / "store/runs/paper-full"
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    assert "2 of 2 cells are computed whole, 0 in part; 6 runs are finished" in page
+    assert "geb paper --scale full" in text
+    # Its own tables alone: what is not computed here is not copied from the paper.
+    assert "### Mistral-7B-Instruct-v0.3" in text
+    assert "LLaMA" not in text
+    assert "paper 71.61" in page, "the page has the paper's tables whole"
+    assert (folder / "in-domain-mistral-7b-instruct-v0-3.tex").exists()
+    document = json.loads((folder / "report.json").read_text())
+    assert len(document["runs"]) == 6
+    assert written.findings == document["statements"]
+
+
+def test_nothing_computed_is_said(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"), create=True)
+    write_report(store, "paper-small", findings(read_rows("small")), None)
+    page = (tmp_path / "store/runs/paper-small/report.html").read_text()
+    assert "0 of " in page
+    assert "Nothing yet" in page
