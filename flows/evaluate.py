@@ -120,9 +120,7 @@ class Comparison:
     def table(self) -> FittedTable:
         """The table that an evaluation ends with."""
         rows = self.rows()
-        return FittedTable(
-            "", list(rows[0]), [list(row.values()) for row in rows], kept=3, justify_right=False
-        )
+        return FittedTable("", list(rows[0]), [list(row.values()) for row in rows], kept=3, left=3)
 
 
 def _flow_run_name() -> str:

@@ -70,7 +70,7 @@ def bandit(
     text = artifact.file("table.md").read_text()
     if console.is_terminal:
         header, _, *rows = map(_cells, text.splitlines())
-        console.print(FittedTable("", header, rows, kept=3, justify_right=False))
+        console.print(FittedTable("", header, rows, kept=3, left=7))
     else:
         typer.echo(text)
     console.print(f"figures  {artifact.address()}")

@@ -47,7 +47,7 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
         for name, versions in found.items()
         for each in versions
     ]
-    console.print(FittedTable("", _HEADER, rows, kept=3, justify_right=False))
+    console.print(FittedTable("", _HEADER, rows, kept=3, left=6))
 
 
 def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:

@@ -25,7 +25,7 @@ class FittedTable:
         dropped_first: Titles of the columns that are left out first, in this order; the others
             follow from the right.
         elsewhere: Place of what is left out, as the note names it.
-        justify_right: Whether columns after the first are aligned to the right.
+        left: Number of columns from the left that are aligned to the left, others to the right.
     """
 
     title: str
@@ -34,7 +34,7 @@ class FittedTable:
     kept: int = 1
     dropped_first: Collection[str] = ()
     elsewhere: str = "--json"
-    justify_right: bool = True
+    left: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the widest table that fits, and a line with the columns left out."""
@@ -57,7 +57,7 @@ class FittedTable:
     def _table(self, shown: Sequence[int]) -> Table:
         table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)
         for position, each in enumerate(shown):
-            right = self.justify_right and position >= 1
+            right = position >= self.left
             # What cannot be left out is folded, not cut.
             table.add_column(
                 self.header[each], justify="right" if right else "left", overflow="fold"

@@ -121,8 +121,14 @@ class Sweep:
             [labels[row["grid"]], *(_broken(row.get(title, "-")) for title in titles[1:])]
             for row in rows
         ]
-        title, elsewhere = f"sweep {self.name}", "sweep.csv"
-        return FittedTable(title, titles, shown, dropped_first=DROPPED_FIRST, elsewhere=elsewhere)
+        return FittedTable(
+            f"sweep {self.name}",
+            titles,
+            shown,
+            left=1,
+            dropped_first=DROPPED_FIRST,
+            elsewhere="sweep.csv",
+        )
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """A record per combination and figure: the grid's fields, mean, deviation and interval."""

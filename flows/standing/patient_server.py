@@ -11,6 +11,7 @@ error. So the server asks itself again: what it refuses this way, it has not don
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -46,7 +47,8 @@ class Patient:
         for pause in self._pauses_seconds:
             if await _answered(self._app, scope, body, receive, send):
                 return
-            await asyncio.sleep(pause)
+            # Writes that were refused together must not come back together.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         await self._app(scope, _replayed(body, receive), send)
 
 

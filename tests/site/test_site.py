@@ -81,3 +81,16 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     built = build(tmp_path / "site", configuration)
     assert built.returncode != 0
     assert "../flows/nowhere.py" in built.stderr
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    code = "\n".join(
+        path.read_text() for room in ("flows", "stages") for path in (ROOT / room).rglob("*.py")
+    )
+    # Strings that go over several lines.
+    joined = re.sub(r'"\s*\n\s*f?"', "", code)
+    messages = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    assert len(messages) > 10
+    for part in (part for message in messages for part in re.split(r" ?… ?", message)):
+        assert part in joined, part
