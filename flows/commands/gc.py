@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ from flows.execution.run_record import RunRecord, recorded
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Held, Store
+
+# Nobody takes so long to write a record.
+_WRITE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,14 @@ class Garbage:
         return {"path": self.held.place, "why": self.why, "bytes": self.held.bytes}
 
 
-def collect(store: Store) -> list[Garbage]:
+def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
     What a needed artifact was made of is needed too. A key that is being computed is left alone.
+
+    Args:
+        store: The store.
+        older_than: Least time in seconds since something was last written.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
@@ -36,7 +44,9 @@ def collect(store: Store) -> list[Garbage]:
     found = [
         Garbage(held, why)
         for held in listed
-        if (why := _why(held, needed, present)) and not _is_computed(store, held)
+        if (why := _why(held, needed, present))
+        and not _is_computed(store, held)
+        and _is_older(held, older_than)
     ]
     return sorted(found, key=lambda each: each.held.bytes, reverse=True)
 
@@ -59,8 +69,17 @@ def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     return removed
 
 
+def _is_older(held: Held, seconds: float) -> bool:
+    # Somebody may write a record just now: a temporary file has no lease that would tell.
+    least = max(seconds, _WRITE_SECONDS) if held.kind == "temporary" else seconds
+    return time.time() - held.written >= least
+
+
 def _is_computed(store: Store, held: Held) -> bool:
-    return held.kind != "aside" and store.lease(held.stage, held.key).holder() is not None
+    return (
+        held.kind not in ("aside", "temporary")
+        and store.lease(held.stage, held.key).holder() is not None
+    )
 
 
 def _records(store: Store) -> set[tuple[str, int]]:
@@ -88,6 +107,8 @@ def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]
             return "left by an attempt that was killed"
         case "aside":
             return "set aside"
+        case "temporary":
+            return "a record that was being written when its writer was killed"
 
 
 def _needed(store: Store) -> set[tuple[str, str]]:

@@ -59,11 +59,15 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
 def gc(
     store: StorePath = "store",
     delete: Annotated[bool, typer.Option("--delete", help="Delete; else only list.")] = False,
+    older_than: Annotated[
+        float,
+        typer.Option(min=0, metavar="HOURS", help="Only what was not written to for so long."),
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """List (or delete) what no run and no registered model refers to."""
     opened = open_store(store)
-    garbage = collect(opened)
+    garbage = collect(opened, older_than * 3600)
     if delete:
         garbage = remove(opened, garbage)
     total = sum(each.held.bytes for each in garbage)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stages.contract.disk import explain_disk_errors
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 @contextmanager
@@ -36,6 +39,11 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
         if durable:
             fsync(path.parent)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether :func:`atomic_path` made the name."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:

@@ -46,11 +46,15 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, each) for each in (*names, *linked))
 
 
-def bytes_below(path: Path) -> int:
-    """Size of a file, or of all files of a folder; what goes meanwhile does not count."""
-    total = 0
+def usage_below(path: Path) -> tuple[int, float]:
+    """Bytes of a file, or of all files of a folder, and when something in it was last written.
+
+    What goes meanwhile does not count.
+    """
+    total, written = 0, 0.0
     for each in (path,) if path.is_symlink() else (path, *path.rglob("*")):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = each.lstat()
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total
+            written = max(written, status.st_mtime)
+    return total, written

@@ -26,14 +26,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.contract.atomic import fsync, write_atomically
+from stages.contract.atomic import fsync, is_temporary, write_atomically
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, NoStoreError, StoreError, UserError
 from stages.contract.file_lease import FileLease
-from stages.contract.folders import bytes_below, files_below, names_in, readable
+from stages.contract.folders import files_below, names_in, readable, usage_below
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
 from stages.contract.records import read_json_record
 from stages.contract.store import FORMAT, MARKER, Artifact, Held, Kind, Store
+
+# Folders of records that a process replaces as it goes.
+_RECORDS = ("runs", "models", "leases")
 
 
 class LocalStore(Store):
@@ -225,9 +228,13 @@ class LocalStore(Store):
             yield self._held("scratch", stage, key, path)
         for path in (self.root / "quarantine").glob("*"):
             yield self._held("aside", "", "", path)
+        for folder in (self.root, *(self.root / each for each in _RECORDS)):
+            for path in folder.glob("*" if folder == self.root else "**/*"):
+                if is_temporary(path) and path.is_file():
+                    yield self._held("temporary", "", "", path)
 
     def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
-        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), bytes_below(path))
+        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), *usage_below(path))
 
     def remove(self, held: Held) -> None:
         """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""

@@ -56,7 +56,7 @@ class Artifact:
         )
 
 
-Kind = Literal["artifact", "work", "scratch", "aside"]
+Kind = Literal["artifact", "work", "scratch", "aside", "temporary"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,13 @@ class Held:
     """Something that takes room in a store.
 
     Attributes:
-        kind: An artifact, the state of an attempt, what a killed one left, or what was set aside.
+        kind: An artifact, the state of an attempt, what a killed one left, what was set aside, or a
+            record that was being written when its writer died.
         stage: Its stage; empty where nobody knows.
         key: Its key.
         place: Where it is, below the store's root.
         bytes: Its size.
+        written: When something in it was last written, in seconds since the epoch.
     """
 
     kind: Kind
@@ -76,6 +78,7 @@ class Held:
     key: str
     place: str
     bytes: int
+    written: float
 
 
 class Store(Protocol):
