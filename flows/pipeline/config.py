@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from flows.pipeline.estimation import Estimation
 from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
 from flows.pipeline.placement import Execution, resources_of
+from flows.pipeline.shards import resolve_shards
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.contract.stores import cache_home, location_of
@@ -116,6 +117,11 @@ class RunConfig(StageSettings):
     estimation: Estimation = Estimation()
     """Assumptions of the run's estimate: hardware, price, lengths."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_shards(cls, values: Any) -> Any:
+        return resolve_shards(values) if isinstance(values, Mapping) else values
+
     @model_validator(mode="after")
     def _check_whole(self) -> RunConfig:
         for section, names in SET_BY_THE_RUN.items():
@@ -184,22 +190,27 @@ class RunConfig(StageSettings):
             )
 
     def _check_engine(self) -> None:
-        """Refuses an engine of vLLM that is spread over more GPUs than its stage has."""
+        """Refuses engines of vLLM that do not come out even on the devices of their stage."""
         if "vllm" not in (self.generate.backend, self.evaluation.backend):
             return
         engine, resources = self.generate.vllm, self.resources.generate
-        pipeline = engine.pipeline_parallel_size
-        wanted = engine.tensor_parallel_size * pipeline
+        pipeline, wanted = engine.pipeline_parallel_size, engine.num_devices
         unit = "gpus" if resources.gpus else "processes"
         has = getattr(resources, unit)
-        if wanted > has:
-            raise ValueError(
-                f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}"
-                + (f" and pipeline_parallel_size {pipeline}" if pipeline != 1 else "")
-                + f", and resources.generate.gpus is {resources.gpus}"
-                + ("" if resources.gpus else f" (processes, which count on a CPU, are {has})")
-                + f": set gpus to {wanted}, or lower tensor_parallel_size"
-            )
+        if has % wanted == 0:
+            return
+        said = f"generate.vllm.tensor_parallel_size is {engine.tensor_parallel_size}" + (
+            f" and pipeline_parallel_size {pipeline}" if pipeline != 1 else ""
+        )
+        said += f", and resources.generate.gpus is {resources.gpus}" + (
+            "" if resources.gpus else f" (processes, which count on a CPU, are {has})"
+        )
+        if has < wanted:
+            raise ValueError(f"{said}: set gpus to {wanted}, or lower tensor_parallel_size")
+        raise ValueError(
+            f"{said}: {has // wanted} engines leave {has % wanted} of them idle; set {unit} to a "
+            f"multiple of {wanted}"
+        )
 
     def _check_nodes(self) -> None:
         """Refuses several nodes where nothing would start the others, or they could not meet."""

@@ -32,7 +32,7 @@ class Evaluation(Settings):
     max_new_tokens: int = Field(4096, ge=1)
     """Longest response in tokens."""
     num_shards: int = Field(1, ge=1)
-    """Shards of the held-out prompts, each a task of its own."""
+    """Shards of the held-out prompts, each a task of its own; `auto` as in `generate`."""
     backend: Literal["transformers", "vllm"] | None = None
     """Engine that samples; unset takes that of `generate`."""
     correct_from: float | None = None

@@ -54,8 +54,7 @@ def generation_cost(
     """
     size = _DTYPE_BYTES[params.dtype]
     vllm = params.backend == "vllm"
-    engine = params.vllm
-    spread = engine.tensor_parallel_size * engine.pipeline_parallel_size if vllm else 1
+    spread = params.devices_per_engine
     context = prompt_tokens + response_tokens
     longest = min(
         params.max_length_tokens or model.context or math.inf,
@@ -86,15 +85,11 @@ def generation_cost(
         at_once = params.transformers.batch_size
         working = _forward_bytes(model, size, at_once * prompt_tokens)
         kv_memory = at_once * kv * longest
-    if resources.gpus > spread:
-        notes = (
-            *notes,
-            f"resources.generate.gpus is {resources.gpus} and an engine uses {spread}: the others "
-            "stay idle; set gpus to that, generate.num_shards to the number of engines, and "
-            "execution.parallel to as many",
-        )
+    # Each engine takes its share of the prompts; processes on a CPU share its rate.
+    prompts_of_one = prompts / max(params.num_engines(resources) if resources.gpus else 1, 1)
     responses = prompts * params.num_samples
-    at_once = min(at_once, max(responses, 1.0))
+    responses_of_one = prompts_of_one * params.num_samples
+    at_once = min(at_once, max(responses_of_one, 1.0))
     memory = {
         "weights": weights,
         "KV cache": kv_memory,
@@ -107,7 +102,7 @@ def generation_cost(
     )
     rate = device.bfloat16 if size == 2 else device.float32
     rate *= spread * forward_efficiency(assumed, device)
-    prefill = prompts * prompt_tokens * 2 * model.active_params / rate
+    prefill = prompts_of_one * prompt_tokens * 2 * model.active_params / rate
     # Each step reads all weights, and the keys and values of all sequences, once.
     read = model.params * size + at_once * context / 2 * model.kv_bytes(size)
     step = max(
@@ -122,7 +117,7 @@ def generation_cost(
     return Cost(
         tokens=prompts * prompt_tokens + responses * response_tokens,
         flops=flops,
-        seconds=start + loading + prefill + math.ceil(responses / at_once) * length * step,
+        seconds=start + loading + prefill + math.ceil(responses_of_one / at_once) * length * step,
         memory=memory,
         disk=responses * response_tokens * RESPONSE_TOKEN_BYTES,
         remedy="raise generate.vllm.tensor_parallel_size"

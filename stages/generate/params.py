@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.request import Resources
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
@@ -67,6 +68,11 @@ class VllmSettings(Settings):
         """Parts of consecutive layers that one engine spreads the model over."""
         size: int = self.extra_engine_args.get("pipeline_parallel_size", 1)
         return size
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class OpenaiSettings(ServerSettings):
@@ -138,7 +144,8 @@ class GenerateParams(StageParams):
     shard_index: int = Field(0, ge=0)
     """Which contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1)
-    """Parts that the prompts are split into, of about the same expected number of tokens."""
+    """Parts that the prompts are split into, of about the same expected number of tokens. In a
+    run's file also `auto`: one on one machine, on a cluster `execution.parallel`."""
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""
@@ -153,6 +160,17 @@ class GenerateParams(StageParams):
     """Settings of the backend `vllm`."""
     openai: OpenaiSettings = OpenaiSettings()
     """Settings of the backend `openai`."""
+
+    @property
+    def devices_per_engine(self) -> int:
+        """GPUs, or processes on a CPU, that one engine takes."""
+        return self.vllm.num_devices if self.backend == "vllm" else 1
+
+    def num_engines(self, resources: Resources) -> int:
+        """Engines that sample at once on the devices of a stage; with a server there is none."""
+        if self.backend == "openai":
+            return 0
+        return (resources.gpus or resources.processes) // self.devices_per_engine
 
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other backends."""

@@ -21,6 +21,7 @@ from stages.contract.sealed import find_whole, sealed_path
 from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
 from stages.generate.backend import Backend
 from stages.generate.chunks import Chunk, split_chunks
+from stages.generate.engine_pool import EnginePool
 from stages.generate.filling import ChunkFiller
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
@@ -49,11 +50,12 @@ def run(ctx: Context) -> None:
     Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
     policy, optional). Outputs: ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts'
     order, samples 0…K−1) and ``metrics.json``. What is done is kept in ``ctx.work`` chunk by chunk;
-    a retry goes on with the chunks that are not there.
+    a retry goes on with the chunks that are not there. The devices of the stage are shared out
+    among as many engines as they suffice for.
 
     Raises:
         UserError: The checkpoint or a prompt cannot be used, or no prompt fits the context.
-        EngineError: The engine does not start or breaks down; what it had done is kept.
+        EngineError: An engine does not start or breaks down; what was done is kept.
     """
     started = Clock.now()
     prompts = ctx.path("prompts")
@@ -140,6 +142,8 @@ def _sample(
 
 
 def _make_backend(ctx: Context, policy: Policy) -> Backend:
+    if ctx.params.num_engines(ctx.resources) > 1:
+        return EnginePool(policy, ctx.params, ctx.resources, ctx.events)
     backend: Backend = importlib.import_module(BACKENDS[ctx.params.backend]).load(
         policy, ctx.params, ctx.events
     )

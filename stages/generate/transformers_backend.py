@@ -18,6 +18,7 @@ from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.sampling import draw, uniforms
+from stages.generate.units import split_batches
 from stages.modeling.engines import engine_error
 from stages.modeling.load import load_causal_lm, merge_adapter
 
@@ -58,15 +59,8 @@ class TransformersBackend:
         """Nothing to end: the model goes with its last reference."""
 
     def _generate_window(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
-        rows = [
-            (index, sample)
-            for index, each in enumerate(prompts)
-            for sample in range(len(each.seeds))
-        ]
-        rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
         size = self._params.transformers.batch_size
-        for start in range(0, len(rows), size):
-            batch = rows[start : start + size]
+        for batch in split_batches(prompts, size):
             try:
                 samples = self._generate_batch(prompts, batch)
             except (RuntimeError, MemoryError) as error:

@@ -10,23 +10,19 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
-from stages.contract.errors import EXIT_STOPPED, StageFailedError
+from stages.contract.errors import StageFailedError
 from stages.contract.request import Resources
+from stages.modeling.devices import device_environments, end_with_parent, num_devices
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Both: MKL, where it is told its own number, takes that, and torch follows it.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Batches that are sent ahead for each process, so that none waits for its next one.
 _AHEAD = 2
 
@@ -45,14 +41,14 @@ class DevicePool(Generic[Item, Result]):
     """
 
     def __init__(self, load: Callable[[], Callable[[Item], Result]], resources: Resources) -> None:
-        self.size = resources.gpus or resources.processes
+        self.size = num_devices(resources)
         self._call: Callable[[Item], Result] | None = None
         if self.size == 1:
             self._call = load()
             return
         context = multiprocessing.get_context("spawn")
         environments = context.SimpleQueue()
-        for environment in _environments(resources):
+        for environment in device_environments(resources):
             environments.put(environment)
         self._processes = ProcessPoolExecutor(
             self.size, context, _start, (environments, pickle.dumps(load))
@@ -85,18 +81,6 @@ class DevicePool(Generic[Item, Result]):
             self._processes.shutdown(cancel_futures=True)
 
 
-def _environments(resources: Resources) -> list[dict[str, str]]:
-    """Environment variables of each process: its GPU, or its share of the threads."""
-    if resources.gpus:
-        given = os.environ.get(_VISIBLE)
-        devices = given.split(",") if given else [str(each) for each in range(resources.gpus)]
-        return [{_VISIBLE: device} for device in devices[: resources.gpus]]
-    given = next((os.environ[name] for name in _THREADS if os.environ.get(name)), None)
-    threads = int(given) if given else os.cpu_count() or 1
-    share = str(max(1, threads // resources.processes))
-    return [dict.fromkeys(_THREADS, share)] * resources.processes
-
-
 def _answer(future: Future[Any]) -> Any:
     try:
         return future.result()
@@ -117,7 +101,7 @@ def _start(environments: Any, load: bytes) -> None:
     global _function, _failure
     # The stage ends its processes; they outlive it in no case.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     # Before torch is imported, which unpickling does.
     os.environ.update(environments.get())
     try:
@@ -125,13 +109,6 @@ def _start(environments: Any, load: bytes) -> None:
     except Exception as error:
         # An error here would break the pool without a word; the first task raises it.
         _failure = error
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(EXIT_STOPPED)
 
 
 def _require_loaded() -> None:

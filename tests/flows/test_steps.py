@@ -108,6 +108,10 @@ def test_other_oracles_get_no_opponents():
             ],
             "pipeline_parallel_size 2, and resources.generate.gpus is 2: set gpus to 4",
         ),
+        (
+            [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
+            "2 engines leave 1 of them idle; set gpus to a multiple of 2",
+        ),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
@@ -124,6 +128,27 @@ def test_other_oracles_get_no_opponents():
 def test_what_cannot_work_together_is_refused(overrides, message):
     with pytest.raises(UserError, match=message):
         load_config(QUICKSTART, overrides)
+
+
+@pytest.mark.parametrize(
+    ("runner", "expected"), [("process", 1), ("docker", 1), ("slurm", 6), ("work_pool", 6)]
+)
+def test_shards_that_are_left_to_what_there_is(runner, expected):
+    suite = {"last": {"prompts": "p.jsonl", "num_shards": "auto"}}
+    config = load_config(
+        QUICKSTART,
+        [
+            "generate.num_shards=auto",
+            "evaluation.num_shards=auto",
+            f"suites={json.dumps(suite)}",
+            f"execution.runner={runner}",
+            "execution.parallel=6",
+        ],
+    )
+    assert config.generate.num_shards == expected
+    assert config.evaluation.num_shards == expected
+    assert config.suites["last"].num_shards == expected
+    assert json.loads(config.to_json())["generate"]["num_shards"] == expected
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,17 @@ def test_a_pipeline_of_no_whole_number_of_parts_is_refused(tmp_path: Path, size:
         configured(tmp_path, "8B", setting)
 
 
-def test_gpus_that_no_engine_uses_are_said(tmp_path: Path) -> None:
-    found = estimated(configured(tmp_path, "8B", "resources.generate.gpus=8"))
-    assert any("an engine uses 1: the others stay idle" in each for each in found.warnings)
+def test_each_gpu_of_a_shard_is_an_engine_for_its_share(tmp_path: Path) -> None:
+    sampling = ["generate.num_shards=1", "generate.vllm.max_num_seqs=8"]
+    one, eight = (
+        step(
+            estimated(configured(tmp_path, "8B", *sampling, f"resources.generate.gpus={gpus}")),
+            "iteration-1/generate/0",
+        ).cost
+        for gpus in (1, 8)
+    )
+    assert (one.tokens, one.flops, one.memory) == (eight.tokens, eight.flops, eight.memory)
+    assert one.seconds is not None
+    assert eight.seconds is not None
+    loading = 60 + 2 * PARAMS["8B"] / 1e9
+    assert one.seconds - loading == pytest.approx(8 * (eight.seconds - loading), rel=0.05)

@@ -21,7 +21,7 @@ from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
 from stages.contract.events import Failure, Log, parse_event
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request
+from stages.contract.request import Request, Resources
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
@@ -167,6 +167,19 @@ def test_responses_depend_on_no_layout(session, artifact, inputs, tmp_path, num_
     sizes = [stop - first for first, stop in shares]
     # The long prompts are at the end: its shard has fewer of them.
     assert num_shards == 1 or sizes[-1] < sizes[0]
+
+
+def test_two_engines_answer_as_one(session, artifact, inputs, tmp_path):
+    request = request_for(
+        GenerateParams(**engine(max_num_seqs=4), chunk_prompts=5),
+        inputs,
+        tmp_path / "store",
+        seed=5,
+        resources=Resources(processes=2),
+    )
+    two = session.finish(request, tmp_path / "request.json")
+    assert tokens_of(rows_of(two)) == tokens_of(rows_of(artifact))
+    assert manifest_of(two)["notes"]["engines"] == 2
 
 
 def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_path):
