@@ -12,7 +12,7 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -69,6 +69,11 @@ test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, b
 
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
 	$(PYTEST) -m 'slurm or kubernetes'
+
+test-gpu: setup setup-vllm ## What only GPUs do: doctor, tests and benchmark, on a machine that has one (docs/gpu.md)
+	$(BIN)/geb doctor --gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m benchmarks.gpu
 
 test-all: test test-rest test-clusters ## Every test once
 

@@ -17,6 +17,7 @@ from flows.commands.gc import Garbage, collect, remove
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_settings
 from flows.runners.health import Finding, reap_for, runner_findings
+from flows.runners.local.gpu_health import gpu_findings
 from flows.standing.home import Home, default_home
 from stages.contract.errors import DamagedArtifactError, GebError
 from stages.contract.stores import cache_home, open_store
@@ -97,6 +98,12 @@ def doctor(
         str | None,
         typer.Option(metavar="NAME", help="Look at the place of a runner: kubernetes, slurm."),
     ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="Try what only GPUs do; exit code 64 where this machine has none."
+        ),
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="Configuration file, for its settings of the runner.")
     ] = None,
@@ -109,6 +116,9 @@ def doctor(
     if reap:
         for line in reap_for(runner, configured):
             typer.echo(line, err=as_json)
+    if gpu:
+        _show(list(gpu_findings(vllm)), [], as_json)
+        return
     if runner is not None:
         _show(list(runner_findings(runner, configured)), [], as_json)
         return

@@ -112,6 +112,7 @@ def request_for(
     reference: Path | None = None,
     seed: int = 0,
     processes: int = 1,
+    gpus: int = 0,
     nodes: int = 1,
     rendezvous: str = "",
     reference_kind: str = "previous",
@@ -129,7 +130,7 @@ def request_for(
         },
         seed=seed,
         store=str(store),
-        resources=Resources(processes=processes, nodes=nodes, rendezvous=rendezvous),
+        resources=Resources(gpus=gpus, processes=processes, nodes=nodes, rendezvous=rendezvous),
     )
 
 

@@ -1,0 +1,271 @@
+"""Training and sampling on this machine's GPUs, beside published figures: a table and a JSON file.
+
+    python -m benchmarks.gpu                              # writes gpu-benchmark.json
+    python -m benchmarks.gpu --shapes llama-1b llama-8b --pairs 256 --prompts 2048
+
+Random weights and made-up pairs of log-normal lengths; every stage is a program of its own, as in a
+run. A GPU with little memory trains adapters (`--lora-rank 16`). Exit code 64 where there is no
+GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.training.shapes import SHAPES, make_model, make_pairs
+from flows.planning.hardware import GPUS
+from flows.runners.local.gpu_locks import gpus_of_this_host
+from stages.contract.errors import EXIT_USER
+from stages.contract.local_store import LocalStore
+from stages.contract.request import FileInput, Request, Resources, make_request
+from stages.contract.tables import PROMPTS, write_table
+from stages.generate.params import GenerateParams
+from stages.train.params import TrainParams
+from stages.training.timing import matmul_flops_per_second
+from tests.vllm_session import PYTHON as VLLM_PYTHON
+from tests.vllm_session import ROOT
+
+# First steps, in which kernels are chosen and memory is taken, do not count.
+_WARM_UP_STEPS = 2
+_BATCH_PAIRS = 32
+_MAX_NEW_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A published figure, and what it was measured on."""
+
+    name: str
+    tokens_per_second_per_gpu: float | None = None
+    pairs_per_second_per_gpu: float | None = None
+    share_of_nominal: float | None = None
+
+
+ANCHORS = (
+    Anchor(
+        "open-instruct, OLMo-2-7B DPO, 16 H100",
+        tokens_per_second_per_gpu=5282,
+        share_of_nominal=0.225,
+    ),
+    Anchor("prefix sharing, Zephyr-7B DPO, 8 H100", pairs_per_second_per_gpu=53.2 / 8),
+    Anchor("NeMo-RL, 8B DPO, its gate", pairs_per_second_per_gpu=0.70),
+    Anchor("torchtitan, Llama-3-8B pre-training, 8 H100", tokens_per_second_per_gpu=5762),
+    Anchor("torchtitan, the same compiled", tokens_per_second_per_gpu=6667),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the table.
+
+    Attributes:
+        name: What was measured.
+        tokens_per_second_per_gpu: Of training every response with its prompt, of sampling the
+            response tokens.
+        pairs_per_second_per_gpu: Preference pairs, of training.
+        share_of_measured: Of the rate of matrix products on this GPU.
+        share_of_nominal: Of the data sheet's, where the GPU is in its table.
+        peak_memory_gib: Of the first process.
+        last_loss: Of training.
+    """
+
+    name: str
+    tokens_per_second_per_gpu: float
+    pairs_per_second_per_gpu: float | None = None
+    share_of_measured: float | None = None
+    share_of_nominal: float | None = None
+    peak_memory_gib: float | None = None
+    last_loss: float | None = None
+
+
+def main() -> None:
+    """Measures, prints the table and writes the file."""
+    options = _options()
+    gpus = len(gpus_of_this_host())
+    if not gpus or not torch.cuda.is_available():
+        print("this machine has no GPU; `geb doctor --gpu` tells more", file=sys.stderr)
+        sys.exit(EXIT_USER)
+    rate = matmul_flops_per_second(torch.device("cuda"), torch.bfloat16)
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        for shape in options.shapes:
+            folder = Path(place) / shape
+            make_model(SHAPES[shape], folder / "model")
+            torch.cuda.empty_cache()
+            found.append(_train(shape, folder, gpus, rate, options))
+            found.append(_sample(shape, folder, gpus, options))
+    report = {
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": gpus,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "cuda": torch.version.cuda,
+        "matmul_tflops": rate / 1e12,
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "measured": [asdict(each) for each in found],
+        "published": [asdict(each) for each in ANCHORS],
+    }
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{gpus} × {report['gpu']}, {rate / 1e12:.0f} TFLOP/s of matrix products in bfloat16\n")
+    print_table(found)
+    print(f"\n{options.output.absolute()} has the same, to send back")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["llama-1b"])
+    parser.add_argument("--pairs", type=int, default=256, help="preference pairs of a training")
+    parser.add_argument("--prompts", type=int, default=1024, help="prompts to sample from")
+    parser.add_argument("--lora-rank", type=int, default=0, help="adapters; 0 trains all weights")
+    parser.add_argument("--zero", default="3", choices=["off", "1", "2", "3"], help="ZeRO stage")
+    parser.add_argument("--folder", type=Path, help="where to work; needs room for checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("gpu-benchmark.json"))
+    return parser.parse_args()
+
+
+def _train(
+    name: str, folder: Path, gpus: int, rate: float, options: argparse.Namespace
+) -> Measured:
+    """Plain DPO of one epoch on all GPUs."""
+    shape = SHAPES[name]
+    make_pairs(shape, folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
+    params = TrainParams(
+        design="none",
+        kappa=0.0,
+        epochs=1,
+        learning_rate=1e-6,
+        global_batch_pairs=_BATCH_PAIRS,
+        micro_batch_tokens=shape.tokens_at_once,
+        checkpoint_every_seconds=None,
+        lora={"rank": options.lora_rank},
+        deepspeed={"zero_stage": options.zero if options.zero == "off" else int(options.zero)},
+    )
+    model = _file(folder / "model")
+    inputs = {"policy": model, "reference": model, "pairs": _file(folder / "pairs.parquet")}
+    artifact = _run(_request(params, inputs, folder, gpus), folder, sys.executable)
+    lines = (artifact / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines][_WARM_UP_STEPS:]
+    seconds = sum(step["step_seconds"] for step in steps)
+    tflop = sum(step["model_tflop"] for step in steps)
+    pairs = len(steps) * _BATCH_PAIRS
+    per_gpu = 1e12 * tflop / seconds / gpus
+    nominal = _nominal_rate()
+    return Measured(
+        name=f"train, {name}, ZeRO {options.zero}, LoRA rank {options.lora_rank}",
+        tokens_per_second_per_gpu=sum(step["num_tokens"] for step in steps) / seconds / gpus,
+        pairs_per_second_per_gpu=pairs / seconds / gpus,
+        share_of_measured=per_gpu / rate,
+        share_of_nominal=None if nominal is None else per_gpu / nominal,
+        peak_memory_gib=max(step["peak_memory_mib"] for step in steps) / 1024,
+        last_loss=steps[-1]["loss"],
+    )
+
+
+def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> Measured:
+    """One shard on vLLM, an engine for each GPU."""
+    write_table(
+        folder / "prompts.parquet",
+        PROMPTS,
+        (
+            {
+                "prompt_id": f"prompt-{index}",
+                "messages": [{"role": "user", "content": " ".join([f"w{index + 1}"] * 150)}],
+                "reference_answer": None,
+            }
+            for index in range(options.prompts)
+        ),
+    )
+    params = GenerateParams(backend="vllm", num_samples=2, max_new_tokens=_MAX_NEW_TOKENS)
+    inputs = {"policy": _file(folder / "model"), "prompts": _file(folder / "prompts.parquet")}
+    artifact = _run(_request(params, inputs, folder, gpus), folder, str(VLLM_PYTHON))
+    timings = json.loads((artifact / "timings.json").read_text())
+    tokens = json.loads((artifact / "metrics.json").read_text())["response_tokens"]
+    seconds = timings["seconds"] - timings["start_seconds"]
+    return Measured(f"generate, {name}, vLLM, {gpus} engines", tokens / seconds / gpus)
+
+
+def _file(path: Path) -> FileInput:
+    # Made here a moment ago: its name is its content.
+    return FileInput(location=str(path), digest=str(path))
+
+
+def _request(params: Any, inputs: dict[str, FileInput], folder: Path, gpus: int) -> Request:
+    LocalStore.open(str(folder / "store"), create=True)
+    return make_request(
+        params,
+        inputs={name: [each] for name, each in inputs.items()},
+        seed=0,
+        store=str(folder / "store"),
+        resources=Resources(gpus=gpus),
+    )
+
+
+def _run(request: Request, folder: Path, python: str) -> Path:
+    """Runs a stage as a program; its folder of results."""
+    path = folder / f"{request.stage}.json"
+    request.write(path)
+    log = path.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(
+            [python, "-m", f"stages.{request.stage}", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    if done.returncode:
+        sys.exit(f"{request.stage} ended with {done.returncode}:\n{log.read_text()[-8000:]}")
+    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    assert artifact is not None
+    return artifact.path
+
+
+def _nominal_rate() -> float | None:
+    """The data sheet's rate in bfloat16 of this GPU, or None where it is in no table."""
+    name = torch.cuda.get_device_name().lower()
+    return next(
+        (device.bfloat16 for key, device in GPUS.items() if key.split("-")[0] in name), None
+    )
+
+
+def print_table(found: list[Measured]) -> None:
+    """Prints what was measured, and the published figures below."""
+    print("| | tok/s/GPU | pairs/s/GPU | of measured rate | of nominal rate | peak GiB |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for each in found:
+        cells = (
+            f"{each.tokens_per_second_per_gpu:,.0f}",
+            _shown(each.pairs_per_second_per_gpu, ".2f"),
+            _shown(each.share_of_measured, ".1%"),
+            _shown(each.share_of_nominal, ".1%"),
+            _shown(each.peak_memory_gib, ".1f"),
+        )
+        print(f"| {each.name} | {' | '.join(cells)} |")
+    for anchor in ANCHORS:
+        cells = (
+            _shown(anchor.tokens_per_second_per_gpu, ",.0f"),
+            _shown(anchor.pairs_per_second_per_gpu, ".2f"),
+            "",
+            _shown(anchor.share_of_nominal, ".1%"),
+            "",
+        )
+        print(f"| *{anchor.name}* | {' | '.join(cells)} |")
+
+
+def _shown(value: float | None, kind: str) -> str:
+    return "" if value is None else format(value, kind)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Stages started as a runner starts them: as programs that see only the GPUs they are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from tests.vllm_session import PYTHON as VLLM_PYTHON
+from tests.vllm_session import ROOT
+
+
+def run_stage(request: Request, path: Path, *, vllm: bool = False) -> Path:
+    """Runs a request, which must succeed, and returns the artifact's folder.
+
+    Args:
+        request: Its resources say how many GPUs the program sees; with none it is on the CPU.
+        path: File for the request; the log comes beside it.
+        vllm: Use the interpreter of the vLLM environment.
+    """
+    request.write(path)
+    python = str(VLLM_PYTHON) if vllm else sys.executable
+    visible = ",".join(map(str, range(request.resources.gpus)))
+    log = path.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(
+            [python, "-m", f"stages.{request.stage}", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": visible},
+            check=False,
+        )
+    assert done.returncode == 0, log.read_text()[-8000:]
+    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    assert artifact is not None
+    return artifact.path

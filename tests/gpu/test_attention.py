@@ -1,0 +1,56 @@
+"""Packed rows and the head on a GPU: values and gradients are those of the CPU in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stages.modeling.logprobs import token_logprobs
+from stages.modeling.shared_prefix import RowLayout, shared_prefix_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+LAYOUT = RowLayout(((9, 5, 7), (3, 6), (40, 17, 30, 2)))
+TOKENS = sum(sum(group) for group in LAYOUT.groups)
+# bfloat16 keeps 8 bits; values here are of the order of 1.
+ROUNDING = {"atol": 0.04, "rtol": 0.04}
+
+
+def attended(parts, *, dtype, device, window):
+    """Attention and the gradients of its sum of squares, in float32 on the CPU."""
+    inputs = [each.to(device, dtype).requires_grad_() for each in parts]
+    found, _ = shared_prefix_attention(
+        nn.Module(), *inputs, None, row_layout=LAYOUT, sliding_window=window
+    )
+    found.float().square().sum().backward()
+    return [each.detach().float().cpu() for each in (found, *(part.grad for part in inputs))]
+
+
+@pytest.mark.parametrize("window", [None, 4, 1000])
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (8, 2)], ids=["own keys", "grouped"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_the_variable_length_kernel_attends_as_plain_attention(window, heads, key_heads, width):
+    torch.manual_seed(0)
+    parts = [torch.randn(1, each, TOKENS, width) for each in (heads, key_heads, key_heads)]
+    expected = attended(parts, dtype=torch.float32, device="cpu", window=window)
+    found = attended(parts, dtype=torch.bfloat16, device="cuda", window=window)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **ROUNDING)
+
+
+@pytest.mark.parametrize("rows", [5, 1024, 2500])
+def test_the_chunked_head_gives_the_cpu_s_numbers(rows):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(rows, 64), 0.1 * torch.randn(40_000, 64)
+    targets = torch.randint(40_000, (rows,))
+
+    def of(device):
+        inputs = [each.to(device).requires_grad_() for each in (hidden, weight)]
+        # No logits are kept: the backward pass computes its chunks again.
+        logprobs = token_logprobs(*inputs, None, targets.to(device), keep_bytes=0)
+        logprobs.sum().backward()
+        return [each.detach().cpu() for each in (logprobs, *(part.grad for part in inputs))]
+
+    for ours, theirs in zip(of("cuda"), of("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)

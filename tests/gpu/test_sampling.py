@@ -1,0 +1,84 @@
+"""Sampling on GPUs: seeds, log-probabilities against a forward pass on the CPU, several engines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stages.contract.context import ModelSource
+from stages.contract.request import Resources
+from stages.contract.tables import RESPONSES, read_rows
+from stages.generate.params import GenerateParams
+from stages.modeling.load import load_causal_lm
+from tests.gpu.programs import run_stage
+from tests.stage_calls import request_for, write_prompts
+from tests.tiny_models import WORDS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
+PARAMS = {"num_samples": 3, "max_new_tokens": 12}
+VLLM = {"gpu_memory_utilization": 0.3, "max_num_seqs": 16}
+# Of a log-probability, in 16 bits and in float32.
+ROUNDING = {"bfloat16": 0.15, "float32": 1e-3}
+
+
+@pytest.fixture
+def sampled(policy, tmp_path):
+    """Samples with a backend on GPUs and returns the rows."""
+
+    def sample(name, *, gpus=1, seed=5, **params):
+        request = request_for(
+            GenerateParams(**{**PARAMS, **params}),
+            {"policy": policy, "prompts": write_prompts(tmp_path / "prompts.parquet", TEXTS)},
+            tmp_path / name,
+            seed=seed,
+            resources=Resources(gpus=gpus),
+        )
+        path = tmp_path / f"{name}.json"
+        folder = run_stage(request, path, vllm=params["backend"] == "vllm")
+        return list(read_rows(folder / "responses.parquet", RESPONSES))
+
+    return sample
+
+
+def tokens_of(rows):
+    return [(row["prompt_id"], row["sample_index"], row["response_token_ids"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("transformers", "float32"), ("transformers", "bfloat16"), ("vllm", "bfloat16")],
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_the_cpu(sampled, policy, backend, dtype, temperature):
+    rows = sampled("store", backend=backend, dtype=dtype, temperature=temperature, vllm=VLLM)
+    model = load_causal_lm(ModelSource(str(policy)), dtype="float32", device=torch.device("cpu"))
+    for row in rows:
+        prompt, response = row["prompt_token_ids"], row["response_token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_responses_depend_on_the_seed(sampled, backend):
+    settings = {"backend": backend, "vllm": VLLM}
+    first = sampled("first", **settings)
+    assert tokens_of(sampled("again", **settings)) == tokens_of(first)
+    assert tokens_of(sampled("other", seed=6, **settings)) != tokens_of(first)
+
+
+def test_temperature_zero_is_the_same_on_gpu_and_cpu(sampled):
+    greedy = {"backend": "transformers", "dtype": "float32", "temperature": 0.0, "num_samples": 1}
+    assert tokens_of(sampled("gpu", **greedy)) == tokens_of(sampled("cpu", gpus=0, **greedy))
+
+
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_two_engines_answer_all_prompts(sampled, backend):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    rows = sampled("store", gpus=2, backend=backend, vllm=VLLM)
+    expected = sampled("one", backend=backend, vllm=VLLM)
+    assert [each[:2] for each in tokens_of(rows)] == [each[:2] for each in tokens_of(expected)]

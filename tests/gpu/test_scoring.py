@@ -1,0 +1,76 @@
+"""Reward models on a GPU in bfloat16, plain, URM and on vLLM's pooling, against the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.contract.request import Resources
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from tests.gpu.programs import run_stage
+from tests.stage_calls import request_for, response, score_params
+from tests.tiny_models import WORDS, make_tiny_reward_model
+from tests.tiny_urm import make_tiny_urm
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+ROWS = [
+    response(f"{WORDS[number % 12]} ?", sample, " ".join(WORDS[: 1 + (number * 5 + sample) % 12]))
+    for number in range(9)
+    for sample in range(2)
+]
+# Of scores of the order of 1 by weights of 8 bits.
+ROUNDING = 0.1
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "reward_model": make_tiny_reward_model(
+            folder / "plain", hidden_size=256, initializer_range=0.1
+        ),
+        "urm_gated": make_tiny_urm(folder / "urm"),
+    }
+
+
+@pytest.fixture
+def request_of(models, tmp_path):
+    def make(name, oracle, gpus, **settings):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, ROWS)
+        return request_for(
+            score_params(oracle, **settings),
+            {"responses": responses, "model": models[oracle]},
+            tmp_path / name,
+            resources=Resources(gpus=gpus),
+        )
+
+    return make
+
+
+def scores_of(folder):
+    return [row["score"] for row in read_rows(folder / "scores.parquet", SCORES)]
+
+
+@pytest.fixture
+def scored(request_of, tmp_path):
+    def score(name, oracle, gpus, **settings):
+        request = request_of(name, oracle, gpus, **settings)
+        path = tmp_path / f"{name}.json"
+        return scores_of(run_stage(request, path, vllm=settings.get("engine") == "vllm"))
+
+    return score
+
+
+@pytest.mark.parametrize("oracle", ["reward_model", "urm_gated"])
+def test_scores_in_bfloat16_are_the_cpu_s(scored, oracle):
+    cpu = scored("cpu", oracle, 0, dtype="float32")
+    assert len({round(each, 2) for each in cpu}) > 5
+    assert scored("gpu", oracle, 1, dtype="bfloat16") == pytest.approx(cpu, abs=ROUNDING)
+
+
+def test_scores_of_vllm_s_pooling_are_the_cpu_s(scored):
+    settings = {"dtype": "bfloat16", "engine": "vllm", "gpu_memory_utilization": 0.3}
+    gpu = scored("gpu", "reward_model", 1, **settings)
+    cpu = scored("cpu", "reward_model", 0, dtype="float32")
+    assert gpu == pytest.approx(cpu, abs=ROUNDING)
