@@ -133,6 +133,13 @@ class RunConfig(StageSettings):
                 f"generate.num_samples is {self.generate.num_samples}, and the pair strategy "
                 f"{self.pair.strategy!r} compares two responses to a prompt: sample at least 2"
             )
+        wanted = 2 * self.pair.pairs_per_prompt
+        if self.generate.num_samples < wanted:
+            raise ValueError(
+                f"pair.pairs_per_prompt is {self.pair.pairs_per_prompt}, and generate.num_samples "
+                f"{self.generate.num_samples}: no response is in two pairs, so that it takes "
+                f"{wanted} samples; raise num_samples, or lower pairs_per_prompt"
+            )
         if self.screen.num_samples and self.score.compares:
             raise ValueError(
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "

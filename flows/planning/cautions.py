@@ -28,8 +28,7 @@ def _training(config: RunConfig, data: sizes.Rows | None) -> Iterator[str]:
     prompts = sizes.train_prompts(config, data)
     if prompts is None:
         return
-    # A prompt gives one pair at most.
-    pairs, train = math.floor(prompts), config.train
+    pairs, train = math.floor(prompts) * config.pair.pairs_per_prompt, config.train
     if config.pair_data == "accumulate":
         pairs *= config.iterations
     if pairs < 1:

@@ -19,6 +19,7 @@ from stages.contract.store import Artifact
 from stages.contract.stores import open_store
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
+from stages.pair.params import PairParams
 from stages.score.params import ScoreParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
@@ -70,13 +71,16 @@ class StepCosts:
         return read_shape(source, self._store)
 
     def _light(self, step: Step, resources: Resources, device: Device) -> Cost:
-        """Stages without a model; those that read responses make a row of each prompt's."""
+        """Stages without a model; those that read responses make a row of each prompt's, or n."""
         if "responses" in step.inputs:
             tables = [self._tables[each.step] for each in _outputs(step, "responses")]
             rows = sum(each.rows for each in tables)
             response = sum(each.rows * each.response_tokens for each in tables) / max(rows, 1)
             prompts = sum(each.prompts for each in tables)
-            self._tables[step.name] = Table(prompts, response, prompts)
+            made = prompts
+            if isinstance(step.params, PairParams):
+                made *= step.params.pairs_per_prompt
+            self._tables[step.name] = Table(made, response, prompts)
         return Cost(seconds=_LIGHT_SECONDS)
 
     def _prepare(self, step: Step, resources: Resources, device: Device) -> Cost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ Strategy = Literal["best_worst", "best_random", "random", "first_two"]
 
 
 class PairParams(StageParams):
-    """Which two of a prompt's responses become a pair, and what happens to ties."""
+    """Choice of the responses of a prompt that become pairs, and of what happens to ties."""
 
     stage: ClassVar[str] = "pair"
     version: ClassVar[str] = "1"
@@ -34,3 +34,17 @@ class PairParams(StageParams):
 
     tie_margin: float = Field(0.0, ge=0.0)
     """Largest difference of scores, in the oracle's units, that still counts as a tie."""
+
+    pairs_per_prompt: int = Field(1, ge=1)
+    """Most pairs of a prompt. No response is in two of them: the strategy chooses the next pair
+    among the responses that are left, so that n pairs want 2n samples."""
+
+    truncated: Literal["keep", "drop"] = "keep"
+    """Whether responses that the length limit cut off may be in pairs. A prompt with fewer than two
+    others then makes none."""
+
+    def result_fields(self) -> dict[str, Any]:
+        """Settings that enter the key; those added later stay out while they change nothing."""
+        later = {"pairs_per_prompt": 1, "truncated": "keep"}
+        kept = super().result_fields()
+        return {name: value for name, value in kept.items() if later.get(name) != value}

@@ -86,6 +86,7 @@ class _Tally:
     null_scores: int = 0
     prompts_with_null_score: int = 0
     truncated: int = 0
+    prompts_cut_off: int = 0
     rewards: _Moments = field(default_factory=_Moments)
     best: _Moments = field(default_factory=_Moments)
     margins: _Moments = field(default_factory=_Moments)
@@ -93,7 +94,7 @@ class _Tally:
 
 
 def run(ctx: StageContext[PairParams]) -> None:
-    """Makes at most one pair of each prompt.
+    """Makes the pairs of each prompt.
 
     Prompts of which a response has no score are left out: what could be compared would depend on
     what the oracle failed on.
@@ -113,6 +114,8 @@ def run(ctx: StageContext[PairParams]) -> None:
             ctx.events.progress(tally.responses, total, "responses")
     _check_not_empty(tally)
     report = _report(tally)
+    if ctx.params.truncated == "drop":
+        report["prompts_cut_off"] = tally.prompts_cut_off
     (ctx.out / "metrics.json").write_text(dump_json(report))
     ctx.notes.update({name: report[name] for name in ("prompts", "pairs", "ties", "null_scores")})
     if tally.null_scores:
@@ -143,7 +146,7 @@ def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally)
 def _selections(
     batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: _Tally
 ) -> Iterator[tuple[int, int]]:
-    """Yields the rows of the chosen and the rejected response of each prompt with all scores.
+    """Yields the rows of the chosen and the rejected response of each pair.
 
     Args:
         batch: Responses of whole prompts.
@@ -152,22 +155,51 @@ def _selections(
         seed: Seed of the stage.
         tally: Gets the prompts left out, and the best scores.
     """
-    select = STRATEGIES[params.strategy]
     best = []
+    usable = _usable(batch, params)
     for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
         if end - start < 2:
             raise UserError(
                 f"prompt {prompt_id} has one response; a pair wants two",
                 "sample at least 2 responses a prompt",
             )
-        mine = scores[start:end]
-        if any(score != score for score in mine):
+        if any(score != score for score in scores[start:end]):
             tally.prompts_with_null_score += 1
             continue
-        best.append(max(mine))
-        chosen, rejected = select(mine, derive_seed(seed, "pair", prompt_id))
-        yield start + chosen, start + rejected
+        best.append(max(scores[start:end]))
+        rows = [row for row in range(start, end) if usable[row]]
+        tally.prompts_cut_off += len(rows) < 2
+        yield from _disjoint(rows, scores, params, derive_seed(seed, "pair", prompt_id))
     tally.best.add(np.array(best))
+
+
+def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
+    """Whether each response may be in a pair."""
+    if params.truncated == "keep":
+        return [True] * batch.responses.num_rows
+    whole = pc.not_equal(batch.responses["finish_reason"], "length")
+    return list(whole.to_pylist())
+
+
+def _disjoint(
+    rows: list[int], scores: list[float], params: PairParams, seed: int
+) -> Iterator[tuple[int, int]]:
+    """Yields pairs of one prompt, each of responses that are in no pair before it.
+
+    Args:
+        rows: Its responses' rows.
+        scores: Scores of all rows.
+        params: The strategy, and the most pairs.
+        seed: Seed of the prompt's first pair; the others' are derived from it.
+    """
+    select = STRATEGIES[params.strategy]
+    for number in range(params.pairs_per_prompt):
+        if len(rows) < 2:
+            return
+        drawn = derive_seed(seed, "pair", str(number)) if number else seed
+        better, worse = select([scores[row] for row in rows], drawn)
+        yield rows[better], rows[worse]
+        rows = [row for place, row in enumerate(rows) if place not in (better, worse)]
 
 
 def _count(batch: ScoredBatch, scores: npt.NDArray[np.float64], tally: _Tally) -> None:
@@ -205,6 +237,12 @@ def _check_not_empty(tally: _Tally) -> None:
             f"all {tally.ties} pairs are ties, and ties are dropped: nothing is left to train on",
             "set `pair.ties: keep`, sample at a higher temperature or more responses a prompt, or "
             "use an oracle that tells the responses apart",
+        )
+    if tally.prompts_cut_off:
+        raise UserError(
+            f"{tally.prompts_cut_off} of {tally.prompts} prompts have fewer than two responses "
+            "that the length limit did not cut off, and no other makes a pair",
+            "raise `generate.max_new_tokens`, or set `pair.truncated: keep`",
         )
     raise UserError(
         f"no prompt has a score for every response ({tally.null_scores} of {tally.responses} "

@@ -34,6 +34,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("iterashuns=1", ["iterashuns", "did you mean 'iterations'"]),
         ("train.learning_rate=fast", ["train.learning_rate", '"fast"', "number"]),
         ("generate.num_samples=1", ["num_samples is 1", "'best_worst'", "at least 2"]),
+        ("pair.pairs_per_prompt=2", ["pairs_per_prompt is 2", "num_samples 2", "4 samples"]),
         ("generate.backend=openai", ["openai.url and openai.model"]),
         ("generate.num_samples=0", ["generate.num_samples", "greater than or equal to 1", "0"]),
         ("generate.shard_index=0", ["generate.shard_index is set by the run"]),

@@ -22,6 +22,9 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
+SIDES = ("chosen", "rejected")
+
+
 def scored(question: str, *scores: float | None, **changes: object):
     return [
         (response(question, sample, "word " * (sample + 1), **changes), score)
@@ -195,3 +198,51 @@ def test_scores_of_another_sample_are_refused(store, tmp_path):
     write_table(scores, SCORES, [row | {"sample_index": 1 - row["sample_index"]} for row in table])
     with pytest.raises(UserError, match=r"sample 0 meets prompt \w+, sample 1"):
         pair(store, [(responses, scores)])
+
+
+def test_further_pairs_of_a_prompt_share_no_response(store, tmp_path):
+    tables = [write_scored(tmp_path, scored("q", 1.0, 4.0, 2.0, 3.0, 0.0))]
+    found = pairs(pair(store, tables, pairs_per_prompt=2))
+    assert [(each["chosen_score"], each["rejected_score"]) for each in found] == [
+        (4.0, 0.0),
+        (3.0, 1.0),
+    ]
+    # Five responses make two pairs, however many are wanted.
+    assert pairs(pair(store, tables, pairs_per_prompt=9)) == found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_first_pair_is_the_one_without_others(store, tmp_path, strategy):
+    rows = [row for name in "abcdef" for row in scored(name, 0.3, 0.1, 0.2, 0.4)]
+    tables = [write_scored(tmp_path, rows)]
+    alone = pairs(pair(store, tables, strategy=strategy))
+    several = pairs(pair(store, tables, strategy=strategy, pairs_per_prompt=2))
+    assert several[::2] == alone
+    for first, second in zip(several[::2], several[1::2], strict=True):
+        sides = [each[f"{side}_sample_index"] for each in (first, second) for side in SIDES]
+        assert sorted(sides) == [0, 1, 2, 3]
+
+
+def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path):
+    rows = scored("a", 3.0, 2.0, 1.0) + scored("b", 1.0, 0.0)
+    for row, _ in (rows[0], rows[3]):
+        row["finish_reason"] = "length"
+    tables = [write_scored(tmp_path, rows)]
+    assert [each["chosen_score"] for each in pairs(pair(store, tables))] == [3.0, 1.0]
+    made = pair(store, tables, truncated="drop")
+    [kept] = pairs(made)
+    assert (kept["chosen_score"], kept["rejected_score"]) == (2.0, 1.0)
+    assert metrics(made)["prompts_cut_off"] == 1
+
+
+def test_responses_that_are_all_cut_off_are_a_users_mistake_with_a_remedy(store, tmp_path):
+    rows = scored("a", 1.0, 0.0, finish_reason="length")
+    with pytest.raises(UserError, match=r"(?s)1 of 1 prompts .*max_new_tokens"):
+        pair(store, [write_scored(tmp_path, rows)], truncated="drop")
+
+
+def test_settings_that_change_nothing_are_not_in_the_key():
+    assert PairParams().result_fields().keys() == {"strategy", "ties", "tie_margin"}
+    changed = PairParams(pairs_per_prompt=2, truncated="drop").result_fields()
+    assert changed["pairs_per_prompt"] == 2
+    assert changed["truncated"] == "drop"
