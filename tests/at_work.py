@@ -1,28 +1,40 @@
-"""Probes that hang in whatever runner, while a test looks at them."""
+"""Stages at work in any runner, while a test looks at them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flows.runners.base import Runner
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 
 
+def hangs(event: Event) -> bool:
+    """Whether a probe has said that it does nothing more."""
+    return isinstance(event, Log) and event.message.startswith("pids ")
+
+
+def said(events: list[Event]) -> list[str]:
+    """Messages of the log among events."""
+    return [each.message for each in events if isinstance(each, Log)]
+
+
 class AtWork:
-    """A probe that runs in a thread.
+    """A stage that runs in a thread.
 
     Args:
-        request: The probe, which hangs.
+        request: The stage.
         runner: Runs it.
+        until: Says of an event whether it was waited for.
     """
 
-    def __init__(self, request: Request, runner: Runner) -> None:
+    def __init__(self, request: Request, runner: Runner, until: Callable[[Event], bool]) -> None:
         self.heard: list[Event] = []
         self.error: BaseException | None = None
-        self._hangs = threading.Event()
+        self._until = until
+        self._there = threading.Event()
         self._request = request
         self._runner = runner
         self._thread = threading.Thread(target=self._work)
@@ -33,16 +45,16 @@ class AtWork:
             self._runner.run(self._request, self._hear)
         except BaseException as error:
             self.error = error
-            self._hangs.set()
+        self._there.set()
 
     def _hear(self, event: Event) -> None:
         self.heard.append(event)
-        if isinstance(event, Log) and event.message.startswith("pids "):
-            self._hangs.set()
+        if self._until(event):
+            self._there.set()
 
-    def wait_until_it_hangs(self) -> None:
-        """Returns when the stage has said that it does nothing more."""
-        assert self._hangs.wait(120)
+    def wait(self) -> None:
+        """Returns when the event has come."""
+        assert self._there.wait(300)
         assert self.error is None, self.error
 
     def join(self) -> BaseException | None:
@@ -52,11 +64,13 @@ class AtWork:
 
 
 @contextlib.contextmanager
-def at_work(request: Request, runner: Runner) -> Iterator[AtWork]:
-    """A probe that hangs while the test looks at it; it is stopped afterwards."""
-    work = AtWork(request, runner)
+def at_work(
+    request: Request, runner: Runner, until: Callable[[Event], bool] = hangs
+) -> Iterator[AtWork]:
+    """A stage at work while the test looks at it; it is stopped afterwards."""
+    work = AtWork(request, runner, until)
     try:
-        work.wait_until_it_hangs()
+        work.wait()
         yield work
     finally:
         runner.stop_all()

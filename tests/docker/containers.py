@@ -12,8 +12,7 @@ from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.events import Event
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
-from tests.probe_stage import ProbeParams
+from stages.contract.request import Request
 
 PROBE_IMAGE = "geb-probe:test"
 
@@ -21,19 +20,6 @@ PROBE_IMAGE = "geb-probe:test"
 def settings(**changes: Any) -> DockerSettings:
     """Settings of the docker runner that know the probe's image."""
     return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
-
-
-def request_for(store: LocalStore, resources: Resources | None = None, **params: object) -> Request:
-    """A request for one probe."""
-    return make_request(
-        ProbeParams(**params),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-        run="test",
-        step="probe/0",
-        resources=resources,
-    )
 
 
 def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[Event]:

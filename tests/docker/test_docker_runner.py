@@ -17,21 +17,15 @@ from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
 from stages.pair.params import PairParams
 from tests.at_work import at_work
-from tests.docker.containers import (
-    PROBE_IMAGE,
-    container_of,
-    logs_of,
-    request_for,
-    run,
-    settings,
-)
+from tests.docker.containers import PROBE_IMAGE, container_of, logs_of, run, settings
+from tests.probe_requests import probe_request
 from tests.stage_calls import stand_ins
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
-    request = request_for(store, message="hello", prints="noise from a library")
+    request = probe_request(store, message="hello", prints="noise from a library")
     heard = run(request)
     artifact = store.load("probe", request.key)
     assert artifact is not None
@@ -44,7 +38,7 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
 
 
 def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None:
-    request = request_for(store)
+    request = probe_request(store)
     run(request, user="12345:12346")
     artifact = store.load("probe", request.key)
     assert artifact is not None
@@ -54,31 +48,31 @@ def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None
 
 def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
-        run(request_for(store, behaviour="refuse"))
+        run(probe_request(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
 
 
 def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
-        run(request_for(store, behaviour="crash"))
+        run(probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
 
 
 def test_a_killed_stage_names_the_signal(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="SIGKILL") as caught:
-        run(request_for(store, behaviour="kill_self"))
+        run(probe_request(store, behaviour="kill_self"))
     assert "memory limit" not in str(caught.value)
 
 
 def test_a_stage_out_of_memory_names_the_limit_and_the_setting(store: LocalStore) -> None:
-    request = request_for(store, Resources(memory_gib=0.25), behaviour="eat_memory")
+    request = probe_request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"memory limit of 0\.25 GiB") as caught:
         run(request)
     assert "raise resources.probe.memory_gib" in str(caught.value)
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
-    request = request_for(store, Resources(timeout_seconds=2.0), behaviour="hang")
+    request = probe_request(store, Resources(timeout_seconds=2.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=2"):
         run(request)
     assert store.lease("probe", request.key).holder() is None
@@ -87,7 +81,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 @pytest.mark.parametrize("death", ["stop", "keep"])
 def test_stop_all_ends_the_container(store: LocalStore, behaviour: str, death: str) -> None:
-    request = request_for(store, behaviour=behaviour)
+    request = probe_request(store, behaviour=behaviour)
     runner = DockerRunner(settings(on_orchestrator_death=death), grace_seconds=1.0)
     with at_work(request, runner) as work:
         runner.stop_all()
@@ -100,7 +94,7 @@ def test_a_holder_in_a_container_counts_here_while_it_lives(
     store: LocalStore, engine: docker.DockerClient
 ) -> None:
     """Its pid means nothing here; killed without a word, it frees its lease all the same."""
-    request = request_for(store, behaviour="hang")
+    request = probe_request(store, behaviour="hang")
     with at_work(request, DockerRunner(settings())) as work:
         holder = store.lease("probe", request.key).holder()
         assert holder is not None
@@ -112,7 +106,7 @@ def test_a_holder_in_a_container_counts_here_while_it_lives(
 
 def test_limits_reach_the_engine(store: LocalStore, engine: docker.DockerClient) -> None:
     resources = Resources(memory_gib=0.5, cpus=1.5)
-    request = request_for(store, resources, behaviour="hang")
+    request = probe_request(store, resources, behaviour="hang")
     runner = DockerRunner(settings(shm_gib=0.125, pids=100, ulimits={"core": 0}))
     with at_work(request, runner):
         host = container_of(engine, request)["HostConfig"]
@@ -131,7 +125,7 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
     monkeypatch.setenv("GEB_GPUS", "0")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
     with pytest.raises(UserError, match="offers no GPUs") as caught:
-        run(request_for(store, Resources(gpus=1)))
+        run(probe_request(store, Resources(gpus=1)))
     assert "resources.probe.gpus" in caught.value.remedy
 
 
@@ -151,7 +145,7 @@ def test_an_image_of_another_version_is_refused(
 ) -> None:
     monkeypatch.setattr("flows.runners.docker.images.geb_version", lambda: "9.9")
     with pytest.raises(UserError, match=r"holds geb .*, the orchestrator is geb 9\.9") as caught:
-        run(request_for(store))
+        run(probe_request(store))
     assert "geb images build" in caught.value.remedy
 
 
@@ -160,7 +154,7 @@ def test_an_image_of_other_code_is_refused(
 ) -> None:
     monkeypatch.setattr("flows.runners.docker.images.stages_digest", lambda: "other")
     with pytest.raises(UserError, match="holds other code of the stages") as caught:
-        run(request_for(store))
+        run(probe_request(store))
     assert "geb images build" in caught.value.remedy
 
 
@@ -169,7 +163,7 @@ def test_a_manifest_has_the_digest_of_its_image(
 ) -> None:
     pinned = f"{PROBE_IMAGE}@{engine.images.get(PROBE_IMAGE).id}"
     for number, name in enumerate((PROBE_IMAGE, pinned)):
-        request = request_for(store, message=str(number))
+        request = probe_request(store, message=str(number))
         run(request, images={"probe": name})
         manifest = store.manifest("probe", request.key)
         assert manifest is not None
@@ -181,7 +175,7 @@ def test_a_tampered_image_is_refused_by_name(
 ) -> None:
     trusted, found = (str(engine.images.get(tag).id) for tag in (PROBE_IMAGE, tampered))
     with pytest.raises(UserError, match=f"image {tampered} is {found}, not {trusted}"):
-        run(request_for(store), images={"probe": f"{tampered}@{trusted}"})
+        run(probe_request(store), images={"probe": f"{tampered}@{trusted}"})
 
 
 def test_a_name_that_moves_during_a_run_changes_nothing_in_it(
@@ -191,9 +185,9 @@ def test_a_name_that_moves_during_a_run_changes_nothing_in_it(
     image.tag("geb-moving", "test")
     runner = DockerRunner(settings(images={"probe": "geb-moving:test"}))
     try:
-        runner.run(request_for(store, message="before"), lambda event: None)
+        runner.run(probe_request(store, message="before"), lambda event: None)
         engine.images.get(tampered).tag("geb-moving", "test")
-        later = request_for(store, message="after")
+        later = probe_request(store, message="after")
         runner.run(later, lambda event: None)
     finally:
         engine.images.remove("geb-moving:test")

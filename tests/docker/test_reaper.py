@@ -30,7 +30,6 @@ from tests.docker.containers import (
     container_of,
     left_of,
     logs_of,
-    request_for,
     run,
     settings,
 )
@@ -38,6 +37,7 @@ from tests.flows.loop import geb
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.lacking import lacking
+from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -60,7 +60,7 @@ def orchestrator(
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a probe which hangs."""
     path = store.root.parent / "request.json"
-    request_for(store, **params).write(path)
+    probe_request(store, **params).write(path)
     chosen = settings(on_orchestrator_death=death).model_dump_json()
     process = subprocess.Popen(
         [sys.executable, "-c", ORCHESTRATOR, str(path), chosen], stdout=subprocess.PIPE, text=True
@@ -77,7 +77,7 @@ def orchestrator(
 def test_with_stop_a_container_ends_with_its_orchestrator(
     store: LocalStore, engine: docker.DockerClient
 ) -> None:
-    request = request_for(store, behaviour="leave_child")
+    request = probe_request(store, behaviour="leave_child")
     with orchestrator(store, "stop", behaviour="leave_child") as process:
         container = container_of(engine, request)["Id"]
         assert reap(keep_running=False) == []
@@ -94,7 +94,7 @@ def test_with_stop_a_container_ends_with_its_orchestrator(
 def test_with_keep_the_next_attempt_takes_the_container_over(
     store: LocalStore, engine: docker.DockerClient
 ) -> None:
-    request = request_for(store, behaviour="hang")
+    request = probe_request(store, behaviour="hang")
     runner = DockerRunner(settings(on_orchestrator_death="keep"), grace_seconds=1)
     with orchestrator(store, "keep", behaviour="hang") as process:
         container = container_of(engine, request)["Id"]
@@ -231,7 +231,7 @@ def test_a_stage_is_not_started_where_another_runner_computes_its_key(
     store: LocalStore, engine: docker.DockerClient
 ) -> None:
     """The lease works across containers and processes."""
-    request = request_for(store, behaviour="work")
+    request = probe_request(store, behaviour="work")
     lease = store.lease("probe", request.key)
     lease.acquire()
     released = []

@@ -13,7 +13,8 @@ from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.local_store import LocalStore
 from tests.at_work import at_work
-from tests.docker.containers import container_of, logs_of, request_for, run, settings
+from tests.docker.containers import container_of, logs_of, run, settings
+from tests.probe_requests import probe_request
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def inspected(
     """A running stage container with a secret, as the engine describes it."""
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
-    request = request_for(store, behaviour="hang")
+    request = probe_request(store, behaviour="hang")
     runner = DockerRunner(settings(secrets={"probe": ["PROBE_SECRET"]}))
     with at_work(request, runner):
         found = container_of(engine, request)
@@ -92,7 +93,7 @@ def test_a_secret_reaches_the_stage_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROBE_SECRET", SECRET)
-    request = request_for(store, behaviour="tell_secret")
+    request = probe_request(store, behaviour="tell_secret")
     run(request, secrets={"probe": ["PROBE_SECRET"]})
     artifact = store.load("probe", request.key)
     assert artifact is not None
@@ -104,7 +105,7 @@ def test_a_secret_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.delenv("PROBE_SECRET", raising=False)
     with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
-        run(request_for(store), secrets={"probe": ["PROBE_SECRET"]})
+        run(probe_request(store), secrets={"probe": ["PROBE_SECRET"]})
 
 
 @pytest.mark.parametrize("place", ["image", "store", "other stage", "registry", "input"])
@@ -120,7 +121,7 @@ def test_a_stage_that_writes_elsewhere_fails(store: LocalStore, tmp_path: Path, 
         "registry": store.root / "models/x",
         "input": given / "x",
     }[place]
-    request = request_for(store, behaviour="write", path=str(path))
+    request = probe_request(store, behaviour="write", path=str(path))
     # Open to everyone: what keeps the stage out is the mount.
     for folder in (store.root, store.root / "artifacts/train", store.root / "models", given):
         folder.chmod(0o777)

@@ -22,11 +22,12 @@ from flows.runners.choose import make_runner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
+from stages.contract.request import Request, Resources
 from tests.flows.prefect_server import Server
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
 from tests.flows.probes import hanging_pids, wait_until
 from tests.flows.test_process_runner import gone
+from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams, install
 
 pytestmark = pytest.mark.slow
@@ -63,18 +64,6 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         refresh_global_settings_context()
         yield LocalStore.open(str(tmp_path / "store"), create=True)
     refresh_global_settings_context()
-
-
-def request_for(
-    store: LocalStore, gpus: int, message: str = "", behaviour: str = "work"
-) -> Request:
-    return make_request(
-        ProbeParams.model_validate({"message": message, "behaviour": behaviour}),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-        resources=Resources(gpus=gpus),
-    )
 
 
 def taken(server: Server) -> int:
@@ -118,25 +107,26 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
     executor = StepExecutor(config)
     assert not executor.execute(step, {}).reused
     assert taken(server) == 0
-    holder = Running(request_for(store, 2, behaviour="hang"))
+    holder = Running(probe_request(store, Resources(gpus=2), behaviour="hang"))
     hanging_pids(store.root)
     assert taken(server) == 2
-    waiter = Running(request_for(store, 1, "waits"))
+    waiting = probe_request(store, Resources(gpus=1), message="waits")
+    waiter = Running(waiting)
     assert waiter.waits.wait(60)
     # While both slots are held:
     assert executor.execute(step, {}).reused
-    assert store.load("probe", request_for(store, 1, "waits").key) is None
+    assert store.load("probe", waiting.key) is None
     holder.stop()
     waiter.join()
     assert waiter.ended is None
-    assert store.load("probe", request_for(store, 1, "waits").key) is not None
+    assert store.load("probe", waiting.key) is not None
     assert taken(server) == 0
 
 
 def test_a_wait_for_slots_can_be_ended(server: Server, store: LocalStore) -> None:
-    holder = Running(request_for(store, 2, behaviour="hang"))
+    holder = Running(probe_request(store, Resources(gpus=2), behaviour="hang"))
     hanging_pids(store.root)
-    waiter = Running(request_for(store, 1))
+    waiter = Running(probe_request(store, Resources(gpus=1)))
     assert waiter.waits.wait(60)
     waiter.stop()
     assert isinstance(waiter.ended, StoppedError)
@@ -146,14 +136,14 @@ def test_a_wait_for_slots_can_be_ended(server: Server, store: LocalStore) -> Non
 
 def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: LocalStore) -> None:
     with pytest.raises(UserError, match="asks for 3 GPUs, the limit 'gpu' has 2"):
-        make_runner(Execution()).run(request_for(store, 3), lambda event: None)
+        make_runner(Execution()).run(probe_request(store, Resources(gpus=3)), lambda event: None)
 
 
 def test_the_slots_of_a_killed_holder_are_freed_and_those_of_a_living_one_outlast_the_server(
     server: Server, store: LocalStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "request.json"
-    request_for(store, 2, behaviour="ignore_sigterm").write(path)
+    probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
     code = (
         "import sys; from pathlib import Path\n"
         "from flows.pipeline.placement import Execution\n"

@@ -16,10 +16,11 @@ from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
+from stages.contract.request import Resources
 from tests.flows.probes import hanging_pids
 from tests.flows.test_process_runner import gone
-from tests.probe_stage import ProbeParams, install
+from tests.probe_requests import probe_request
+from tests.probe_stage import install
 
 
 @pytest.fixture(autouse=True)
@@ -123,16 +124,6 @@ def test_devices_that_the_environment_hides_are_not_given_out(
     assert gpus_of_this_host() == []
 
 
-def request_for(store: LocalStore, gpus: int, **params: object) -> Request:
-    return make_request(
-        ProbeParams(**params),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-        resources=Resources(gpus=gpus),
-    )
-
-
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])
 def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, seen: str
@@ -140,7 +131,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
     install(tmp_path / "code", monkeypatch)
     store = LocalStore.open(str(tmp_path / "store"), create=True)
     heard: list[Event] = []
-    request = request_for(store, gpus, behaviour="tell_place")
+    request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
     ProcessRunner().run(request, heard.append)
     assert Log(message=f"worker None, GPUs {seen!r}") in heard
 
@@ -151,7 +142,7 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     install(tmp_path / "code", monkeypatch)
     store = LocalStore.open(str(tmp_path / "store"), create=True)
     path = tmp_path / "request.json"
-    request_for(store, 2, behaviour="ignore_sigterm").write(path)
+    probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
     code = (
         "import sys; from pathlib import Path\n"
         "from flows.runners.local.process import ProcessRunner\n"

@@ -16,21 +16,15 @@ from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
-from tests.probe_stage import ProbeParams, install
+from stages.contract.request import Request, Resources
+from tests.probe_requests import probe_request
+from tests.probe_stage import install
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     install(tmp_path / "code", monkeypatch)
     return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
-def request_for(store: LocalStore, timeout: float | None = None, **params: object) -> Request:
-    resources = Resources(timeout_seconds=timeout)
-    return make_request(
-        ProbeParams(**params), inputs={}, seed=0, store=str(store.root), resources=resources
-    )
 
 
 def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> list[Event]:
@@ -64,7 +58,7 @@ def gone(pid: int) -> bool:
 
 
 def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
-    request = request_for(store, message="hello")
+    request = probe_request(store, message="hello")
     heard = run(store, request)
     assert store.load("probe", request.key) is not None
     assert any(isinstance(each, Log) and each.message == "hello" for each in heard)
@@ -72,7 +66,7 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
 
 
 def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: LocalStore) -> None:
-    request = request_for(store, prints="noise from a library")
+    request = probe_request(store, prints="noise from a library")
     heard = run(store, request)
     assert not any("noise" in each.model_dump_json() for each in heard)
     [log] = store.log_path("probe", request.key).glob("*.log")
@@ -81,25 +75,25 @@ def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: LocalStore) 
 
 def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
-        run(store, request_for(store, behaviour="refuse"))
+        run(store, probe_request(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
     assert list(store.artifacts()) == []
 
 
 def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
-        run(store, request_for(store, behaviour="crash"))
+        run(store, probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
     assert list(store.artifacts()) == []
 
 
 def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: LocalStore) -> None:
     with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
-        run(store, request_for(store, behaviour="kill_self"))
+        run(store, probe_request(store, behaviour="kill_self"))
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
-    request = request_for(store, timeout=1.0, behaviour="hang")
+    request = probe_request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         run(store, request)
     assert store.lease("probe", request.key).holder() is None
@@ -107,7 +101,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
 def test_stop_all_leaves_no_process_behind(store: LocalStore, behaviour: str) -> None:
-    request = request_for(store, behaviour=behaviour)
+    request = probe_request(store, behaviour=behaviour)
     runner = ProcessRunner(grace_seconds=1.0)
     ready, pids = threading.Event(), []
     errors: list[BaseException] = []
@@ -142,13 +136,13 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStor
             raise ConnectionError("the listener is gone")
 
     with pytest.raises(ConnectionError):
-        ProcessRunner(grace_seconds=1).run(request_for(store, behaviour="leave_child"), hear)
+        ProcessRunner(grace_seconds=1).run(probe_request(store, behaviour="leave_child"), hear)
     assert pids
     assert not any(alive(pid) for pid in pids)
 
 
 def test_killing_the_orchestrator_ends_its_stage(store: LocalStore, tmp_path: Path) -> None:
-    request = request_for(store, behaviour="leave_child")
+    request = probe_request(store, behaviour="leave_child")
     path = tmp_path / "request.json"
     request.write(path)
     code = (
@@ -178,7 +172,7 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
     pid = tmp_path / "pid"
     try:
         with pytest.raises(StageFailedError):
-            run(store, request_for(store, behaviour="leave_daemon", path=str(pid)))
+            run(store, probe_request(store, behaviour="leave_daemon", path=str(pid)))
         assert alive(int(pid.read_text()))
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
@@ -187,5 +181,5 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
 def test_a_missing_interpreter_is_named_with_its_remedy(store: LocalStore) -> None:
     runner = ProcessRunner(interpreters={"probe": "/nowhere/python"})
     with pytest.raises(UserError, match="/nowhere/python") as caught:
-        runner.run(request_for(store), lambda event: None)
+        runner.run(probe_request(store), lambda event: None)
     assert "setup-vllm" in caught.value.remedy

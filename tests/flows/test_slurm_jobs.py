@@ -21,21 +21,12 @@ from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
-from tests.probe_stage import ProbeParams
+from stages.contract.request import Request, Resources
+from tests.probe_requests import probe_request
 
 
 def request_for(store: Path, **resources: Any) -> Request:
-    LocalStore.open(str(store), create=True)
-    return make_request(
-        ProbeParams(),
-        inputs={},
-        seed=0,
-        store=str(store),
-        run="test",
-        step="probe/0",
-        resources=Resources(**resources),
-    )
+    return probe_request(LocalStore.open(str(store), create=True), Resources(**resources))
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.kubernetes.runner import KubernetesRunner
 from stages.contract.events import Event
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources, make_request
+from stages.contract.request import Request, Resources
 from tests.kubernetes.cluster import CPUS, Namespace
-from tests.probe_stage import ProbeParams
+from tests.probe_requests import probe_request
 
 # A process that runs one request: its file, and the settings as JSON.
 ORCHESTRATOR = """
@@ -28,15 +28,8 @@ KubernetesRunner(settings, grace_seconds=1).run(Request.read(Path(sys.argv[1])),
 
 def request_for(store: LocalStore, resources: Resources | None = None, **params: Any) -> Request:
     """A request for one probe."""
-    return make_request(
-        ProbeParams(**params),
-        inputs={},
-        seed=0,
-        store=str(store.root),
-        run="test",
-        step="probe/0",
-        resources=(resources or Resources()).model_copy(update={"cpus": CPUS}),
-    )
+    wanted = (resources or Resources()).model_copy(update={"cpus": CPUS})
+    return probe_request(store, wanted, **params)
 
 
 def probe_settings(cluster: Namespace, request: Request, **changes: Any) -> KubernetesSettings:

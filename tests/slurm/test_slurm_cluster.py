@@ -21,12 +21,14 @@ from stages.contract.errors import PreemptedError, StageFailedError, StoppedErro
 from stages.contract.events import Event, Log, Metric
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
+from tests.at_work import at_work, said
 from tests.flows.loop import geb, plan, result_digests, write_config
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import wait_until
+from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
-from tests.slurm.jobs import at_work, is_over, request_for, run, runner, said, settings
+from tests.slurm.jobs import is_over, job_of, run, runner, settings
 from tests.stages.train.train_helpers import make_pairs
 from tests.stages.train.train_helpers import request_for as train_request
 from tests.tiny_models import make_tiny_llama
@@ -38,7 +40,7 @@ def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEB_WORKER", "secret")
-    request = request_for(store, Resources(gpus=2), behaviour="tell_place")
+    request = probe_request(store, Resources(gpus=2), behaviour="tell_place")
     heard = run(request)
     assert store.load("probe", request.key) is not None
     assert "worker None, GPUs '0,1'" in said(heard)
@@ -48,7 +50,7 @@ def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
 
 
 def test_a_stage_without_gpus_sees_none(store: LocalStore) -> None:
-    heard = run(request_for(store, behaviour="tell_place"), environment=place_of(settings()))
+    heard = run(probe_request(store, behaviour="tell_place"), environment=place_of(settings()))
     assert "worker node, GPUs ''" in said(heard)
 
 
@@ -58,14 +60,14 @@ def place_of(chosen) -> dict[str, str]:
 
 def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: LocalStore) -> None:
     with pytest.raises(UserError, match="bad value 7") as refused:
-        run(request_for(store, behaviour="refuse"))
+        run(probe_request(store, behaviour="refuse"))
     assert refused.value.remedy == "use 8"
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as crashed:
-        run(request_for(store, behaviour="crash"))
+        run(probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in crashed.value.last_lines)
     assert not isinstance(crashed.value, PreemptedError)
     with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
-        run(request_for(store, behaviour="kill_self"))
+        run(probe_request(store, behaviour="kill_self"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
     store: LocalStore, changes: dict[str, str], resources: Resources, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        run(request_for(store, resources), **changes)
+        run(probe_request(store, resources), **changes)
     assert "sinfo" in caught.value.remedy
     assert list((store.root / "slurm/jobs").iterdir()) == []
 
@@ -115,18 +117,18 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
-    request = request_for(store, Resources(timeout_seconds=1), behaviour="hang")
+    request = probe_request(store, Resources(timeout_seconds=1), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         run(request)
 
 
 def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: LocalStore) -> None:
     chosen = runner()
-    with at_work(request_for(store, behaviour="leave_child"), chosen) as work:
+    with at_work(probe_request(store, behaviour="leave_child"), chosen) as work:
         pids = pids_of(work.heard)
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
-        assert is_over(work.job)
+        assert is_over(job_of(work))
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     [log] = store.log_path("probe", work_key(store)).glob("*.log")
     assert "CANCELLED" in log.read_text(), "by a signal to its step, not by the end of the job"
@@ -143,8 +145,8 @@ def pids_of(heard: list[Event]) -> list[int]:
 
 
 def test_a_person_s_scancel_is_not_retried(store: LocalStore) -> None:
-    with at_work(request_for(store, behaviour="hang"), runner()) as work:
-        client.cancel([work.job])
+    with at_work(probe_request(store, behaviour="hang"), runner()) as work:
+        client.cancel([job_of(work)])
         error = work.join()
     assert isinstance(error, UserError)
     assert "was cancelled" in error.message
@@ -156,10 +158,10 @@ def test_a_job_that_is_pending_is_taken_back(store: LocalStore) -> None:
     def pending(event: Event) -> bool:
         return isinstance(event, Log) and "pending: BeginTime" in event.message
 
-    with at_work(request_for(store), chosen, pending) as work:
+    with at_work(probe_request(store), chosen, pending) as work:
         chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
-        assert is_over(work.job)
+        assert is_over(job_of(work))
 
 
 def take_all_nodes() -> None:
@@ -204,7 +206,7 @@ def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
 
 def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: LocalStore) -> None:
     with pytest.raises(PreemptedError, match=r"came near its time limit \(00:01:00\)"):
-        run(request_for(store, behaviour="hang"), time_limit="1")
+        run(probe_request(store, behaviour="hang"), time_limit="1")
     [log] = store.log_path("probe", work_key(store)).glob("*.log")
     assert "asked to stop" in log.read_text() or "CANCELLED" in log.read_text()
 
@@ -238,7 +240,7 @@ def kill_an_orchestrator(request: Request, folder: Path, **changes: Any) -> list
 def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
     store: LocalStore, tmp_path: Path, on_death: str
 ) -> None:
-    request = request_for(store, behaviour="hang")
+    request = probe_request(store, behaviour="hang")
     pids = kill_an_orchestrator(request, tmp_path, on_orchestrator_death=on_death)
     chosen = runner(on_orchestrator_death=on_death)
     assert chosen.has_running(request)
@@ -250,12 +252,12 @@ def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
 
 
 def test_a_job_without_an_orchestrator_ends_itself(store: LocalStore, tmp_path: Path) -> None:
-    request = request_for(store, behaviour="leave_child")
+    request = probe_request(store, behaviour="leave_child")
     pids = kill_an_orchestrator(request, tmp_path, orchestrator_seconds=20)
     wait_until(lambda: not jobs_of(store))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     # The next orchestrator of the store keeps its log and removes its folder.
-    run(request_for(store))
+    run(probe_request(store))
     [left] = store.log_path("probe", request.key).glob("left-*.log")
     assert "SIGTERM" in left.read_text() or "CANCELLED" in left.read_text()
     assert list((store.root / "slurm/jobs").iterdir()) == []
