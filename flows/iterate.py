@@ -14,6 +14,7 @@ from flows.execution.attempts import recorded_attempt
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
 from flows.execution.oracle_trial import try_oracle
+from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import walk
@@ -68,7 +69,10 @@ def _flow_run_name() -> str:
 )
 @ends_cancelled
 def iterate(
-    preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING, fresh: bool = False
+    preset: Preset = DEFAULT_PRESET,
+    config: Overrides = NOTHING,
+    fresh: bool = False,
+    overlap: Overlap = "go_on",
 ) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
@@ -82,7 +86,10 @@ def iterate(
         fresh: For schedules. Without it a run with unchanged parameters finds everything in the
             store and computes nothing; with it each run has the date and time of its start in its
             name, and a seed of its own.
+        overlap: If an earlier run of this deployment is still at work: go on beside it (each stage
+            is computed once), wait for its end, skip this run, or cancel the earlier one.
     """
+    settle_overlap(overlap)
     asked: RunConfig | None = None
     try:
         asked = _asked(preset, config, fresh)

@@ -15,6 +15,7 @@ from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.outage import survives_outage
+from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_progress import artifact_key
 from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -45,6 +46,7 @@ def sweep(
     parallel_runs: int = 1,
     preset: Preset = DEFAULT_PRESET,
     config: Shared = NOTHING,
+    overlap: Overlap = "go_on",
 ) -> Sweep | State[Any]:
     """Runs every combination of the grid under every seed, and tables mean ± standard deviation.
 
@@ -58,7 +60,10 @@ def sweep(
         preset: The configuration to start from.
         config: What is to differ from the preset in all runs. An empty field takes the preset's
             value, or the default where the preset has none.
+        overlap: If an earlier run of this deployment is still at work: go on beside it, wait for
+            its end, skip this sweep, or cancel the earlier one.
     """
+    settle_overlap(overlap)
     try:
         planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
         return _sweep(name, planned, parallel_runs)

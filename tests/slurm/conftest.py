@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.runners.slurm import client
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.local_store import LocalStore
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
@@ -21,16 +22,27 @@ SCRIPTS = ROOT.parent / "shared/cluster/slurm"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A cluster that Slurm's commands reach by SLURM_CONF."""
-    if os.environ.get("SLURM_CONF"):
-        yield
-        return
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cluster that Slurm's commands reach by SLURM_CONF, for one module at a time.
+
+    Some tests take all nodes, and a machine has room for one cluster of these ports.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with exclusive_lock(shared / "slurm"):
+        if os.environ.get("SLURM_CONF"):
+            yield
+        else:
+            yield from _own_cluster()
+
+
+def _own_cluster() -> Iterator[None]:
     if not (SCRIPTS / "up").exists():
         lacking(f"no SLURM_CONF in the environment, and no test cluster in {SCRIPTS}")
     # A socket's path may not be long.
     top = Path(tempfile.mkdtemp(prefix="geb-slurm-"))
-    environment = os.environ | {"SLURM_TOP": str(top)}
+    # Each node in a network of its own, which a test may cut.
+    environment = os.environ | {"SLURM_TOP": str(top), "NETNS": "1"}
     started = subprocess.run(
         [SCRIPTS / "up"], env=environment, capture_output=True, text=True, check=False
     )

@@ -9,6 +9,7 @@ from flows.pipeline.slurm import SlurmSettings
 from flows.runners.slurm import client
 from flows.runners.slurm.runner import SlurmRunner
 from stages.contract.events import Event
+from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from tests.at_work import AtWork, said
 
@@ -47,3 +48,22 @@ def job_of(work: AtWork) -> str:
 def is_over(job: str) -> bool:
     """Whether a job has ended."""
     return not any(each.id == job and not each.is_over for each in client.own_jobs())
+
+
+def take_all_nodes() -> None:
+    """Submits a job of the partition whose jobs take main's nodes."""
+    options = ["--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null"]
+    done = client.submit(options, "#!/bin/bash\n")
+    assert done.returncode == 0, done.stderr
+
+
+def work_key(store: LocalStore) -> str:
+    """Key of the one probe of a store."""
+    [folder] = (store.root / "logs/probe").iterdir()
+    return folder.name
+
+
+def pids_of(heard: list[Event]) -> list[int]:
+    """Processes of a probe that hangs."""
+    [line] = [each for each in said(heard) if each.startswith("pids ")]
+    return [int(each) for each in line.split()[1:]]

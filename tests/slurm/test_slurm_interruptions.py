@@ -1,0 +1,128 @@
+"""Jobs of a real Slurm cluster that are preempted, run out of time, or lose their orchestrator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.execution.observer import Observer, observing
+from flows.execution.step_executor import StepExecutor
+from flows.pipeline.placement import Execution
+from flows.pipeline.steps import Step
+from stages.contract.errors import PreemptedError
+from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from tests.at_work import at_work, said
+from tests.flows.probe_flow import ProbeConfig
+from tests.flows.probes import wait_until
+from tests.probe_requests import probe_request
+from tests.probe_stage import ProbeParams
+from tests.slurm.conftest import jobs_of
+from tests.slurm.jobs import (
+    pids_of,
+    run,
+    runner,
+    settings,
+    take_all_nodes,
+    work_key,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+class Preemptions(Observer):
+    """Does something when a stage hangs for the first time, and hears what comes of it."""
+
+    def __init__(self, disturb: Callable[[], None]) -> None:
+        self.heard: list[str] = []
+        self._disturb = disturb
+
+    def step_started(self, request: Request) -> None:
+        self.heard.append("started")
+
+    def stage_event(self, request: Request, event: Event) -> None:
+        if isinstance(event, Log) and event.message.startswith("pids "):
+            self._disturb()
+
+    def step_preempted(self, request: Request, message: str) -> None:
+        self.heard.append(message.split(": ")[1].split("; ")[0])
+
+
+def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
+    store: LocalStore,
+) -> None:
+    execution = Execution(
+        runner="slurm", retries=0, retry_delay_seconds=0, grace_seconds=5, slurm=settings()
+    )
+    executor = StepExecutor(ProbeConfig(store=str(store.root), execution=execution))
+    observer = Preemptions(take_all_nodes)
+    with observing(observer):
+        executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
+    executor.stop()
+    assert observer.heard[::2] == ["started", "started"]
+    assert observer.heard[1].endswith("was preempted")
+
+
+def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: LocalStore) -> None:
+    with pytest.raises(PreemptedError, match=r"came near its time limit \(00:01:00\)"):
+        run(probe_request(store, behaviour="hang"), time_limit="1")
+    [log] = store.log_path("probe", work_key(store)).glob("*.log")
+    assert "asked to stop" in log.read_text() or "CANCELLED" in log.read_text()
+
+
+ORCHESTRATOR = """
+import sys
+from pathlib import Path
+from flows.pipeline.slurm import SlurmSettings
+from flows.runners.slurm.runner import SlurmRunner
+from stages.contract.request import Request
+hear = lambda event: print(event.model_dump_json(), flush=True)
+settings = SlurmSettings.model_validate_json(sys.argv[2])
+SlurmRunner(settings, grace_seconds=5).run(Request.read(Path(sys.argv[1])), hear)
+"""
+
+
+def kill_an_orchestrator(request: Request, folder: Path, **changes: Any) -> list[int]:
+    """Starts a stage by another process and kills that; returns the stage's processes."""
+    path = folder / "request.json"
+    request.write(path)
+    chosen = settings(**changes).model_dump_json()
+    command = [sys.executable, "-c", ORCHESTRATOR, str(path), chosen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
+        assert orchestrator.stdout is not None
+        line = next(line for line in orchestrator.stdout if "pids " in line)
+        orchestrator.kill()
+    return [int(each) for each in line.split("pids ")[1].split('"')[0].split()]
+
+
+@pytest.mark.parametrize("on_death", ["stop", "keep"])
+def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
+    store: LocalStore, tmp_path: Path, on_death: str
+) -> None:
+    request = probe_request(store, behaviour="hang")
+    pids = kill_an_orchestrator(request, tmp_path, on_orchestrator_death=on_death)
+    chosen = runner(on_orchestrator_death=on_death)
+    assert chosen.has_running(request)
+    with at_work(request, chosen) as work:
+        assert said(work.heard)[0].startswith("taking over job ")
+        assert pids_of(work.heard) == pids, "what it has said before is heard again"
+        assert not runner().has_running(request), "it has an orchestrator now"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_job_without_an_orchestrator_ends_itself(store: LocalStore, tmp_path: Path) -> None:
+    request = probe_request(store, behaviour="leave_child")
+    pids = kill_an_orchestrator(request, tmp_path, orchestrator_seconds=20)
+    wait_until(lambda: not jobs_of(store))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    # The next orchestrator of the store keeps its log and removes its folder.
+    run(probe_request(store))
+    [left] = store.log_path("probe", request.key).glob("left-*.log")
+    assert "SIGTERM" in left.read_text() or "CANCELLED" in left.read_text()
+    assert list((store.root / "slurm/jobs").iterdir()) == []

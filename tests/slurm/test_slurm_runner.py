@@ -1,0 +1,156 @@
+"""Stages as jobs of a real Slurm cluster: their ends told apart, refusals, the whole loop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.runners.slurm import client
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Resources
+from tests.at_work import at_work, said
+from tests.flows.loop import geb, plan, result_digests, write_config
+from tests.probe_requests import probe_request
+from tests.slurm.jobs import (
+    is_over,
+    job_of,
+    pids_of,
+    run,
+    runner,
+    settings,
+    work_key,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEB_WORKER", "secret")
+    request = probe_request(store, Resources(gpus=2), behaviour="tell_place")
+    heard = run(request)
+    assert store.load("probe", request.key) is not None
+    assert "worker None, GPUs '0,1'" in said(heard)
+    [log] = store.log_path("probe", request.key).glob("*.log")
+    assert "worker None" in log.read_text()
+    assert list((store.root / "slurm/jobs").iterdir()) == [], "the job's folder is gone"
+
+
+def test_a_stage_without_gpus_sees_none(store: LocalStore) -> None:
+    heard = run(probe_request(store, behaviour="tell_place"), environment=place_of(settings()))
+    assert "worker node, GPUs ''" in said(heard)
+
+
+def place_of(chosen) -> dict[str, str]:
+    return chosen.environment | {"GEB_WORKER": "node"}
+
+
+def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: LocalStore) -> None:
+    with pytest.raises(UserError, match="bad value 7") as refused:
+        run(probe_request(store, behaviour="refuse"))
+    assert refused.value.remedy == "use 8"
+    with pytest.raises(StageFailedError, match="RuntimeError: boom") as crashed:
+        run(probe_request(store, behaviour="crash"))
+    assert any("Traceback" in line for line in crashed.value.last_lines)
+    assert not isinstance(crashed.value, PreemptedError)
+    with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
+        run(probe_request(store, behaviour="kill_self"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "resources", "message"),
+    [
+        ({"partition": "nix"}, Resources(), "execution.slurm.partition is 'nix'"),
+        ({}, Resources(gpus=9), "asks for 1 nodes with 9 GPUs"),
+        ({"constraint": "h100"}, Resources(), "execution.slurm.constraint is 'h100'"),
+        ({}, Resources(nodes=99), "asks for 99 nodes with 0 GPUs"),
+        ({"time_limit": "30-0"}, Resources(), "execution.slurm.time_limit is '30-0'"),
+    ],
+    ids=str,
+)
+def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
+    store: LocalStore, changes: dict[str, str], resources: Resources, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        run(probe_request(store, resources), **changes)
+    assert "sinfo" in caught.value.remedy
+    assert list((store.root / "slurm/jobs").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_wrong_setting_is_refused_before_the_first_stage(
+    cluster: None, tmp_path: Path, command: str
+) -> None:
+    slurm = {"stages": {"evaluate": {"partition": "nix"}}}
+    config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
+    done = geb(command, config)
+    assert done.returncode == 64
+    assert "evaluate: Slurm refuses the job" in done.stderr
+    assert "execution.slurm.partition is 'nix'" in done.stderr
+    assert not (tmp_path / "store/artifacts").exists()
+
+
+def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
+    cluster: None, finished: Path, tmp_path: Path
+) -> None:
+    slurm = settings().model_dump(mode="json")
+    config = write_config(tmp_path, execution={"runner": "slurm", "parallel": 2, "slurm": slurm})
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = tmp_path / "store"
+    assert result_digests(store) == result_digests(finished.parent / "store")
+    planned = plan(config, "--runner", "process")
+    assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
+
+
+def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
+    request = probe_request(store, Resources(timeout_seconds=1), behaviour="hang")
+    with pytest.raises(StageFailedError, match="timeout_seconds=1"):
+        run(request)
+
+
+def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: LocalStore) -> None:
+    chosen = runner()
+    with at_work(probe_request(store, behaviour="leave_child"), chosen) as work:
+        pids = pids_of(work.heard)
+        chosen.stop_all()
+        assert isinstance(work.join(), StoppedError)
+        assert is_over(job_of(work))
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    [log] = store.log_path("probe", work_key(store)).glob("*.log")
+    assert "CANCELLED" in log.read_text(), "by a signal to its step, not by the end of the job"
+
+
+def test_a_person_s_scancel_is_not_retried(store: LocalStore) -> None:
+    with at_work(probe_request(store, behaviour="hang"), runner()) as work:
+        client.cancel([job_of(work)])
+        error = work.join()
+    assert isinstance(error, UserError)
+    assert "was cancelled" in error.message
+
+
+def test_a_job_that_is_pending_is_taken_back(store: LocalStore) -> None:
+    chosen = runner(sbatch_options=("--begin=now+1hour",))
+
+    def pending(event: Event) -> bool:
+        return isinstance(event, Log) and "pending: BeginTime" in event.message
+
+    with at_work(probe_request(store), chosen, pending) as work:
+        chosen.stop_all()
+        assert isinstance(work.join(), StoppedError)
+        assert is_over(job_of(work))
+
+
+def test_doctor_tries_a_job_and_says_what_it_finds(store: LocalStore) -> None:
+    place = ("--runner", "slurm", "--store", store.root)
+    assert geb("doctor", *place).returncode == 0
+    done = geb("doctor", *place, "--set", "execution.slurm.set_up=['exit 1']", "--json")
+    assert done.returncode == 1
+    slurm, job = json.loads(done.stdout)
+    assert slurm["ok"]
+    assert "left nothing" in job["detail"]

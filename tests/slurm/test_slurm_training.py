@@ -1,0 +1,132 @@
+"""Training on two nodes of a real Slurm cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages.contract.errors import PreemptedError, StageFailedError
+from stages.contract.events import Event, Metric
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from tests.at_work import at_work, said
+from tests.slurm.jobs import (
+    run,
+    runner,
+    take_all_nodes,
+)
+from tests.stages.train.train_helpers import make_pairs
+from tests.stages.train.train_helpers import request_for as train_request
+from tests.tiny_models import make_tiny_llama
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(1500)]
+
+
+def trains_on_two_nodes(store: Path, policy: Path, pairs: Path) -> Request:
+    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own."""
+    request = train_request(
+        store,
+        policy,
+        [pairs],
+        nodes=2,
+        epochs=12,
+        micro_batch_tokens=16,
+        checkpoint_every_steps=4,
+        deepspeed={"zero_stage": 2},
+    )
+    return request.model_copy(update={"run": "test", "step": "train"})
+
+
+def is_under_way(event: Event) -> bool:
+    """Whether a training has made steps; with a first checkpoint if it began anew."""
+    return isinstance(event, Metric) and event.step > 6
+
+
+def processes_of_second_node(request: Request) -> set[psutil.Process]:
+    """All of a training's processes on its second node."""
+    work = str(LocalStore.open(request.store).work_path(request.stage, request.key))
+    found = [
+        each
+        for each in psutil.process_iter(["cmdline", "name"])
+        if work in (each.info["cmdline"] or []) and each.info["name"].startswith("python")
+    ]
+    return {below for top in found for below in (top, *top.children(recursive=True))}
+
+
+def kill(request: Request) -> None:
+    """Kills what runs on the second node."""
+    for each in processes_of_second_node(request):
+        each.kill()
+
+
+def freeze(request: Request) -> None:
+    """Stops what runs on the second node, as a machine that hangs does."""
+    for each in processes_of_second_node(request):
+        each.suspend()
+
+
+def cut_off(request: Request) -> None:
+    """Takes the second node off the network."""
+    set_link("down")
+
+
+def set_link(state: str) -> None:
+    """Sets the second node's network link ``up`` or ``down``."""
+    command = ["ip", "-n", "slurm-switch", "link", "set", "node2", state]
+    subprocess.run(command, check=True)
+
+
+def disturb(request: Request, way: Callable[[Request], None]) -> BaseException | None:
+    """Disturbs a training that is under way; returns its error when all of it is gone."""
+    with at_work(request, runner(), is_under_way) as work:
+        processes = processes_of_second_node(request)
+        assert processes
+        way(request)
+        error = work.join()
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
+    return error
+
+
+def preempt(request: Request) -> int:
+    """Takes both nodes from a training; returns the first step of that attempt."""
+    with at_work(request, runner(), is_under_way) as work:
+        take_all_nodes()
+        preempted = work.join()
+    assert isinstance(preempted, PreemptedError)
+    assert "was preempted" in str(preempted)
+    return first_step(work.heard)
+
+
+def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_bytes(
+    tmp_path: Path, store: LocalStore
+) -> None:
+    policy = make_tiny_llama(tmp_path / "policy")
+    pairs = make_pairs(tmp_path / "pairs.parquet", 29, ties=(3, 7))
+    undisturbed = trains_on_two_nodes(tmp_path / "other", policy, pairs)
+    heard = run(undisturbed)
+    assert any("waiting for 1 times" in line for line in said(heard))
+
+    request = trains_on_two_nodes(store.root, policy, pairs)
+    assert type(disturb(request, kill)) is StageFailedError
+    assert type(disturb(request, freeze)) is StageFailedError
+    try:
+        assert isinstance(disturb(request, cut_off), StageFailedError)
+    finally:
+        set_link("up")
+    assert 1 < preempt(request) < first_step(run(request)), "from later checkpoints"
+    assert weights(undisturbed) == weights(request)
+
+
+def first_step(heard: list[Event]) -> int:
+    return min(each.step for each in heard if isinstance(each, Metric))
+
+
+def weights(request: Request) -> bytes:
+    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    assert artifact is not None
+    return artifact.file("checkpoint/model.safetensors").read_bytes()
