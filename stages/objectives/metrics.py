@@ -18,6 +18,7 @@ from stages.objectives.divergences import reward_saturation
 from stages.objectives.objective import (
     ObjectiveSettings,
     ResponseLogps,
+    compared_logratio,
     geb_objective,
     largest_bonus,
 )
@@ -94,7 +95,9 @@ def loss_and_metrics(
     )
     beyond = output.bonus.abs() > largest_bonus(kappa, output.bonus.dtype)
     rewards_clamped = [
-        reward_saturation(side.logratio, divergence=settings.divergence).double()
+        reward_saturation(
+            compared_logratio(side, settings), divergence=settings.divergence
+        ).double()
         for side in (chosen, rejected)
     ]
     preferred = torch.ones_like(output.bonus, dtype=torch.bool) if tie is None else ~tie

@@ -37,6 +37,7 @@ class ObjectiveSettings:
         label_smoothing: probability in [0, 0.5] that a label is wrong.
         nll_weight: weight ≥ 0 of the length-normalised NLL of the chosen response.
         bonus_on: the responses that get the bonus; "all" is the mean of a pair's two bonuses.
+        length_normalised: whether the preference loss takes log-ratios per token.
     """
 
     divergence: str | float = "reverse_kl"
@@ -47,6 +48,7 @@ class ObjectiveSettings:
     label_smoothing: float = 0.0
     nll_weight: float = 0.0
     bonus_on: BonusOn = "rejected"
+    length_normalised: bool = False
 
     def __post_init__(self) -> None:
         check_loss_parameters(self.beta, self.label_smoothing)
@@ -91,7 +93,8 @@ class ResponseLogps:
     Attributes:
         logp: log π summed over response tokens, [B].
         ref_logp: log π_ref, [B].
-        num_tokens: response lengths [B]; for "token_mean" and for an `nll_weight`.
+        num_tokens: response lengths [B], at least 1; for "token_mean", for an `nll_weight` and for
+            `length_normalised`.
         token_logp: log π per token [B, T]; for "token", on the sides that get the bonus.
         token_mask: booleans [B, T], true on response tokens; with `token_logp`.
         ref_token_logp: log π_ref per token [B, T]; where the design depends on π_ref as well.
@@ -123,7 +126,7 @@ class ObjectiveOutput:
         nll_weight: its weight.
         chosen_logratio: log π − log π_ref of the chosen responses.
         rejected_logratio: the same of the rejected ones.
-        chosen_reward: β f′(π/π_ref) of the chosen responses.
+        chosen_reward: β f′(π/π_ref) of the chosen responses, per token if length-normalised.
         rejected_reward: the same of the rejected ones.
     """
 
@@ -183,22 +186,23 @@ def geb_objective(
     Raises:
         ValueError: a log-probability the settings need is missing, or shapes do not fit.
     """
+    sides = {"chosen": chosen, "rejected": rejected}
+    compared = {name: compared_logratio(side, settings) for name, side in sides.items()}
     loss = preference_loss(
-        chosen.logratio,
-        rejected.logratio,
+        compared["chosen"],
+        compared["rejected"],
         beta=settings.beta,
         divergence=settings.divergence,
         label_smoothing=settings.label_smoothing,
     )
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
-    sides = {"chosen": chosen, "rejected": rejected}
     bonuses = [
         settings.bonus(_bonus_inputs(sides[name], settings)) for name in settings.bonus_targets
     ]
     reward = {
-        name: settings.beta * implicit_reward(side.logratio, divergence=settings.divergence)
-        for name, side in sides.items()
+        name: settings.beta * implicit_reward(logratio, divergence=settings.divergence)
+        for name, logratio in compared.items()
     }
     return ObjectiveOutput(
         preference_loss=loss,
@@ -210,6 +214,19 @@ def geb_objective(
         chosen_reward=reward["chosen"],
         rejected_reward=reward["rejected"],
     )
+
+
+def compared_logratio(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:
+    """Log-ratios of which the preference loss takes the implicit rewards, [B].
+
+    Per token they are those of length-normalised DPO (arXiv 2411.15124), and under
+    every divergence those of the geometric mean of π/π_ref per token.
+    """
+    if not settings.length_normalised:
+        return side.logratio
+    if side.num_tokens is None:
+        raise ValueError("length_normalised needs num_tokens [B] of both responses")
+    return side.logratio / side.num_tokens
 
 
 def _bonus_inputs(side: ResponseLogps, settings: ObjectiveSettings) -> BonusInputs:

@@ -298,3 +298,38 @@ def test_either_of_a_token_s_values_is_missed(missing):
     settings = ObjectiveSettings(design="arctanh", probability="token")
     with pytest.raises(ValueError, match=r"token_mask \[B, T\] on the responses that get the bonu"):
         geb_objective(response, response, settings)
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "hellinger", "forward_kl", "js", 0.3])
+def test_length_normalised_loss_compares_log_ratios_per_token(divergence):
+    lengths = torch.tensor([4, 10, 1]), torch.tensor([2, 5, 3])
+    sides = [
+        dataclasses.replace(side, num_tokens=number)
+        for side, number in zip((CHOSEN, REJECTED), lengths, strict=True)
+    ]
+    settings = ObjectiveSettings(divergence=divergence, beta=5.0, length_normalised=True)
+    found = geb_objective(*sides, settings)
+    per_token = [side.logratio / side.num_tokens for side in sides]
+    expected = preference_loss(*per_token, beta=5.0, divergence=divergence)
+    torch.testing.assert_close(found.preference_loss, expected)
+    if divergence == "reverse_kl":
+        closed = -torch.nn.functional.logsigmoid(5.0 * (per_token[0] - per_token[1]))
+        torch.testing.assert_close(found.preference_loss, closed)
+    torch.testing.assert_close(found.chosen_logratio, CHOSEN.logratio)
+
+
+def test_length_normalised_loss_of_a_doubled_response_is_the_same():
+    """Twice the tokens with twice the log-ratio: the same per token, another one summed."""
+    doubled = ResponseLogps(2 * CHOSEN.logp, 2 * CHOSEN.ref_logp, torch.tensor([8, 8, 8]))
+    one = dataclasses.replace(CHOSEN, num_tokens=torch.tensor([4, 4, 4]))
+    other = dataclasses.replace(REJECTED, num_tokens=torch.tensor([4, 4, 4]))
+    for normalised in (True, False):
+        settings = ObjectiveSettings(length_normalised=normalised)
+        losses = [geb_objective(side, other, settings).preference_loss for side in (one, doubled)]
+        assert torch.allclose(*losses) == normalised
+
+
+def test_length_normalised_loss_needs_lengths():
+    bare = dataclasses.replace(CHOSEN, num_tokens=None)
+    with pytest.raises(ValueError, match="length_normalised needs num_tokens"):
+        geb_objective(bare, bare, ObjectiveSettings(length_normalised=True))
