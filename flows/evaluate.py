@@ -34,7 +34,7 @@ from flows.pipeline.steps import Steps
 from flows.report.failure import failed
 from flows.report.fitting import FittedTable
 from flows.report.prompt_figures import estimates, places
-from flows.report.solved import Solved, solved_names
+from flows.report.solved import Solved, length_controlled, solved_names
 from flows.report.statistics import Estimate
 from flows.report.table import Cell, formatted, interval_text
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -87,7 +87,7 @@ class Comparison:
     estimates: dict[str, Mapping[str, Estimate]] = field(default_factory=dict)
     """Figures with their intervals, by `policy` and `base`."""
     solved: tuple[str, ...] = ()
-    """Names of those among them that count solved problems."""
+    """Names of those among them that only some evaluations have."""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -262,12 +262,14 @@ def _comparison(config: RunConfig, models: Models, artifacts: Mapping[str, Artif
     asked = config.evaluation
     solved = Solved.of(asked)
     files = places(artifacts, "evaluate", "policy", "base", asked.num_shards)
+    metrics = _metrics(artifacts["evaluate"])
+    controlled = {model: length_controlled(metrics, model) for model in ("policy", "base")}
     return Comparison(
         models,
         artifacts["evaluate"].address(),
-        _metrics(artifacts["evaluate"]),
-        {model: estimates(files, model, solved) for model in ("policy", "base")},
-        tuple(solved_names(solved)),
+        metrics,
+        {model: {**estimates(files, model, solved), **each} for model, each in controlled.items()},
+        tuple(dict.fromkeys([*solved_names(solved), *controlled["policy"]])),
     )
 
 

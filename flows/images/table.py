@@ -27,7 +27,7 @@ class Image:
     """One image of this project.
 
     Attributes:
-        name: ``core``, ``torch`` or ``vllm`` for stages, ``flows`` for the orchestrator.
+        name: ``core``, ``torch``, ``vllm`` or ``eval`` for stages, ``flows`` for the orchestrator.
         purpose: What runs in it.
         extras: Extras of ``pyproject.toml`` that it holds.
         constraints: File that pins its packages.
@@ -75,6 +75,10 @@ IMAGES: tuple[Image, ...] = (
         "gpu",
         # Triton compiles its kernels' launchers when they are first used.
         debian=("gcc", "libc6-dev"),
+    ),
+    Image(
+        *("eval", "scores and metrics by the code of lm-eval and AlpacaEval", ("eval",)),
+        "constraints/eval.txt",
     ),
     Image(
         *(

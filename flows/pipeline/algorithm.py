@@ -150,7 +150,7 @@ def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     external = resolve_inputs(config)
     check_checkpoints(config, external)
     check_parallelism(config, external)
-    check_interpreters(config.execution)
+    check_interpreters(config)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from flows.pipeline.estimation import Estimation
 from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
-from flows.pipeline.placement import Execution, resources_of
+from flows.pipeline.evaluation_checks import check_evaluations
+from flows.pipeline.placement import EVAL, Execution, resources_of
 from flows.pipeline.shards import resolve_shards
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
@@ -145,7 +146,7 @@ class RunConfig(StageSettings):
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
             )
-        self._check_votes()
+        check_evaluations(self)
         if self.train.reference_logprobs == "sampler" and self.pair_data == "accumulate":
             raise ValueError(
                 "train.reference_logprobs is 'sampler' and pair_data is 'accumulate': the pairs of "
@@ -160,22 +161,6 @@ class RunConfig(StageSettings):
         self._check_stage_names()
         self._check_shared_store()
         return self
-
-    def _check_votes(self) -> None:
-        """Refuses maj@k of an oracle that counts no votes."""
-        evaluations: dict[str, Evaluation] = {
-            "evaluation": self.evaluation,
-            **{f"suites.{name}": suite for name, suite in self.suites.items()},
-        }
-        for name, each in evaluations.items():
-            own = each.score if isinstance(each, Suite) else None
-            oracle, section = own or self.score, f"{name}.score" if own else "score"
-            counts = oracle.oracle == "math_verify" and oracle.math_verify.votes
-            if each.maj_at_k and not counts:
-                raise ValueError(
-                    f"{name}.maj_at_k is set, and its oracle ({oracle.oracle}) counts no votes: "
-                    f"set {section}.oracle to math_verify and {section}.math_verify.votes to true"
-                )
 
     def _check_server(self) -> None:
         if self.iterations > 1:
@@ -289,6 +274,8 @@ class RunConfig(StageSettings):
         }
         for name, table in tables.items():
             for stage in table.keys() - stages:
+                if (name, stage) == ("interpreters", EVAL):
+                    continue
                 near = difflib.get_close_matches(stage, stages, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"
                 raise ValueError(f"execution.{name}.{stage}: there is no such stage; {hint}")

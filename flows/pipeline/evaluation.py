@@ -90,6 +90,9 @@ class Suite(Evaluation):
     """Python file, or judge's prompt template, of an oracle of its own."""
     evaluate: EvaluateParams | None = None
     """Metrics; unset takes the run's `evaluate`."""
+    length_control: str | None = None
+    """Folder with AlpacaEval's `df_gamed.csv` and `alpaca_eval_gpt4_baseline.json`, for its
+    published length-controlled regression; unset takes the one without difficulties."""
 
     @model_validator(mode="after")
     def _check_own(self) -> Suite:

@@ -18,6 +18,8 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Store
 from stages.score.params import ORACLES
 
+UNPINNED = "COMMIT"
+"""Revision in shipped configurations that a person has to choose."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
@@ -84,6 +86,12 @@ def _resolve(place: str, repo_type: RepoType) -> External:
     if path.exists():
         return FileInput(location=str(path.absolute()), digest=digest_of(path))
     repo, _, revision = place.partition("@")
+    if revision == UNPINNED:
+        raise UserError(
+            f"{place} names no revision: this project knows none that it has tried",
+            f"write the commit that you evaluate on in its place (`{repo}@<40 hex digits>`; the "
+            f"data set's page lists its commits), or `{repo}@main` for the present one",
+        )
     if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
         raise UserError(
             f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"
@@ -153,7 +161,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     return whole
 
 
-SUITE_INPUTS = ("prompts", "test_prompts", *ORACLE_INPUTS.values())
+SUITE_INPUTS = ("prompts", "test_prompts", "length_control", *ORACLE_INPUTS.values())
 """Inputs of a suite, by the names that a run's own have."""
 
 
@@ -176,11 +184,15 @@ def suite_inputs(
         UserError: Something is missing, or what is needed is not named.
     """
     suite = config.suites[name]
-    found: dict[str, list[External]] = {"prompts": []}
-    try:
-        found["test_prompts"] = [resolve(suite.prompts, "dataset")]
-    except UserError as error:
-        raise UserError(f"suites.{name}.prompts: {error.message}", error.remedy) from error
+    found: dict[str, list[External]] = {"prompts": [], "length_control": []}
+    places = {"test_prompts": ("prompts", suite.prompts)}
+    if suite.length_control is not None:
+        places["length_control"] = ("length_control", suite.length_control)
+    for each, (field, place) in places.items():
+        try:
+            found[each] = [resolve(place, "dataset")]
+        except UserError as error:
+            raise UserError(f"suites.{name}.{field}: {error.message}", error.remedy) from error
     if suite.score is None:
         return found | {place: list(run[place]) for place in ORACLE_INPUTS.values()}
     for needed in ORACLES[suite.score.oracle].needs:

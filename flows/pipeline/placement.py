@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, create_model
@@ -10,6 +12,9 @@ from flows.pipeline.kubernetes import KubernetesSettings
 from flows.pipeline.slurm import SlurmSettings
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
+
+EVAL = "eval"
+"""Image, and environment (`make setup-eval`), with the code of lm-eval and AlpacaEval."""
 
 
 def stage_sections(config: type[Settings]) -> dict[str, type[StageParams]]:
@@ -80,6 +85,18 @@ class WorkPoolSettings(Settings):
     """How long a stage may wait for a worker while none polls its queue, before the run fails."""
 
 
+def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
+    """Python of a step: the orchestrator's unless another one is named.
+
+    Args:
+        interpreters: `execution.interpreters`.
+        stage: The step's stage.
+        image: Image that it needs.
+    """
+    by_stage = interpreters.get(stage, sys.executable)
+    return interpreters.get(EVAL, by_stage) if image == EVAL else by_stage
+
+
 class Execution(Settings):
     """How stages are started. Changes speed and place only."""
 
@@ -98,7 +115,8 @@ class Execution(Settings):
     """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
     so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
-    """Python interpreter of a stage where it is not the orchestrator's, by stage name."""
+    """Python interpreter of a stage where it is not the orchestrator's, by stage name; under `eval`
+    that of steps which need the code of lm-eval or AlpacaEval, whatever their stage."""
     gpu_limit: str = "gpu"
     """Global concurrency limit of the Prefect server, a slot for each GPU that stages may use at
     once over all runs and hosts: `prefect gcl create gpu --limit 8`. Without one, none is set."""

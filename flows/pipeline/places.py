@@ -11,7 +11,7 @@ from typing import Any
 from stages.contract.errors import UserError
 
 _MODELS_AND_FILES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
-_OF_SUITES = ("prompts", "oracle_model", "oracle_code")
+_OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
 # A runner's section, its field that is a path, and its table whose names are paths.
 _PATHS_OF_RUNNERS = (
     ("docker", "model_cache", "mounts"),

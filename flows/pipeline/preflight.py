@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.evaluation_checks import images
 from flows.pipeline.inputs import External
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import EVAL
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -75,14 +76,22 @@ def _sizes(folder: Path) -> dict[str, Any]:
     return sizes if isinstance(sizes, dict) else {}
 
 
-def check_interpreters(execution: Execution) -> None:
+def check_interpreters(config: RunConfig) -> None:
     """Checks that the interpreters of the stages are there, where they run on this machine.
 
     Raises:
-        UserError: One is not.
+        UserError: One is not, or none is named for what this interpreter does not have.
     """
+    execution = config.execution
     if execution.runner != "process":
         return
+    if EVAL in images(config) and EVAL not in execution.interpreters:
+        raise UserError(
+            "a score or a metric needs the code of lm-eval or AlpacaEval, and no interpreter is "
+            "named that has it",
+            "run `make setup-eval`, and set execution.interpreters.eval to its "
+            ".venv-eval/bin/python",
+        )
     for stage, interpreter in execution.interpreters.items():
         require_interpreter(stage, interpreter)
 
@@ -96,7 +105,8 @@ def require_interpreter(stage: str, interpreter: str) -> None:
     if shutil.which(interpreter) is None:
         raise UserError(
             f"no Python interpreter at {interpreter} for stage {stage!r}",
-            "run `make setup-vllm`, or correct execution.interpreters",
+            f"run `make setup-{'eval' if stage == EVAL else 'vllm'}`, or correct "
+            "execution.interpreters",
         )
 
 

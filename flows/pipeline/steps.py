@@ -241,18 +241,15 @@ class Steps:
         self, name: str, iteration: int, policy: Samples, base: Samples, reference: Source
     ) -> Step:
         """Compares the policy's samples on the held-out prompts with the base's."""
-        return Step(
-            name,
-            self._config.evaluate,
-            {
-                "responses": policy.responses,
-                "scores": policy.scores,
-                "base_responses": base.responses,
-                "base_scores": base.scores,
-                "reference": [reference],
-            },
-            iteration=iteration,
-        )
+        inputs: dict[str, Sequence[Source]] = {
+            "responses": policy.responses,
+            "scores": policy.scores,
+            "base_responses": base.responses,
+            "base_scores": base.scores,
+            "reference": [reference],
+            "length_control": self._external.get("length_control", []),
+        }
+        return Step(name, self._config.evaluate, _given(inputs), iteration=iteration)
 
     def promote(
         self, iteration: int, checkpoint: Output, metrics: Output, previous: Output | None

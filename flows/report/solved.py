@@ -1,18 +1,21 @@
-"""Figures of solved problems: which are asked for, their names, and the votes that they count."""
+"""Figures that some evaluations have: solved problems with their votes, and length control."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from flows.pipeline.evaluation import Evaluation
+from flows.report.statistics import Estimate
 from stages.score.params import VOTES
 
 ACCURACY = "accuracy"
+LENGTH_CONTROLLED = "LC win rate"
 Ballot = tuple[int, tuple[int, ...], int]
 """Votes for the correct answer, for each wrong one, and abstentions."""
 
@@ -83,3 +86,13 @@ def ballots_of(scores: Sequence[Path], from_score: float) -> dict[str, Ballot]:
         wrong = tuple(size for size in sorted(sizes) for _ in range(sizes[size] // size))
         ballots[name] = correct, wrong, abstained
     return ballots
+
+
+def length_controlled(metrics: Mapping[str, Any], model: str) -> dict[str, Estimate]:
+    """The length-controlled win rate among an evaluation's metrics by its title, if it is there."""
+    name = f"{'base_' if model == 'base' else ''}length_controlled_win_rate"
+    value = metrics.get(name)
+    if value is None:
+        return {}
+    low, high = metrics.get(f"{name}_interval") or (None, None)
+    return {LENGTH_CONTROLLED: Estimate(value, low, high)}

@@ -30,7 +30,8 @@ class Summary(Figures):
         config: Its configuration.
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
-            with `components` of the oracle, `solved` (accuracy, pass@k), and `intervals` by the
+            with `components` of the oracle, `solved` (accuracy, pass@k, maj@k, length-controlled
+            win rate), and `intervals` by the
             names of :func:`flows.report.prompt_figures.prompt_figures`; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
@@ -186,17 +187,19 @@ def _evaluated(
         return {**unknown, "components": {}, "solved": {}, "intervals": {}}
     # Here, since scipy takes a second to load, and most commands do without it.
     from flows.report.prompt_figures import estimates, places
-    from flows.report.solved import Solved, solved_names
+    from flows.report.solved import Solved, length_controlled, solved_names
 
     metrics = _json(evaluated, "metrics.json")
     prefix = "base_" if model == "base" else ""
     solved = Solved.of(evaluation)
     files = places(found.artifacts, place, place, base, evaluation.num_shards)
-    figures = estimates(files, model, solved)
+    controlled = length_controlled(metrics, model)
+    figures = {**estimates(files, model, solved), **controlled}
+    names = [*solved_names(solved), *controlled]
     return {
         **{each.name: metrics.get(f"{prefix}{each.name}") for each in columns},
         "components": metrics.get(f"{prefix}reward_components", {}),
-        "solved": {name: figures[name].value for name in solved_names(solved) if name in figures},
+        "solved": {name: figures[name].value for name in names if name in figures},
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
     }
 

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 from stages.contract.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
+FILE_SUFFIXES = (*DATA_SUFFIXES, ".json")
+"""Those of files that are named; JSON beside other files of a folder is seldom its rows."""
 BATCH_ROWS = 1024
 _CHUNK_BYTES = 1 << 20
 
@@ -24,18 +26,20 @@ def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Yields the rows of a file in order.
 
     Args:
-        path: File whose name ends in one of :data:`DATA_SUFFIXES`.
+        path: File whose name ends in one of :data:`FILE_SUFFIXES`.
         columns: Columns of interest, where the format allows to read some only; all if the file
             has none of them.
 
     Raises:
-        UserError: The file is not what its name says, or a line is no JSON object.
+        UserError: The file is not what its name says, or a line or item is no JSON object.
     """
+    if path.suffix == ".json":
+        return _read_json(path)
     return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path, columns)
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a Parquet file, or lines of another.
+    """Rows of a Parquet or JSON file, or lines of another.
 
     Raises:
         UserError: A Parquet file is none.
@@ -43,6 +47,8 @@ def count_rows(path: Path) -> int:
     if path.suffix == ".parquet":
         with _open_parquet(path) as file:
             return int(file.metadata.num_rows)
+    if path.suffix == ".json":
+        return sum(1 for _ in _read_json(path))
     with path.open("rb") as lines:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(_CHUNK_BYTES), b""))
 
@@ -54,6 +60,20 @@ def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iter
         for row in batch.to_pylist():
             number += 1
             yield f"{name}, row {number}", row
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    """Rows of one JSON array, as a whole."""
+    try:
+        items = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}", "repair the file") from error
+    if not isinstance(items, list):
+        raise UserError(f"{path} holds no JSON array of rows", "write one, or JSON lines")
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, dict):
+            raise UserError(f"{path}, item {number} is no JSON object", "repair the file")
+        yield f"{path}, item {number}", item
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

@@ -23,8 +23,9 @@ Kind = Literal[
 """Whole artifacts; models (checkpoints, adapters, repositories of the hub); metrics of evaluations;
 tables by the names of their schemas in ``stages.contract.tables``; other files and folders."""
 
-ImageName = Literal["core", "torch", "vllm"]
-"""Container image by what it holds: nothing beyond the contract's packages, torch, or vLLM."""
+ImageName = Literal["core", "torch", "vllm", "eval"]
+"""Container image by what it holds: nothing beyond the contract's packages, torch, vLLM, or the
+code of lm-eval and AlpacaEval."""
 
 
 @dataclass(frozen=True)

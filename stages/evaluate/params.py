@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contract.params import StageParams, speed_only
-from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 
 class EvaluateParams(StageParams):
@@ -21,6 +21,7 @@ class EvaluateParams(StageParams):
         "base_responses": InputSpec("responses", many=True),
         "base_scores": InputSpec("scores", many=True),
         "reference": InputSpec("model", optional=True),
+        "length_control": InputSpec("file", optional=True),
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),
@@ -36,6 +37,15 @@ class EvaluateParams(StageParams):
     """Of whose samples the reference's log-probability is computed: none, the policy's, or also the
     base's (for the plot of both distributions). Costs one forward pass over the samples."""
 
+    length_controlled: Literal["off", "base", "reference"] = "off"
+    """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge
+    has compared with the base's, or with reference answers. Runs in the environment `eval`, which
+    has no torch: with `log_pi_ref: off` only."""
+
+    length_control_resamples: int = Field(200, ge=0)
+    """Resamples of the bootstrap of the length-controlled win rate, a regression each; 0 for no
+    interval."""
+
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the reference's weights for that forward pass; log-probabilities are float32."""
 
@@ -49,3 +59,21 @@ class EvaluateParams(StageParams):
     batch_tokens: int = speed_only(16384, ge=1)
     """Most tokens, padding included, in one forward pass of the reference; a longer sequence makes
     a pass of its own."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """Length control where it is off: metrics made before there was any stay good."""
+        names = {"length_controlled", "length_control_resamples"}
+        return frozenset(names if self.length_controlled == "off" else ())
+
+    def image_for(self, *, from_hub: bool) -> ImageName:
+        """Image with AlpacaEval's code where that is asked for."""
+        return self.image if self.length_controlled == "off" else "eval"
+
+    @model_validator(mode="after")
+    def _needs_no_torch(self) -> EvaluateParams:
+        if self.length_controlled != "off" and self.log_pi_ref != "off":
+            raise ValueError(
+                "length_controlled is set, and its environment has no torch for log_pi_ref: set "
+                "log_pi_ref to off, and take log π_ref from another suite or the held-out prompts"
+            )
+        return self

@@ -24,7 +24,7 @@ from stages.contract.program import Stage
 from stages.contract.tables import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
 from stages.evaluate.compare import win_rate
 from stages.evaluate.params import EvaluateParams
-from stages.evaluate.summary import SampleSummary
+from stages.evaluate.summary import Metrics, SampleSummary
 
 _COLUMNS = (
     "messages",
@@ -61,6 +61,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         **win_rate(policy.summary.prompts, base.summary.prompts),
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
+        **_length_controlled(ctx),
     }
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     _write_samples(ctx.out / "samples.jsonl", policy, base)
@@ -69,6 +70,15 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
             f"{metrics['uncompared_prompts']} prompts are not in the win rate: a score or one "
             "model's samples are missing"
         )
+
+
+def _length_controlled(ctx: StageContext[EvaluateParams]) -> Metrics:
+    if ctx.params.length_controlled == "off":
+        return {}
+    # Its library is in an environment of its own.
+    from stages.evaluate.length_control import length_controlled
+
+    return length_controlled(ctx)
 
 
 def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
         )
     if params.system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": params.system_prompt})
-    return Prompt(messages, _reference(_lookup(row, params.reference_column)), cut)
+    return Prompt(messages, _reference(row, params), cut)
 
 
 def _messages(row: Mapping[str, Any], params: PrepareParams) -> Messages:
@@ -130,7 +131,27 @@ def _lookup(row: Mapping[str, Any], name: str) -> Any:
     return _lookup(value, inner) if isinstance(value, Mapping) else None
 
 
-def _reference(value: Any) -> str | None:
+def _reference(row: Mapping[str, Any], params: PrepareParams) -> str | None:
+    if params.reference_columns:
+        missing = [name for name in params.reference_columns if name not in row]
+        if missing:
+            raise InvalidRowError(
+                f"no column {missing[0]!r} of `reference_columns` (columns: {', '.join(row)})",
+                "correct `reference_columns`",
+            )
+        return json.dumps({name: row[name] for name in params.reference_columns}, sort_keys=True)
+    value = _lookup(row, params.reference_column)
+    if params.reference_item is not None and isinstance(value, list):
+        if params.reference_item >= len(value):
+            raise InvalidRowError(
+                f"the reference answer has {len(value)} items, and no item {params.reference_item}",
+                "correct `reference_item`, or set `invalid_rows: drop`",
+            )
+        value = value[params.reference_item]
+    return _reference_text(value)
+
+
+def _reference_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):

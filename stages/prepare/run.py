@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -79,17 +80,13 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
         params.prompt_column,
         params.reference_column,
         params.reference_column.partition(".")[0],
+        *params.reference_columns,
     )
-    opened = [
-        (
-            number,
-            open_source(each, columns=columns, subset=params.subset, split=params.split),
-        )
-        for number, each in enumerate(train, 1)
-    ]
-    for each in test:
-        source = open_source(each, columns=columns, subset=params.subset, split=params.test_split)
-        opened.append((_TEST_SOURCE, source))
+    open_part = partial(
+        open_source, columns=columns, subset=params.subset, hub_file=params.hub_file
+    )
+    opened = [(number, open_part(each, split=params.split)) for number, each in enumerate(train, 1)]
+    opened += [(_TEST_SOURCE, open_part(each, split=params.test_split)) for each in test]
     return opened
 
 

@@ -10,6 +10,7 @@ from stages.contract.context import ResolvedInput
 from stages.contract.data_files import (
     BATCH_ROWS,
     DATA_SUFFIXES,
+    FILE_SUFFIXES,
     Row,
     count_rows,
     number_rows,
@@ -35,7 +36,12 @@ class Source:
 
 
 def open_source(
-    source: ResolvedInput, *, columns: tuple[str, ...], subset: str | None, split: str
+    source: ResolvedInput,
+    *,
+    columns: tuple[str, ...],
+    subset: str | None,
+    split: str,
+    hub_file: str | None = None,
 ) -> Source:
     """Opens one input of the request: a file, a folder of files (by name), or a hub data set.
 
@@ -44,10 +50,13 @@ def open_source(
         columns: Columns of interest; others are not read where the format allows.
         subset: Configuration name of a hub data set.
         split: Split of a hub data set.
+        hub_file: File of the hub repository that is read in place of a subset and split.
 
     Raises:
         UserError: There is nothing to read, or it is of a kind that is not known.
     """
+    if isinstance(source.source, HubInput) and hub_file is not None:
+        return _open_file(_fetch(source.source, hub_file), columns)
     if isinstance(source.source, HubInput):
         return _open_hub(source.source, columns, subset, split)
     assert source.path is not None
@@ -70,9 +79,9 @@ def open_source(
 
 
 def _open_file(path: Path, columns: tuple[str, ...]) -> Source:
-    if path.suffix not in DATA_SUFFIXES:
+    if path.suffix not in FILE_SUFFIXES:
         raise UserError(
-            f"{path} is of no known kind: prompts are read from {', '.join(DATA_SUFFIXES)} files",
+            f"{path} is of no known kind: prompts are read from {', '.join(FILE_SUFFIXES)} files",
             "convert the file, or rename it to what it is",
         )
     return Source(str(path), count_rows(path), lambda: read_data_file(path, columns))
@@ -97,3 +106,22 @@ def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, sp
         return number_rows(name, chosen.iter(batch_size=BATCH_ROWS))
 
     return Source(name, len(data), read)
+
+
+def _fetch(source: HubInput, name: str) -> Path:
+    """One file of a hub repository, in the client's cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            hf_hub_download(source.repo, name, revision=source.revision, repo_type=source.repo_type)
+        )
+    except LocalEntryNotFoundError:
+        # The hub could not be asked: a retry may help.
+        raise
+    except EntryNotFoundError as error:
+        raise UserError(
+            f"data set {source.repo} (revision {source.revision}) has no file {name}",
+            "correct `hub_file`",
+        ) from error

@@ -138,6 +138,10 @@ class JudgeSettings(ServerSettings):
         return self
 
 
+class IfevalSettings(Settings):
+    """Verifiable instructions, checked by lm-eval's code; there is nothing to set."""
+
+
 @dataclass(frozen=True)
 class OracleEntry:
     """One oracle.
@@ -168,6 +172,7 @@ ORACLES: Mapping[str, OracleEntry] = {
     "math_verify": OracleEntry("stages.score.math_answers", "math_verify"),
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
+    "ifeval": OracleEntry("stages.score.ifeval", "ifeval"),
 }
 
 
@@ -190,13 +195,21 @@ class ScoreParams(StageParams):
     image = "torch"
 
     oracle: Literal[
-        "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
+        "python",
+        "reward_model",
+        "urm_gated",
+        "urm_helpfulness",
+        "math_verify",
+        "http",
+        "judge",
+        "ifeval",
     ] = "reward_model"
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
-    the prompt's reference answer (`math_verify`), a server of your own (`http`), or a chat model
-    (`judge`). Only its own section is read. See docs/oracles.md."""
+    the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model
+    (`judge`), or lm-eval's checks of verifiable instructions (`ifeval`). Only its own section is
+    read. See docs/oracles.md."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
@@ -214,13 +227,17 @@ class ScoreParams(StageParams):
     """Settings of the oracle `http`."""
     judge: JudgeSettings = JudgeSettings()
     """Settings of the oracle `judge`."""
+    ifeval: IfevalSettings = IfevalSettings()
+    """Settings of the oracle `ifeval`; there are none."""
 
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other oracles."""
         return frozenset(each.section for each in ORACLES.values()) - {ORACLES[self.oracle].section}
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with vLLM where that is the engine."""
+        """Image with vLLM where that is the engine, with lm-eval's code for its checks."""
+        if self.oracle == "ifeval":
+            return "eval"
         in_vllm = self.oracle == "reward_model" and self.reward_model.engine == "vllm"
         return "vllm" if in_vllm else self.image
 

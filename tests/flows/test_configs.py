@@ -13,8 +13,8 @@ from flows.pipeline.loading import load_config, load_settings
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-# Parts are no whole configurations, and `cluster` holds deployments.
-_OTHERS = ("parts", "cluster")
+# Parts and suites are no whole configurations, and `cluster` holds deployments.
+_OTHERS = ("parts", "suites", "cluster")
 SHIPPED = sorted(
     path
     for path in (ROOT / "configs").rglob("*.yaml")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 
+from flows.pipeline.placement import interpreter_of
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised, thread_variables
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
@@ -95,7 +95,7 @@ class ProcessRunner:
         return False
 
     def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
-        interpreter = self._interpreters.get(request.stage, sys.executable)
+        interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         with self._lock:
             process = subprocess.Popen(

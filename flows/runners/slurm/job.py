@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from flows.pipeline.placement import interpreter_of
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.base import supervised, thread_variables
 from stages.contract.local_store import LocalStore
@@ -141,9 +141,9 @@ def health_program(
     )
 
 
-def default_interpreter(interpreters: Mapping[str, str], stage: str) -> str:
-    """Python of a stage: the orchestrator's unless another one is named."""
-    named = interpreters.get(stage, sys.executable)
+def default_interpreter(interpreters: Mapping[str, str], stage: str, image: str = "") -> str:
+    """Python of a step of a stage that needs an image: the orchestrator's unless one is named."""
+    named = interpreter_of(interpreters, stage, image)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named
 

@@ -159,7 +159,7 @@ class SlurmRunner:
         self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
     ) -> tuple[str, JobFolder]:
         settings = self._settings.job(request.stage)
-        interpreter = default_interpreter(self._interpreters, request.stage)
+        interpreter = default_interpreter(self._interpreters, request.stage, request.image)
         if settings.container is None and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",

@@ -130,3 +130,99 @@ def test_the_suites_of_the_mathematics_experiments_load(tmp_path: Path, name: st
     system, user = row["messages"]
     assert system["content"].endswith("within \\boxed{}.")
     assert user == {"role": "user", "content": "What is $1+1$?"}
+
+
+# Files of the shipped suites' repositories, each with a row of the columns that the hub's has.
+OF_SHIPPED = {
+    "olympiadbench": (
+        "math.yaml",
+        "OE_TO_maths_en_COMP/data.jsonl",
+        {
+            "id": 1606,
+            "question": "What is $1+1$?",
+            "solution": ["It is $2$."],
+            "final_answer": ["2"],
+            "context": None,
+            "is_multiple_answer": False,
+            "unit": None,
+            "answer_type": "Numerical",
+            "error": None,
+            "subfield": "Algebra",
+        },
+        "2",
+    ),
+    "ifeval": (
+        "ifeval.yaml",
+        "ifeval_input_data.jsonl",
+        {
+            "key": 1000,
+            "prompt": "What is $1+1$?",
+            "instruction_id_list": ["punctuation:no_comma"],
+            "kwargs": [{"num_words": None, "relation": None}],
+        },
+        json.dumps(
+            {
+                "instruction_id_list": ["punctuation:no_comma"],
+                "kwargs": [{"num_words": None, "relation": None}],
+            }
+        ),
+    ),
+    "alpaca_eval": (
+        "alpaca-eval.yaml",
+        "alpaca_eval_gpt4_baseline.json",
+        [
+            {
+                "instruction": "What is $1+1$?",
+                "output": "It is 2.",
+                "generator": "gpt4_1106_preview",
+                "dataset": "helpful_base",
+                "datasplit": "eval",
+            }
+        ],
+        "It is 2.",
+    ),
+    "arena_hard": (
+        "arena-hard.yaml",
+        "data/arena-hard-v2.0/question.jsonl",
+        {
+            "uid": "0001",
+            "category": "hard_prompt",
+            "subcategory": "math",
+            "prompt": "What is $1+1$?",
+        },
+        None,
+    ),
+    "ultrafeedback": (
+        "ultrafeedback.yaml",
+        "data/train.jsonl",
+        {"context_messages": [{"role": "user", "content": "What is $1+1$?"}], "context": "unused"},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SHIPPED)
+def test_the_shipped_suites_load(tmp_path: Path, name: str) -> None:
+    file, path_there, row, reference = OF_SHIPPED[name]
+    suite = yaml.safe_load((ROOT / "configs/suites" / file).read_text())["suites"][name]
+    repo = suite["prompts"].partition("@")[0]
+    params = {"messages_column": "messages", "iterations": 0, **suite["prepare"]}
+    files = {path_there: (json.dumps(row) + "\n").encode()}
+    if params.get("subset"):
+        card = f"configs:\n- config_name: {params['subset']}\n  data_files: {path_there}\n"
+        files["README.md"] = f"---\n{card}---\n".encode()
+    if params.get("hub_file"):
+        # What a repository holds besides, and would be read with it.
+        files["leaderboard.jsonl"] = b'{"model": "m"}\n'
+    with serve_dataset(repo, files) as url:
+        code, path, last = prepare(tmp_path, url, repo, "test", **params)
+    assert code == 0, last
+    [found] = read_rows(path / "test.parquet", PROMPTS)
+    assert found["messages"][-1] == {"role": "user", "content": "What is $1+1$?"}
+    assert found["reference_answer"] == reference
+
+
+def test_a_file_that_a_repository_lacks_is_named(tmp_path, hub):
+    code, _, last = prepare(tmp_path, hub, REPO, hub_file="data/no-such.jsonl")
+    assert code == EXIT_USER, last
+    assert "has no file data/no-such.jsonl" in last.message

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes .venv-eval: AlpacaEval's and lm-eval's own code with this package and without torch, apart
+# from .venv so that their dependencies bind neither Prefect nor training. Run again, it does
+# nothing unless what it installs changed.
+#
+#   PYTHON     interpreter to make the environment with (default: python3)
+#   EVAL_VENV  where to make it (default: .venv-eval)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+venv="${EVAL_VENV:-.venv-eval}"
+
+stamp="$venv/.installed"
+wanted="$(cat pyproject.toml constraints/eval.lock scripts/setup-eval.sh | sha256sum | cut -d' ' -f1)"
+if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
+  echo "$venv is up to date"
+  exit 0
+fi
+
+"$python" scripts/check-python.py
+[[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
+rm -f "$stamp"
+"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+  --requirement constraints/eval.lock
+"$venv/bin/python" -m pip install --progress-bar off --constraint constraints/eval.txt \
+  --editable '.[eval]'
+"$venv/bin/python" -c 'from importlib.metadata import version as v; print("lm-eval", v("lm_eval"), "alpaca-eval", v("alpaca_eval"))'
+echo "$wanted" >"$stamp"

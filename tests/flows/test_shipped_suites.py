@@ -1,0 +1,148 @@
+"""Shipped suites: what they ask for before a run, and the steps that they make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline.algorithm import all_steps
+from flows.pipeline.loading import load_config, load_overridden
+from flows.pipeline.steps import Step
+from stages.contract.errors import UserError
+from stages.evaluate.params import EvaluateParams
+from stages.prepare.params import PrepareParams
+from stages.score.params import ScoreParams
+from tests.flows.loop import ROOT
+
+FOLDER = ROOT / "configs/suites"
+COMMIT = "0" * 40
+# What a person has to choose, in each file.
+CHOSEN = {
+    "math": {"olympiadbench.prompts": f"Hothan/OlympiadBench@{COMMIT}"},
+    "ifeval": {},
+    "alpaca-eval": {"alpaca_eval.score.judge.model": "mine"},
+    "arena-hard": {"arena_hard.score.judge.model": "mine"},
+    "ultrafeedback": {"ultrafeedback.prompts": f"RLHFlow/test_generation_2k@{COMMIT}"},
+    "coherence": {
+        "coherence.prompts": f"RLHFlow/ultrafeedback_iter3@{COMMIT}",
+        "coherence.score.judge.model": "mine",
+    },
+}
+
+
+def steps(tmp_path: Path, name: str, *overrides: str) -> dict[str, Step]:
+    chosen = [f"suites.{place}={value}" for place, value in CHOSEN[name].items()]
+    config = load_config(extended(tmp_path, name), [*chosen, *overrides])
+    return {each.name: each for each in all_steps(config)}
+
+
+def extended(tmp_path: Path, name: str) -> Path:
+    """A person's configuration that takes a shipped suite in."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: [{ROOT / 'configs/quickstart.yaml'}, {FOLDER / f'{name}.yaml'}]\n")
+    return path
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> str:
+    """Setting of an interpreter for what needs lm-eval's or AlpacaEval's code."""
+    place = tmp_path / "python"
+    place.write_text("#!/bin/sh\n")
+    place.chmod(0o755)
+    return f"execution.interpreters.eval={place}"
+
+
+def test_every_shipped_suite_is_tested() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(CHOSEN)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_is_pinned_is_pinned_to_a_commit(tmp_path: Path, name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    for revision in re.findall(r"prompts: \S+@(\S+)", text):
+        assert revision == "COMMIT" or re.fullmatch("[0-9a-f]{40}", revision), "a branch moves"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("math", [], "Hothan/OlympiadBench@COMMIT names no revision"),
+        ("ultrafeedback", [], "suites.ultrafeedback.prompts: RLHFlow/test_generation_2k@COMMIT"),
+        ("coherence", [], "suites.coherence.score.judge.model is JUDGE"),
+        ("alpaca-eval", [], "suites.alpaca_eval.score.judge.model is JUDGE"),
+        (
+            "alpaca-eval",
+            ["suites.alpaca_eval.score.judge.model=mine"],
+            "suites.alpaca_eval.length_control: no such file or folder",
+        ),
+        ("ifeval", ["execution.interpreters={}"], "no interpreter is named that has it"),
+    ],
+)
+def test_what_a_person_has_to_choose_is_asked_for_before_any_stage(
+    tmp_path: Path, name: str, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        all_steps(load_config(extended(tmp_path, name), overrides))
+
+
+def test_mathematics_is_graded_by_votes_too(tmp_path: Path) -> None:
+    made = steps(tmp_path, "math")
+    for suite in ("math500", "aime2025", "olympiadbench"):
+        score = made[f"base/suite-{suite}/score/0"].params
+        assert isinstance(score, ScoreParams)
+        assert score.oracle == "math_verify"
+        assert score.math_verify.votes
+    prepare = made["base/suite-olympiadbench/prepare"].params
+    assert isinstance(prepare, PrepareParams)
+    assert (prepare.subset, prepare.reference_item) == ("OE_TO_maths_en_COMP", 0)
+
+
+def test_ifeval_is_checked_in_an_environment_of_its_own(tmp_path: Path, interpreter: str) -> None:
+    made = steps(tmp_path, "ifeval", interpreter)
+    images = {name: each.params.image_for(from_hub=False) for name, each in made.items()}
+    assert images["base/suite-ifeval/score/0"] == "eval"
+    assert images["base/score/0"] == "torch", "the run's own oracle stays where it was"
+
+
+def test_alpaca_eval_compares_with_its_baseline_and_controls_length(
+    tmp_path: Path, interpreter: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/df_gamed.csv").write_text("model,index\n")
+    data = f"suites.alpaca_eval.length_control={tmp_path / 'data'}"
+    made = steps(tmp_path, "alpaca-eval", interpreter, data)
+    place = "iteration-3/evaluate/suite-alpaca_eval"
+    assert "opponents" not in made[f"{place}/score/0"].inputs, "the baseline is in the prompts"
+    evaluated = made[place]
+    assert isinstance(evaluated.params, EvaluateParams)
+    assert evaluated.params.length_controlled == "reference"
+    assert set(evaluated.inputs) >= {"length_control", "base_scores"}
+    assert evaluated.params.image_for(from_hub=False) == "eval"
+    assert "length_control" not in made["iteration-3/evaluate"].inputs
+
+
+def test_arena_hard_compares_with_the_base(tmp_path: Path, interpreter: str) -> None:
+    made = steps(tmp_path, "arena-hard", interpreter)
+    assert "opponents" in made["iteration-3/evaluate/suite-arena_hard/score/0"].inputs
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"score": {"oracle": "math_verify"}}, "suites.own.score.oracle to judge"),
+        ({"evaluate": {"length_controlled": "base"}}, "set log_pi_ref to off"),
+    ],
+)
+def test_length_control_without_comparisons_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    suite = {
+        "prompts": str(ROOT / "data/quickstart/prompts.jsonl"),
+        "evaluate": {"log_pi_ref": "off", "length_controlled": "base"},
+        **changes,
+    }
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_overridden(ROOT / "configs/quickstart.yaml", {"suites": {"own": suite}}, "test")
