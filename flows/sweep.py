@@ -119,14 +119,24 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
 def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
+    An interrupt or a cancellation starts no further cell. One at a time, it also ends the one that
+    runs; of several, those that run go to their ends first.
+
     Args:
         planned: The cells, whose runs have names of their own.
         parallel_runs: Runs at the same time.
     """
+    if parallel_runs == 1:
+        # In this thread, which is the one that signals interrupt.
+        return [_run(cell) for cell in planned]
     with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
         # Each thread needs the flow run's context to be below it.
         futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
-        return [future.result() for future in futures]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _run(cell: Cell) -> Finding:

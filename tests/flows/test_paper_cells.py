@@ -79,7 +79,7 @@ def test_runs_that_are_reported_have_other_seeds_than_those_that_tune() -> None:
         assert not set(row.seeds) & set(row.tuning_seeds)
         # One try for each method, whatever its coefficient is.
         if row.experiment != BANDIT:
-            assert len(row.coefficients()) * len(row.tuning_seeds) == 4
+            assert len(row.coefficients()) * len(row.tuning_seeds) == 3
 
 
 def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:

@@ -158,3 +158,16 @@ def test_a_mathematics_experiment_reports_pass_at_16(path: Path) -> None:
         assert suite.score is None, "the verifier that the run trains with"
         assert (suite.num_samples, suite.temperature, suite.top_p) == (16, 0.6, 0.9)
         assert (suite.correct_from, suite.pass_at_k) == (1.0, (1, 16))
+
+
+@pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
+def test_out_of_domain_mathematics_is_a_suite_of_the_model_that_the_paper_reports(
+    path: Path,
+) -> None:
+    suites = load_config(path).suites
+    assert list(suites) == (["math500"] if path.stem.startswith("llama3") else [])
+    for suite in suites.values():
+        assert suite.score is not None
+        assert suite.score.oracle == "math_verify", "the reward model knows no right answers"
+        assert (suite.num_samples, suite.temperature, suite.top_p) == (1, 0.6, 0.9)
+        assert suite.correct_from == 1

@@ -17,6 +17,7 @@ from flows.report.summary import Summary
 from flows.report.sweep_files import write_sweep
 from flows.report.swept import Finding, Sweep
 from flows.report.table import COLUMNS
+from flows.sweep import run_cells
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -48,6 +49,19 @@ def test_combinations_are_tested_against_the_first_by_welch_and_holm() -> None:
     assert found["p_value"] == found["adjusted_p_value"] == pytest.approx(expected)
     [note] = swept(ONE, TWO).notes()
     assert note.startswith("train.kappa=1.0 against train.kappa=0.5: mean_reward +0.300 [+0.187")
+
+
+def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def interrupted(config: RunConfig) -> None:
+        started.append(config.seed)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.sweep.iterate_resolved", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([Cell({}, RunConfig(seed=seed)) for seed in range(3)], 1)
+    assert started == [0]
 
 
 def test_one_seed_or_one_combination_is_not_tested() -> None:

@@ -1,0 +1,115 @@
+"""Data of the tasks beside the quickstart: as generators make them, and as the tasks need them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data"
+FILES = [
+    *(("hard-sums", name) for name in ("sft.jsonl", "prompts.jsonl", "longer.jsonl")),
+    *(("long-answers", name) for name in ("sft.jsonl", "prompts.jsonl")),
+]
+
+
+def load(task: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{task}_{name}", DATA / task / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(task: str, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / task / name).read_text().splitlines()]
+
+
+def asked(row: dict[str, Any]) -> str:
+    return str(row["messages"][0]["content"])
+
+
+def graded(task: str, answers: list[str], references: list[str]) -> list[dict[str, float]]:
+    prompts: list[list[dict[str, str]]] = [[] for _ in answers]
+    found: list[dict[str, float]] = load(task, "oracle").score(prompts, answers, references)
+    return found
+
+
+@pytest.mark.parametrize(("task", "name"), FILES)
+def test_committed_files_are_what_the_generator_makes(task: str, name: str) -> None:
+    made = load(task, "make").make_files()[name]
+    assert (DATA / task / name).read_text() == made, f"run `python data/{task}/make.py`"
+
+
+@pytest.mark.parametrize("task", ["hard-sums", "long-answers"])
+def test_the_generator_writes_where_it_is_told(task: str, tmp_path: Path) -> None:
+    load(task, "make").main(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {n for t, n in FILES if t == task}
+
+
+@pytest.mark.parametrize("task", ["hard-sums", "long-answers"])
+def test_no_prompt_is_in_the_warm_start(task: str) -> None:
+    known = {asked(row) for row in rows(task, "sft.jsonl")}
+    prompts = [asked(row) for t, n in FILES if t == task and n != "sft.jsonl" for row in rows(t, n)]
+    assert len(set(prompts)) == len(prompts)
+    assert not known & set(prompts)
+
+
+def test_few_sums_of_the_warm_start_are_right_and_all_references_are() -> None:
+    taught = rows("hard-sums", "sft.jsonl")
+    two = [row for row in taught if asked(row).count("×") == 2]
+    truth = [str(value(asked(row))) for row in two]
+    grades = graded("hard-sums", [row["messages"][1]["content"] for row in two], truth)
+    share = sum(each["score"] for each in grades) / len(grades)
+    assert 1 / 24 < share < 1 / 11, "about one in 16"
+    assert all(each["answered"] for each in grades)
+    for row in rows("hard-sums", "prompts.jsonl") + rows("hard-sums", "longer.jsonl"):
+        assert row["reference_answer"] == str(value(asked(row)))
+
+
+def value(question: str) -> int:
+    found = 0
+    for term in question.removeprefix("Compute ").removesuffix(".").split(" + "):
+        factors = [int(each) for each in term.split(" × ")]
+        found += factors[0] * (factors[1] if len(factors) > 1 else 1)
+    return found
+
+
+def test_every_number_of_a_right_answer_is_in_the_warm_start() -> None:
+    words = {word for row in rows("hard-sums", "sft.jsonl") for word in numbers(row)}
+    for row in rows("hard-sums", "prompts.jsonl"):
+        assert row["reference_answer"] in words
+
+
+def numbers(row: dict[str, Any]) -> list[str]:
+    text = str(row["messages"][1]["content"])
+    return text.replace(",", "").replace(".", "").split()
+
+
+def test_a_long_answer_is_long_and_one_sentence_in_a_hundred_opens_with_the_best_word() -> None:
+    taught = rows("long-answers", "sft.jsonl")
+    sentences = [each for row in taught for each in row["messages"][1]["content"].split(". ")]
+    gladly = sum(each.startswith("Gladly") for each in sentences) / len(sentences)
+    assert len(sentences) == 12 * len(taught)
+    assert 0.008 < gladly < 0.012
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "reference", "score"),
+    [
+        ("hard-sums", "2 × 3 = 6, 6 + 4 = 10. Answer 10.", "10", 1.0),
+        ("hard-sums", "2 × 3 = 5, 5 + 4 = 9. Answer 9.", "10", 0.0),
+        ("hard-sums", "2 × 3 = 10", "10", 0.0),
+        ("long-answers", "Gladly, we bring teas. Noted, we send cups.", "teas cups", 0.7975),
+        ("long-answers", "Gladly, we bring cups. Noted, we send cups.", "teas cups", 0.7475),
+        ("long-answers", "Gladly, we bring teas.", "teas cups", 0.5),
+        ("long-answers", "Gladly, we bring teas. Gladly, we bring teas.", "teas", 1.0),
+        ("long-answers", "", "teas cups", 0.0),
+    ],
+)
+def test_an_answer_is_scored(task: str, answer: str, reference: str, score: float) -> None:
+    assert graded(task, [answer], [reference])[0]["score"] == pytest.approx(score)
