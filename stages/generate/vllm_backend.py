@@ -12,6 +12,7 @@ from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import ADAPTER_CONFIG, Policy
+from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.vllm_engine import (
     cache_setting,
     has_batch_invariance,
@@ -46,6 +47,8 @@ class VllmBackend:
         asked = params.vllm.batch_invariant
         require_vllm("generate.backend", batch_invariant=asked)
         self._lower = _memory_remedy(params.vllm)
+        if policy.adapter is not None:
+            check_finite_files(policy.adapter)
         self._engine = start_engine(
             policy.source,
             _own_arguments(policy, params),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from stages.contract.context import ModelSource
@@ -95,6 +98,55 @@ def check_weight_files(source: ModelSource) -> None:
         )
     for path in files:
         weight_names(path)
+
+
+def check_finite_files(folder: Path) -> None:
+    """Reads the weights of a local checkpoint, where an engine would load any values.
+
+    Raises:
+        UserError: Some are infinite or not a number.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    threads = torch.get_num_threads()
+    # Each file in a thread of its own, without torch's: an engine that forks its processes later
+    # would leave them a pool of threads that are not there.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = dict(zip(files, pool.map(_not_finite, files), strict=True))
+    finally:
+        torch.set_num_threads(threads)
+    faulty = [str(path) for path, names in found.items() if names]
+    if faulty:
+        raise not_finite_error(
+            ", ".join(faulty), [each for names in found.values() for each in names]
+        )
+
+
+def not_finite_error(where: str, names: list[str]) -> UserError:
+    """The error for weights that are infinite or not a number."""
+    return UserError(
+        f"{len(names)} weights of {where} are infinite or not a number: {some_of(names)}",
+        "pass a checkpoint whose training did not diverge, or copy it again",
+    )
+
+
+def is_finite(weight: torch.Tensor) -> bool:
+    """Whether all numbers of a weight are finite; no copy of it is made."""
+    # NaN is both least and greatest.
+    return not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
+
+
+def _not_finite(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return [name for name in file.keys() if not _is_finite_stored(file.get_tensor(name))]  # noqa: SIM118
+
+
+def _is_finite_stored(weight: torch.Tensor) -> bool:
+    if not weight.is_floating_point():
+        return True
+    # torch has no minimum for floats of eight bits.
+    return is_finite(weight.to(torch.bfloat16) if weight.itemsize == 1 else weight)
 
 
 def weight_names(path: Path) -> list[str]:

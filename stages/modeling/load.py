@@ -20,7 +20,9 @@ from stages.modeling.checkpoint_files import (
     check_config_files,
     check_weight_files,
     explained,
+    is_finite,
     local_folder,
+    not_finite_error,
     some_of,
     weight_names,
 )
@@ -195,15 +197,9 @@ def _require_finite(model: Any, source: ModelSource) -> None:
     """
     # Under ZeRO-3 each process has its part of a weight.
     parts = ((name, getattr(each, "ds_tensor", each)) for name, each in model.named_parameters())
-    # No copy of the weight is made, and NaN is both least and greatest.
-    extremes = [(name, torch.stack(part.aminmax())) for name, part in parts if part.numel()]
-    faulty = [name for name, each in extremes if not torch.isfinite(each).all()]
+    faulty = [name for name, part in parts if not is_finite(part)]
     if faulty:
-        raise UserError(
-            f"{len(faulty)} weights of {_files_with(faulty, source)} are infinite or not a "
-            f"number: {some_of(faulty)}",
-            "pass a checkpoint whose training did not diverge, or copy it again",
-        )
+        raise not_finite_error(_files_with(faulty, source), faulty)
 
 
 def _files_with(names: Iterable[str], source: ModelSource) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from stages.contract.context import ModelSource
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate import vllm_backend
 from stages.generate.params import GenerateParams
@@ -57,3 +61,14 @@ def test_further_arguments_go_to_the_engine_as_they_are(started: dict[str, Any])
     load(extra_engine_args={"seed": 3})
     assert started["extra"] == {"seed": 3}
     assert started["tensor_parallel_size"] == 1
+
+
+def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(
+    started: dict[str, Any], tmp_path: Path
+) -> None:
+    save_file({"lora": torch.tensor([float("nan")])}, tmp_path / "adapter_model.safetensors")
+    policy = Policy(ModelSource("here", None), tmp_path, None, frozenset({2}), 128, 16)
+    params = GenerateParams(backend="vllm")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors are infinite or not a number"):
+        vllm_backend.load(policy, params, Emitter(io.StringIO()))
+    assert not started

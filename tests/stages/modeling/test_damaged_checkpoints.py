@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.load import load_causal_lm, load_config, load_sequence_classifier
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
+from stages.modeling.vllm_engine import start_engine
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
 Damage = Callable[[Path], None]
@@ -193,6 +195,27 @@ def test_a_damaged_policy_is_refused(tmp_path: Path, whole: Path, name: str) -> 
     damage, parts = OF_THE_MODEL[name]
     folder = damaged(whole, tmp_path / "model", damage)
     refused(lambda source: load_causal_lm(source, dtype="float32"), folder, parts)
+
+
+@pytest.mark.parametrize("name", ["not a number", "infinite", "minus infinity", "weights halved"])
+def test_vllm_is_not_given_damaged_weights(tmp_path: Path, whole: Path, name: str) -> None:
+    damage, parts = OF_THE_MODEL[name]
+    folder = damaged(whole, tmp_path / "model", damage)
+    refused(
+        lambda source: start_engine(source, {}, kv_cache_gib=None, correct="", lower=""),
+        folder,
+        parts,
+    )
+
+
+def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path) -> None:
+    good = torch.ones(4).to(torch.float8_e4m3fn)
+    save_file({"q": good, "zeros": torch.zeros(3, dtype=torch.int8)}, tmp_path / "a.safetensors")
+    check_finite_files(tmp_path)
+    bad = torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)
+    save_file({"q": bad}, tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match=r"1 weights of \S*b\.safetensors are infinite or not"):
+        check_finite_files(tmp_path)
 
 
 @pytest.mark.parametrize(
