@@ -12,6 +12,7 @@ from prefect.states import State
 
 from flows.execution.attempts import recorded_attempt
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.crashed import mark_crashed, present_flow_runs
 from flows.execution.hooks import remove_containers
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.overlap import Overlap, settle_overlap
@@ -131,7 +132,9 @@ def _run(config: RunConfig) -> RunResult:
         if step.params.writes_registry:
             publish_table(summarise(executor.record), step.iteration)
 
-    with recorded_attempt(executor.record):
+    present = present_flow_runs()
+    mark_crashed(executor.record, present)
+    with recorded_attempt(executor.record, present):
         with step_tasks(executor, show_iteration) as tasks:
             walk(config, tasks.submit)
             tasks.wait()

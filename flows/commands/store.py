@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ import typer
 
 from flows.commands.common import AsJson, Overrides, StorePath, chosen, console, print_json
 from flows.commands.gc import Garbage, collect, remove
+from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_settings
 from flows.runners.health import Finding, reap_for, runner_findings
@@ -91,7 +94,8 @@ def doctor(
         typer.Option(
             "--reap",
             help="Remove containers (with --runner kubernetes: pods, slurm: jobs) whose "
-            "orchestrator is gone, those that were to outlive it too.",
+            "orchestrator is gone, those that were to outlive it too; mark flow runs of killed "
+            "processes as Crashed on the server of PREFECT_API_URL.",
         ),
     ] = False,
     runner: Annotated[
@@ -119,6 +123,8 @@ def doctor(
     if gpu:
         _show(list(gpu_findings(vllm)), [], as_json)
         return
+        for line in _mark_crashed(store):
+            typer.echo(line, err=as_json)
     if runner is not None:
         _show(list(runner_findings(runner, configured)), [], as_json)
         return
@@ -136,6 +142,19 @@ def doctor(
         Finding("Docker", *_docker()),
     ]
     _show(findings, optional, as_json)
+
+
+def _mark_crashed(store: str) -> Iterator[str]:
+    """Tells the Prefect server which of the store's flow runs have crashed on this host."""
+    if "PREFECT_API_URL" not in os.environ or not ("://" in store or Path(store).exists()):
+        return
+    # Imported here: Prefect takes seconds to load.
+    from flows.execution.crashed import mark_crashed
+
+    opened = open_store(store)
+    for name in runs(opened):
+        for each in mark_crashed(RunRecord(opened, name)):
+            yield f"flow run {each} of run {name}: Crashed, its process was gone"
 
 
 def _show(findings: list[Finding], optional: list[Finding], as_json: bool) -> None:

@@ -36,12 +36,19 @@ class Attempt(BaseModel):
     ended: float | None = None
     host: str
     pid: int
+    flow_runs: tuple[str, ...] = ()
+    """Ids of its flow run in Prefect and of the outermost one, until these have an end there."""
     message: str = ""
 
 
 @contextmanager
-def recorded_attempt(record: RunRecord) -> Iterator[None]:
-    """Records the block as an attempt at the run, with its end."""
+def recorded_attempt(record: RunRecord, flow_runs: tuple[str, ...] = ()) -> Iterator[None]:
+    """Records the block as an attempt at the run, with its end.
+
+    Args:
+        record: The run.
+        flow_runs: Ids of the flow runs in Prefect that end with this process.
+    """
     started = time.time()
     attempt = Attempt(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started))}-{uuid.uuid4().hex[:6]}",
@@ -49,6 +56,7 @@ def recorded_attempt(record: RunRecord) -> Iterator[None]:
         started=started,
         host=socket.gethostname(),
         pid=os.getpid(),
+        flow_runs=flow_runs,
     )
     # The kernel frees it with the process: "running" without it is said of a dead one.
     alive = AliveLock(_lock(record, attempt))
@@ -83,6 +91,11 @@ def attempts(record: RunRecord) -> list[Attempt]:
             attempt = attempt.model_copy(update={"state": "crashed"})
         found.append(attempt)
     return sorted(found, key=lambda each: each.started)
+
+
+def forget_flow_runs(record: RunRecord, attempt: Attempt) -> None:
+    """Records that Prefect knows the end of an attempt."""
+    _save(record, attempt.model_copy(update={"flow_runs": ()}))
 
 
 def _state_of(error: BaseException) -> AttemptState:
