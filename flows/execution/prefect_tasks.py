@@ -6,7 +6,7 @@ whose artifact is in the store is shown there as Cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.steps import Output, Step
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import GebError, StageFailedError, StoppedError, UserError
 from stages.contract.store import Artifact
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
@@ -82,7 +82,8 @@ class StepTasks:
         """Waits for all steps and returns their artifacts.
 
         Raises:
-            Exception: The first failure, as the stage's runner raised it.
+            Exception: The first failure, as the stage's runner raised it; its message names the
+                other steps that failed.
         """
         for future in self._futures.values():
             future.wait()
@@ -91,8 +92,16 @@ class StepTasks:
         ]
         # A step whose input failed is NotReady; the cause is among those that ran.
         failed.sort(key=lambda future: future.state.is_pending())
+        ended = [
+            name
+            for name, future in self._futures.items()
+            if future.state.is_failed() or future.state.is_crashed()
+        ]
         for future in failed:
-            future.result()
+            try:
+                future.result()
+            except (StageFailedError, UserError) as error:
+                raise with_others(error, ended[1:]) from error.__cause__
         return {name: future.result() for name, future in self._futures.items()}
 
     def _task(self, step: Step) -> Task[Any, Any]:
@@ -121,6 +130,17 @@ class StepTasks:
         if result.reused:
             return Completed(name="Cached", data=result.artifact, message="found in the store")
         return result.artifact
+
+
+def with_others(error: GebError, others: Sequence[str]) -> GebError:
+    """The error of the first step that failed, with the names of the others in its message."""
+    if not others:
+        return error
+    more = f"; also failed: {', '.join(others)}"
+    if isinstance(error, UserError):
+        return UserError(f"{error.message}{more}", error.remedy)
+    lines = error.last_lines if isinstance(error, StageFailedError) else ()
+    return StageFailedError(f"{error}{more}", lines)
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

@@ -1,20 +1,25 @@
-"""Pictures of a run's report for the documentation: light, dark, and as wide as a phone.
+"""Pictures of a run for the documentation: its report, and what a terminal of 80 columns shows.
 
-    geb report RUN
-    python scripts/site/pictures.py store/runs/RUN/report.html docs/report
+    python scripts/site/pictures.py STORE RUN docs/report
 
-needs a Chromium on the path.
+needs `geb`, `script` (util-linux) and a Chromium on the path.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
 
 # Name, colour scheme, width, height in pixels, heading that the picture begins with.
 PICTURES = (
@@ -23,13 +28,39 @@ PICTURES = (
     ("report-dark", "dark", 1200, 900, "Learning"),
     ("report-phone", "light", 390, 844, ""),
 )
+# Commands whose output is a picture.
+COMMANDS = ("status", "report")
+_COLUMNS = 80
 _QUALITY = 80
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def main(report: Path, folder: Path) -> None:
-    """Takes all pictures of a report into a folder, as WebP."""
+def main(store: Path, run: str, folder: Path) -> None:
+    """Takes all pictures of a run into a folder: WebP of the report, SVG of the terminal."""
     folder.mkdir(parents=True, exist_ok=True)
+    for command in COMMANDS:
+        picture = terminal("geb", command, run, "--store", str(store))
+        (folder / f"terminal-{command}.svg").write_text(picture)
+    take_report(store / "runs" / run / "report.html", folder)
+
+
+def terminal(*command: str) -> str:
+    """Output of a command on a terminal, as SVG without fonts from elsewhere."""
+    recorded = subprocess.run(
+        ["script", "-qec", f"stty cols {_COLUMNS}; {shlex.join(command)}", os.devnull],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(recorded.replace("\r\n", "\n")))
+    # The store is wherever the pictures were taken.
+    drawn = console.export_svg(title=shlex.join(command[: command.index("--store")]))
+    return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
+
+
+def take_report(report: Path, folder: Path) -> None:
+    """Takes the pictures of a report."""
     browser_path = next(filter(None, map(shutil.which, _BROWSERS)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
@@ -50,4 +81,4 @@ def main(report: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,24 @@
+"""The message of a run of which several steps failed."""
+
+from __future__ import annotations
+
+from flows.execution.prefect_tasks import with_others
+from stages.contract.errors import StageFailedError, UserError
+
+
+def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
+    error = with_others(StageFailedError("a: boom; log: a.log", ("one", "two")), ["b", "c"])
+    assert str(error) == "a: boom; log: a.log; also failed: b, c"
+    assert isinstance(error, StageFailedError)
+    assert error.last_lines == ("one", "two")
+
+
+def test_a_mistake_keeps_its_remedy_and_is_still_one() -> None:
+    error = with_others(UserError("a: no such file", "name another"), ["b"])
+    assert isinstance(error, UserError)
+    assert (error.message, error.remedy) == ("a: no such file; also failed: b", "name another")
+
+
+def test_a_single_failure_is_passed_on_as_it_is() -> None:
+    error = StageFailedError("a: boom")
+    assert with_others(error, []) is error
