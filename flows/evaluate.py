@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -88,6 +89,10 @@ class Comparison:
     """Figures with their intervals, by `policy` and `base`."""
     solved: tuple[str, ...] = ()
     """Names of those among them that only some evaluations have."""
+    responses: tuple[Path, ...] = ()
+    """The policy's responses, shard by shard."""
+    scores: tuple[Path, ...] = ()
+    """Their scores."""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -270,6 +275,11 @@ def _comparison(config: RunConfig, models: Models, artifacts: Mapping[str, Artif
         metrics,
         {model: {**estimates(files, model, solved), **each} for model, each in controlled.items()},
         tuple(dict.fromkeys([*solved_names(solved), *controlled["policy"]])),
+        tuple(
+            artifacts[f"policy/generate/{shard}"].file("responses.parquet")
+            for shard in range(asked.num_shards)
+        ),
+        files.scores,
     )
 
 

@@ -24,6 +24,7 @@ from flows.commands.run import interrupt, quiet_prefect
 from flows.execution.plan import plan
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.inputs import inputs_resolved_once
+from flows.report.outputs import Outputs, export, parse_export
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -57,6 +58,18 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME", help="A suite of CONFIG: its prompts, sampling and oracle."),
     ] = None,
+    exports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--export",
+            metavar="FORMAT=FILE",
+            help="Write MODEL's responses as alpaca_eval, arena_hard or lm_eval have them.",
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Arena-Hard's question.jsonl, for its prompts' ids."),
+    ] = None,
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
@@ -64,6 +77,7 @@ def evaluate(
 ) -> None:
     """Compare a model with a base on prompts, with the sampling and the oracle of CONFIG."""
     settings = configured(config, overrides, runner, store)
+    wanted = [parse_export(each, questions) for each in exports or ()]
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
@@ -76,11 +90,17 @@ def evaluate(
     ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"), watched.print)
     with ConsoleObserver(watched, num_steps(settings, suite)) as observer, observing(observer):
         found = evaluate_resolved(settings, Models(policy, base, prompts, suite))
+    task = suite or "held-out"
+    outputs = Outputs(policy, task, found.responses, found.scores, questions)
+    for name, path in wanted:
+        export(name, path, outputs)
     if as_json:
         print_json(found.to_json())
         return
     console.print(found.table())
     console.print(f"metrics  {found.artifact}")
+    for name, path in wanted:
+        console.print(f"outputs  {path} ({name})")
 
 
 def sweep(

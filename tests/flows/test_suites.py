@@ -226,8 +226,14 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     assert "suite own" in shown.stdout
     page = (store / "runs/with-suites/report.html").read_text()
     assert "Suite own" in page
-    again = geb("evaluate", config, "with-suites:1", "--suite", "own", "--json")
+    lm_eval = tmp_path / "out/samples.jsonl"
+    again = geb(
+        *("evaluate", config, "with-suites:1", "--suite", "own", "--json"),
+        *("--export", f"lm_eval={lm_eval}"),
+    )
     assert again.returncode == 0, again.stderr
+    exported = [json.loads(line) for line in lm_eval.read_text().splitlines()]
+    assert [len(each["resps"][0]) for each in exported] == [2] * len(lines)
     assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
     unknown = geb("evaluate", config, "with-suites:1", "--suite", "other")
     assert unknown.returncode == 64

@@ -1,0 +1,113 @@
+"""Suites of a judge and of lm-eval, with AlpacaEval's length control, through a real flow."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.eval_environment import PYTHON, need_eval_environment, write_punkt
+from tests.flows.loop import geb, warm_started, write_config
+from tests.scripted_server import ScriptedServer
+
+pytestmark = pytest.mark.slow
+_SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>", re.DOTALL)
+
+
+def prefer_longer(number: int, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    shown = _SHOWN.search(request["messages"][0]["content"])
+    assert shown is not None
+    first, second = map(len, shown.groups())
+    verdict = "tie" if first == second else "A" if first > second else "B"
+    message = {"role": "assistant", "content": f"Verdict: {verdict}"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 3}
+    return 200, {"choices": [{"index": 0, "message": message}], "usage": usage}
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = ScriptedServer(prefer_longer)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
+    finished: Path, tmp_path: Path, judge: ScriptedServer
+) -> None:
+    need_eval_environment()
+    items = ["two towels", "four pillows", "five cups", "three keys", "two maps", "four lamps"]
+    asked = [f"Please bring {item} to room {n}." for n, item in enumerate(items, 1)]
+    compared = [
+        {"prompt": text, "reference_answer": "Certainly. " * (n + 1)}
+        for n, text in enumerate(asked)
+    ]
+    instructed = [
+        {"prompt": text, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+        for text in asked
+    ]
+    sampling = {"num_samples": 2, "max_new_tokens": 16}
+    suites = {
+        "compared": {
+            **sampling,
+            "prompts": write_rows(tmp_path / "compared.jsonl", compared),
+            "score": {
+                "oracle": "judge",
+                "judge": {
+                    "url": judge.url,
+                    "model": "scripted",
+                    "mode": "pairwise",
+                    "against": "reference",
+                    "passes": 2,
+                },
+            },
+            "evaluate": {
+                "log_pi_ref": "off",
+                "length_controlled": "reference",
+                "length_control_resamples": 2,
+            },
+        },
+        "instructed": {
+            **sampling,
+            "prompts": write_rows(tmp_path / "instructed.jsonl", instructed),
+            "prepare": {"reference_columns": ["instruction_id_list", "kwargs"]},
+            "score": {"oracle": "ifeval"},
+            "correct_from": 1,
+        },
+    }
+    config = write_config(
+        tmp_path,
+        store=str(finished.parent / "store"),
+        name="eval-suites",
+        inputs=warm_started(finished),
+        suites=suites,
+        execution={"interpreters": {"eval": str(PYTHON)}},
+    )
+    data = write_punkt(tmp_path / "nltk_data")
+    done = geb("run", config, "--json", NLTK_DATA=str(data))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["suites"]
+    base, policy = found["compared"]
+    for row in (base, policy):
+        assert 0 <= row["solved"]["LC win rate"] <= 1
+        assert len(row["intervals"]["LC win rate"]) == 2
+        assert row["components"]["repeat_agreement"] == 1
+        assert row["components"]["order_agreement"] == 1
+    for row in found["instructed"]:
+        assert row["components"]["instructions"] == 1
+        assert row["solved"]["accuracy"] == row["mean_reward"]
+    page = (finished.parent / "store/runs/eval-suites/report.html").read_text()
+    assert "LC win rate" in page
