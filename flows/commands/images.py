@@ -54,6 +54,21 @@ def build(
         console.print(f"[green]✓[/] {built.tag}: {size}, {built.seconds:.1f} s")
 
 
+@images.command("sbom")
+def sbom(
+    name: Annotated[str, typer.Argument(metavar="IMAGE", help="core, torch, vllm, flows.")],
+    flavour: Annotated[
+        str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
+    ] = "cpu",
+) -> None:
+    """Print an image's bill of materials: CycloneDX 1.6, JSON."""
+    from flows.images.sbom import bill_of_materials
+    from flows.runners.docker.client import connect
+
+    [image] = _choose([name], flavour)
+    typer.echo(bill_of_materials(connect(), image))
+
+
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""

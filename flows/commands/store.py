@@ -120,11 +120,11 @@ def doctor(
     if reap:
         for line in reap_for(runner, configured):
             typer.echo(line, err=as_json)
+        for line in _mark_crashed(store):
+            typer.echo(line, err=as_json)
     if gpu:
         _show(list(gpu_findings(vllm)), [], as_json)
         return
-        for line in _mark_crashed(store):
-            typer.echo(line, err=as_json)
     if runner is not None:
         _show(list(runner_findings(runner, configured)), [], as_json)
         return

@@ -53,6 +53,22 @@ def test_every_package_of_an_image_is_pinned(images: None, image: Image) -> None
     assert held - pinned == set()
 
 
+def test_the_bill_of_materials_names_what_is_in_the_image(
+    images: None, engine: docker.DockerClient
+) -> None:
+    done = geb("images", "sbom", "core")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    found = {each["purl"] for each in document["components"]}
+    pins = set((ROOT / "constraints/torch.txt").read_text().splitlines())
+    [pyarrow] = [pin for pin in pins if pin.startswith("pyarrow==")]
+    assert f"pkg:pypi/{pyarrow.replace('==', '@')}" in found
+    assert any(each.startswith("pkg:deb/debian/libc6@") for each in found)
+    [core] = [image for image in OF_STAGES if image.name == "core"]
+    assert str(engine.images.get(core.tag).id) in document["metadata"]["component"]["purl"]
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
