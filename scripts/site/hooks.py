@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import reference
 from mkdocs.config.defaults import MkDocsConfig
@@ -36,6 +37,16 @@ _SHIM = "https://unpkg.com/iframe-worker/shim"
 _OWN_SHIM = "assets/javascripts/iframe-worker.js"
 _LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(#[^)\s]*)?(?=\))")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".json": "json", ".toml": "toml"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds pages that the navigation does not name to its end, so that none is lost."""
+    assert config.nav is not None
+    named = set(_named(config.nav))
+    pages = sorted(path.name for path in Path(config.docs_dir).glob("*.md"))
+    if more := [name for name in pages if name not in named]:
+        config.nav.append({"More": more})
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -77,6 +88,15 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
     """As for pages; the only template with scripts, `404.html`, lies beside the first page."""
     return output_content.replace(_SHIM, _OWN_SHIM)
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """Files that a navigation, or a part of one, names."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for each in nav.values() if isinstance(nav, dict) else nav:
+        yield from _named(each)
 
 
 def _targets(text: str, place: str) -> Iterator[str]:

@@ -74,6 +74,7 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", docs)
     store = docs / "store.md"
     store.write_text(store.read_text() + "\n[lost](../flows/nowhere.py)\n")
+    (docs / "new.md").write_text("# A page that the navigation does not name\n")
     configuration = tmp_path / "mkdocs.yml"
     settings = (ROOT / "mkdocs.yml").read_text()
     hook = ROOT / "scripts/site/hooks.py"
@@ -81,6 +82,7 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
     built = build(tmp_path / "site", configuration)
     assert built.returncode != 0
     assert "../flows/nowhere.py" in built.stderr
+    assert "new.md" not in built.stderr
 
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
