@@ -61,10 +61,15 @@ def bandit(config: BanditConfig) -> Artifact:
     An experiment that is in the store is shown as Cached and not run again.
     """
     with step_tasks(StepExecutor(config)) as tasks:
-        tasks.submit(Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit")))
+        tasks.submit(bandit_step(config))
         artifact = tasks.wait()["bandit"]
     _show(artifact)
     return artifact
+
+
+def bandit_step(config: BanditConfig) -> Step:
+    """The one step of the experiment."""
+    return Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit"))
 
 
 @survives_outage

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 
-from flows.bandit import BanditConfig
+from flows.bandit import BanditConfig, bandit_step
 from flows.bandit import bandit as bandit_flow
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.outage import survives_outage
@@ -41,7 +41,9 @@ from flows.report.paper_report import WrittenReport, write_report
 from flows.report.paper_values import Findings, Result
 from flows.report.summary import Summary, summarise
 from flows.sweep import run_cells
-from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.digests import sha256_of
+from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.request import key_fields
 from stages.contract.store import Artifact
 from stages.contract.stores import location_of, open_store
 
@@ -97,15 +99,18 @@ def _paper(
     """Tunes, runs, and reports.
 
     Raises:
+        UserError: No seeds are asked for.
         GebError: A run failed; the others went to their ends, and the report has them.
     """
+    if most_seeds is not None and most_seeds < 1:
+        raise UserError(f"{most_seeds} seeds are none", "ask for one or more, or leave it empty")
     errors: dict[str, str] = {}
     with inputs_resolved_once():
         errors |= _compute(tuning_runs(asked, overrides, most_seeds), parallel_runs)
         chosen = _tuned(asked, overrides)[1]
         errors |= _compute(reported_runs(asked, overrides, chosen, most_seeds), parallel_runs)
-        artifact = _bandit(asked, overrides)
         rows = read_rows(scale)
+        artifact = _bandit(rows, asked, overrides)
         tuning, chosen = _tuned(rows, overrides)
         reported = _results(reported_runs(rows, overrides, chosen))
     store = open_store(_store(overrides), create=True)
@@ -121,14 +126,20 @@ def _paper(
     return written
 
 
-def _bandit(asked: Sequence[Row], overrides: Mapping[str, Any]) -> Artifact | None:
-    """The bandit experiment, as its own flow runs it, where it is asked for."""
-    rows = [each for each in asked if each.experiment == BANDIT]
-    if not rows:
+def _bandit(
+    rows: Sequence[Row], asked: Sequence[Row], overrides: Mapping[str, Any]
+) -> Artifact | None:
+    """The bandit experiment: as its own flow runs it where it is asked for, else of the store."""
+    known = [each for each in rows if each.experiment == BANDIT]
+    if not known:
         return None
-    path = configs_folder() / f"{rows[0].configuration}.yaml"
+    path = configs_folder() / f"{known[0].configuration}.yaml"
     settings = load_settings(path, [f"store={json.dumps(_store(overrides))}"], BanditConfig)
-    return bandit_flow(settings)
+    if known[0] in asked:
+        return bandit_flow(settings)
+    step = bandit_step(settings)
+    key = sha256_of(key_fields(step.params, step.seed, {}))
+    return open_store(settings.store, create=True).load(step.stage, key)
 
 
 def _store(overrides: Mapping[str, Any]) -> str:

@@ -13,13 +13,14 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.evaluate import evaluate
 from flows.iterate import iterate
+from flows.paper import paper
 from flows.pipeline.presets import configured, preset_names
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
-FLOWS = (iterate, evaluate, sweep)
+FLOWS = (iterate, evaluate, sweep, paper)
 
 
 def form(flow: Flow[..., Any]) -> dict[str, Any]:
