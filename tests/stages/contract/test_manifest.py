@@ -53,3 +53,10 @@ def test_a_manifest_that_cannot_be_read_names_the_artifact(tmp_path) -> None:
 
 def test_versions_are_of_python_of_the_machine_and_of_what_a_stage_uses() -> None:
     assert {"python", "platform", "pyarrow"} <= software_versions().keys()
+
+
+def test_the_image_that_a_stage_runs_in_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEB_IMAGE", raising=False)
+    assert "image" not in software_versions()
+    monkeypatch.setenv("GEB_IMAGE", "geb-core:1@sha256:ab")
+    assert software_versions()["image"] == "geb-core:1@sha256:ab"
