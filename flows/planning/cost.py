@@ -9,7 +9,7 @@ from flows.pipeline.estimation import Estimation
 from flows.planning.hardware import Device
 
 GIB = 2**30
-RUNTIME_CPU = 0.8 * GIB
+RUNTIME_CPU = 0.5 * GIB
 """Python, torch, transformers and DeepSpeed in a process on the CPU, before any weight."""
 RUNTIME_GPU = 2.0 * GIB
 """CUDA's context, kernels, nccl's buffers, and what the allocator cannot use."""

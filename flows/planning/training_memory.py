@@ -18,6 +18,9 @@ from stages.training.params import TrainingParams
 _REDUCE_BUCKET = 5e8
 _MAX_LIVE_PARAMETERS = 1e9
 _SUB_GROUP = 1e9
+# Freed pieces of weights and gradients that the C library keeps under ZeRO-3, as a multiple of the
+# gradients: measured, see docs/planning.md.
+_KEPT_BY_ALLOCATOR = 1.5
 # stages/modeling/logprobs.py.
 _LOGITS_KEPT = 256 * 2**20
 
@@ -85,8 +88,8 @@ def training_memory(setting: TrainingSetting) -> tuple[dict[str, float], dict[st
     device: dict[str, float] = {"weights": weights}
     host: dict[str, float] = {}
     optimizer = 8 * setting.trained * setting.share(1)
-    # Master weights: always under ZeRO-1 and 2; under ZeRO-3 where the weights are not float32.
-    if setting.deepspeed and (setting.weight_bytes == 2 or setting.zero in (1, 2)):
+    # Master weights, also of float32 weights: DeepSpeed makes them wherever ZeRO is on.
+    if setting.deepspeed and (setting.weight_bytes == 2 or setting.zero):
         optimizer += 4 * setting.trained * setting.share(1)
     device["gradients"] = _gradients(setting)
     device["optimizer"] = optimizer
@@ -98,6 +101,8 @@ def training_memory(setting: TrainingSetting) -> tuple[dict[str, float], dict[st
         device["reduce bucket"] = _bucket(setting)
     if setting.zero == 3:
         device["gathered weights"] = _gathered(setting)
+        if not setting.device.is_gpu:
+            device["allocator"] = _KEPT_BY_ALLOCATOR * device["gradients"]
     device |= _activations(setting)
     device["runtime"] = RUNTIME_GPU if setting.device.is_gpu else RUNTIME_CPU
     return device, host
@@ -105,8 +110,10 @@ def training_memory(setting: TrainingSetting) -> tuple[dict[str, float], dict[st
 
 def _gathered(setting: TrainingSetting) -> float:
     """Weights of other processes' shards that are here for the layers at work."""
-    live = min(setting.model.params, _MAX_LIVE_PARAMETERS) * setting.weight_bytes
-    return live * (1 - 1 / setting.world)
+    if setting.world == 1:
+        return 0.0
+    # One buffer for the shards of all processes, its own among them.
+    return min(setting.model.params, _MAX_LIVE_PARAMETERS) * setting.weight_bytes
 
 
 def _gradients(setting: TrainingSetting) -> float:
@@ -125,12 +132,13 @@ def _gradients(setting: TrainingSetting) -> float:
 
 
 def _bucket(setting: TrainingSetting) -> float:
-    """DeepSpeed's buffer of gradients on their way; two of them where they overlap (ZeRO-3)."""
-    elements = _REDUCE_BUCKET
-    if not setting.device.is_gpu:
-        # Memory that nothing was written to takes no room.
-        elements = min(elements, setting.trained)
-    return elements * setting.weight_bytes
+    """DeepSpeed's buffer of gradients on their way, and the copies that are made to reduce it."""
+    filled = min(_REDUCE_BUCKET, setting.trained)
+    # Memory of a CPU that nothing was written to takes no room.
+    buffer = _REDUCE_BUCKET if setting.device.is_gpu else filled
+    # ZeRO-3 puts the shards of each process side by side; gloo makes a copy of its own.
+    copies = (setting.zero == 3) + (not setting.device.is_gpu)
+    return (buffer + copies * filled) * setting.weight_bytes
 
 
 def _activations(setting: TrainingSetting) -> dict[str, float]:

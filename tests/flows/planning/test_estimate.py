@@ -100,8 +100,9 @@ def test_zero_3_splits_weights_gradients_and_optimizer(
         "gradients": 2 * params / world + 4 * min(1e9, params / world),
         # AdamW's two moments and the master weights, float32.
         "optimizer": 12 * params / world,
-        "reduce bucket": 2 * 5e8,
-        "gathered weights": 2 * 1e9 * (1 - 1 / world),
+        # The buffer, and a copy with the shards of each process side by side.
+        "reduce bucket": 2 * (5e8 + 5e8),
+        "gathered weights": 2 * 1e9,
         # Each layer's input, one layer computed again, and the gradients of its widest tensors.
         "activations": tokens * (2 * layers * hidden + one_layer + 3 * 2 * wide),
         "logits": 2 * 4 * 1024 * vocabulary,
@@ -136,6 +137,35 @@ def test_lora_holds_gradients_and_optimizer_of_the_adapters_alone(tmp_path: Path
     assert memory["gradients"] == 2 * adapters
     assert memory["optimizer"] == 8 * adapters
     assert "head's gradient" not in memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [
+        # python -m benchmarks.planned_memory --processes 1 --lora 0 (docs/planning.md)
+        (["train.deepspeed.zero_stage=off"], 1.76),
+        (["train.deepspeed.zero_stage=2"], 2.68),
+        (["train.deepspeed.zero_stage=3"], 3.62),
+    ],
+)
+def test_memory_on_a_cpu_is_what_was_measured(
+    tmp_path: Path, settings: list[str], measured: float
+) -> None:
+    small = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 2816,
+        "vocab_size": 16007,
+        "max_position_embeddings": 8192,
+        "dtype": "float32",
+    }
+    on_cpu = ("resources.train.gpus=0", "train.micro_batch_tokens=64", "train.precision=auto")
+    config = configured(tmp_path, "8B", *settings, *on_cpu, "train.gradient_checkpointing=false")
+    (tmp_path / "llama-8B/config.json").write_text(json.dumps(small))
+    found = step(estimated(config), "iteration-1/train").cost
+    assert found.peak_memory / 2**30 == pytest.approx(measured, rel=0.15)
 
 
 def test_offload_moves_the_optimizer_to_the_host(tmp_path: Path) -> None:

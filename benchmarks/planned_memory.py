@@ -1,0 +1,152 @@
+"""Peak memory of trainings beside the estimate of `geb plan --estimate`, on the CPU.
+
+    python -m benchmarks.planned_memory [--processes 1 2] [--zero off 2 3] [--lora 0 8]
+
+trains a small Llama in float32 for a few steps with each setting, as programs of their own, and
+samples the anonymous resident memory (`RssAnon`) of the training processes. Short responses: it is
+about weights, gradients and optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from flows.planning.cost import GIB
+from flows.planning.hardware import this_cpu
+from flows.planning.shape import ModelShape, read_shape
+from flows.planning.training_memory import TrainingSetting, training_memory
+from stages.contract.events import Progress, parse_event
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from stages.train.params import TrainParams
+from tests.stage_calls import file_input
+from tests.stages.train.train_helpers import make_pairs, request_for
+from tests.tiny_models import make_tiny_llama
+
+_SAMPLE_SECONDS = 0.02
+_PAIRS = 24
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--zero", nargs="+", choices=["off", "1", "2", "3"], default=["off", "2", "3"]
+    )
+    parser.add_argument("--lora", type=int, nargs="+", default=[0, 8], help="ranks; 0 is none")
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=16000)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="planned-memory-") as place:
+        folder = Path(place)
+        policy = make_tiny_llama(
+            folder / "policy",
+            words=[f"word{index}" for index in range(asked.vocabulary)],
+            hidden_size=asked.width,
+            intermediate_size=asked.width * 11 // 4,
+            num_hidden_layers=asked.layers,
+            num_attention_heads=asked.width // 64,
+            num_key_value_heads=asked.width // 64,
+            initializer_range=0.02,
+        )
+        pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
+        shape = read_shape(file_input(policy), LocalStore.open(str(folder / "store"), create=True))
+        assert isinstance(shape, ModelShape), shape
+        print(f"weights: {shape.params * 4 / GIB:.2f} GiB in float32\n")
+        print("| ZeRO | LoRA | processes | measured, GiB | estimate, GiB | measured / estimate |")
+        print("| --- | --- | ---: | ---: | ---: | ---: |")
+        settings = itertools.product(asked.zero, asked.lora, asked.processes)
+        for number, (zero, rank, processes) in enumerate(settings):
+            changes = {
+                "deepspeed": {"zero_stage": zero if zero == "off" else int(zero)},
+                "lora": {"rank": rank},
+                "epochs": 1,
+            }
+            request = request_for(
+                folder / f"store-{number}", policy, [pairs], processes=processes, **changes
+            )
+            measured = peak_gib(request, folder / f"request-{number}.json")
+            params = TrainParams.model_validate(request.params)
+            terms, _ = training_memory(TrainingSetting(shape, params, this_cpu(), processes))
+            planned = sum(terms.values()) / GIB
+            name = f"rank {rank}" if rank else "none"
+            print(
+                f"| {zero} | {name} | {processes} | {measured:.2f} | {planned:.2f} "
+                f"| {measured / planned:.2f} |",
+                flush=True,
+            )
+
+
+def peak_gib(request: Request, path: Path) -> float:
+    """Most memory of a training process from its first step to its end, in GiB."""
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.train", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as stage:
+        assert stage.stdout is not None
+        trains = threading.Event()
+        with _sampled(stage.pid, trains) as peaks:
+            for line in stage.stdout:
+                event = parse_event(line)
+                # The reference's pass has told of all pairs: what comes is training.
+                is_pass = isinstance(event, Progress) and event.unit == "pairs"
+                if is_pass and event.done == event.total:
+                    trains.set()
+    if stage.returncode:
+        raise RuntimeError(f"the training ended with exit code {stage.returncode}")
+    return max(peaks.values()) / GIB
+
+
+@contextmanager
+def _sampled(pid: int, wanted: threading.Event) -> Iterator[dict[int, float]]:
+    """Peak of each process of a tree in bytes, while ``wanted`` is set."""
+    peaks: dict[int, float] = {}
+    ended = threading.Event()
+
+    def sample() -> None:
+        wanted.wait()
+        while not ended.wait(_SAMPLE_SECONDS):
+            try:
+                top = psutil.Process(pid)
+                for each in (top, *top.children(recursive=True)):
+                    peaks[each.pid] = max(peaks.get(each.pid, 0.0), _anonymous(each.pid))
+            except (psutil.Error, OSError):
+                # One has just ended.
+                continue
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        wanted.set()
+        thread.join()
+
+
+def _anonymous(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024.0
+    return 0.0
+
+
+if __name__ == "__main__":
+    main()
