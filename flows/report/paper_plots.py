@@ -45,7 +45,7 @@ def _samples(results: list[Result]) -> list[float]:
 
 
 def _kappa(found: Findings) -> dict[str, Figure]:
-    """Mean reward over κ, for each setting and divergence a figure, for each method a line."""
+    """Mean reward over κ, for each setting and divergence a figure, for each design a line."""
     drawn: dict[str, Figure] = {}
     settings = dict.fromkeys(each.run.row.setting for each in found.tuning)
     for setting in settings:
@@ -62,11 +62,13 @@ def _kappa_lines(found: Findings, setting: str, divergence: str) -> Mapping[str,
     values: dict[str, dict[float, list[float]]] = {}
     for each in found.tuning:
         row = each.run.row
+        # The designs of GEB on rejected responses, as in the paper; ten lines hide each other.
+        if not row.method.startswith(_GEB) or row.experiment == "responses":
+            continue
         kappa = float(each.run.coefficient.get(_KAPPA_FIELD, 0.0))
         reward = each.value("AvgR")
         if (row.setting, row.divergence) == (setting, divergence) and kappa > 0 and reward:
-            label = row.method if row.experiment != "responses" else f"{row.method}, all"
-            values.setdefault(label, {}).setdefault(kappa, []).append(reward.value)
+            values.setdefault(row.method, {}).setdefault(kappa, []).append(reward.value)
     return {
         method: Line(
             [math.log10(kappa) for kappa in sorted(by_kappa)],
