@@ -57,39 +57,42 @@ def processes_of_second_node(request: Request) -> set[psutil.Process]:
     return {below for top in found for below in (top, *top.children(recursive=True))}
 
 
-def kill(request: Request) -> None:
+def kill(processes: set[psutil.Process]) -> None:
     """Kills what runs on the second node."""
-    for each in processes_of_second_node(request):
+    for each in processes:
         each.kill()
 
 
-def freeze(request: Request) -> None:
+def freeze(processes: set[psutil.Process]) -> None:
     """Stops what runs on the second node, as a machine that hangs does."""
-    for each in processes_of_second_node(request):
+    for each in processes:
         each.suspend()
 
 
-def cut_off(request: Request) -> None:
+def cut_off(_: object) -> None:
     """Takes the second node off the network."""
     set_link("down")
 
 
 def set_link(state: str) -> None:
     """Sets the second node's network link ``up`` or ``down``."""
-    command = ["ip", "-n", "slurm-switch", "link", "set", "node2", state]
-    subprocess.run(command, check=True)
+    subprocess.run(["ip", "-n", "slurm-switch", "link", "set", "node2", state], check=True)
 
 
-def disturb(request: Request, way: Callable[[Request], None]) -> BaseException | None:
-    """Disturbs a training that is under way; returns its error when all of it is gone."""
+def disturb(
+    request: Request, way: Callable[[set[psutil.Process]], None]
+) -> tuple[BaseException | None, set[psutil.Process]]:
+    """Disturbs a training's second node; returns the error, and what ran on that node."""
     with at_work(request, runner(), is_under_way) as work:
         processes = processes_of_second_node(request)
         assert processes
-        way(request)
-        error = work.join()
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    assert not alive
-    return error
+        way(processes)
+        return work.join(), processes
+
+
+def end(processes: set[psutil.Process]) -> bool:
+    """Waits for the end of processes; whether it came."""
+    return not psutil.wait_procs(processes, timeout=120)[1]
 
 
 def preempt(request: Request) -> int:
@@ -112,12 +115,16 @@ def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_b
     assert any("waiting for 1 times" in line for line in said(heard))
 
     request = trains_on_two_nodes(store.root, policy, pairs)
-    assert type(disturb(request, kill)) is StageFailedError
-    assert type(disturb(request, freeze)) is StageFailedError
+    for way in (kill, freeze):
+        error, processes = disturb(request, way)
+        assert type(error) is StageFailedError
+        assert end(processes)
     try:
-        assert isinstance(disturb(request, cut_off), StageFailedError)
+        error, processes = disturb(request, cut_off)
+        assert isinstance(error, StageFailedError)
     finally:
         set_link("up")
+    assert end(processes), "at the latest when the node is heard of again"
     assert 1 < preempt(request) < first_step(run(request)), "from later checkpoints"
     assert weights(undisturbed) == weights(request)
 
