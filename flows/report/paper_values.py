@@ -12,6 +12,7 @@ from typing import Any
 from flows.pipeline.paper_cells import PaperRun, Row
 from flows.pipeline.presets import configs_folder
 from flows.report.comparison import last_iteration
+from flows.report.solved import LENGTH_CONTROLLED
 from flows.report.statistics import Estimate, over_seeds
 from flows.report.summary import Summary
 
@@ -20,7 +21,10 @@ AVERAGE = "average"
 PASS = "pass@16"
 _PERCENT = 100.0
 # Suites of the columns that the paper names otherwise.
-_SUITE_FIGURES = {"Alpaca": ("alpaca_eval", "win_rate"), "Math": ("math500", "accuracy")}
+_SUITE_FIGURES = {
+    "Alpaca": ("alpaca_eval", LENGTH_CONTROLLED),
+    "Math": ("math500", "accuracy"),
+}
 
 
 @dataclass(frozen=True)

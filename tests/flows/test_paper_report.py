@@ -72,6 +72,14 @@ def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
     return dict(zip(found.header[1:], rows[method], strict=True))
 
 
+def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
+    row = main("GEB-π")
+    solved = {"LC win rate": 0.31}
+    run = result(row, 0, suite="alpaca_eval", win_rate=0.5, solved=solved)
+    shown = figures(table(findings([row], run), "out-of-domain"), "GEB-π")
+    assert shown["KL Alpaca"].text == "31.00"
+
+
 def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
     shown = figures(table(two, "in-domain"), "GEB-π")
     assert shown["KL WR"].text == "61.00", "percent, as in the paper"
