@@ -12,8 +12,10 @@ from typing import Any
 from flows.pipeline.paper_cells import BANDIT, KAPPA, Row
 from flows.report.comparison_tables import latex
 from flows.report.pages import render
+from flows.report.paper_figures import PaperTable
 from flows.report.paper_plots import paper_figures
-from flows.report.paper_tables import PaperTable, paper_tables, statements
+from flows.report.paper_statements import statements
+from flows.report.paper_tables import paper_tables
 from flows.report.paper_values import Findings
 from flows.report.plots import png, svg
 from flows.report.table import markdown_table

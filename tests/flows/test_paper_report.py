@@ -12,9 +12,11 @@ from scipy import stats
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.pipeline.paper_cells import PaperRun, Row, read_rows
+from flows.report.paper_figures import PaperFigure, PaperTable
 from flows.report.paper_plots import paper_figures
 from flows.report.paper_report import write_report
-from flows.report.paper_tables import PaperFigure, PaperTable, paper_tables, statements
+from flows.report.paper_statements import statements
+from flows.report.paper_tables import paper_tables
 from flows.report.paper_values import Findings, Result
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, SuiteFigures
