@@ -13,6 +13,8 @@ from flows.pipeline.slurm import SlurmSettings
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
+ON_THIS_MACHINE = ("process", "docker")
+"""Runners whose stages share the orchestrator's machine."""
 EVAL = "eval"
 """Image, and environment (`make setup-eval`), with the code of lm-eval and AlpacaEval."""
 

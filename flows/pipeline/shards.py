@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flows.pipeline.placement import ON_THIS_MACHINE
+
 AUTO = "auto"
-# Runners whose stages share this machine: one shard takes all devices that it is given.
-_ON_THIS_MACHINE = ("process", "docker")
 
 
 def resolve_shards(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def resolve_shards(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     execution = values.get("execution")
     given = execution if isinstance(execution, Mapping) else {}
-    on_one = given.get("runner", "process") in _ON_THIS_MACHINE
+    # There one shard takes all devices that it is given.
+    on_one = given.get("runner", "process") in ON_THIS_MACHINE
     number = 1 if on_one else given.get("parallel", 1)
     resolved = dict(values)
     for section in ("generate", "evaluation"):

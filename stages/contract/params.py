@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 _MARK = "affects_result"
+_LATER = "added_later"
 
 
 def speed_only(default: Any, **options: Any) -> Any:
@@ -19,6 +20,15 @@ def speed_only(default: Any, **options: Any) -> Any:
     ...     batch_size: int = speed_only(8, description="Rows per forward pass.")
     """
     return Field(default, json_schema_extra={_MARK: False}, **options)
+
+
+def added_later(default: Any, **options: Any) -> Any:
+    """A field that artifacts made before it know nothing of: not in the key at its default.
+
+    >>> class Example(StageParams):
+    ...     pairs_per_prompt: int = added_later(1, ge=1)
+    """
+    return Field(default, json_schema_extra={_LATER: True}, **options)
 
 
 class Settings(BaseModel):
@@ -36,10 +46,11 @@ class Settings(BaseModel):
         dumped = self.model_dump(mode="json")
         unused = self.unused_fields()
         for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra
-            if name in unused or (isinstance(extra, dict) and extra.get(_MARK) is False):
-                continue
+            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
             value = getattr(self, name)
+            at_default = value == field.get_default(call_default_factory=True)
+            if name in unused or extra.get(_MARK) is False or (extra.get(_LATER) and at_default):
+                continue
             kept[name] = value.result_fields() if isinstance(value, Settings) else dumped[name]
         return kept
 

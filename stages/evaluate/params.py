@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams, speed_only
+from stages.contract.params import StageParams, added_later, speed_only
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 
@@ -37,7 +37,7 @@ class EvaluateParams(StageParams):
     """Of whose samples the reference's log-probability is computed: none, the policy's, or also the
     base's (for the plot of both distributions). Costs one forward pass over the samples."""
 
-    length_controlled: Literal["off", "base", "reference"] = "off"
+    length_controlled: Literal["off", "base", "reference"] = added_later("off")
     """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge
     has compared with the base's, or with reference answers. Runs in the environment `eval`, which
     has no torch: with `log_pi_ref: off` only."""
@@ -61,9 +61,8 @@ class EvaluateParams(StageParams):
     a pass of its own."""
 
     def unused_fields(self) -> frozenset[str]:
-        """Length control where it is off: metrics made before there was any stay good."""
-        names = {"length_controlled", "length_control_resamples"}
-        return frozenset(names if self.length_controlled == "off" else ())
+        """Settings of the length control where it is off."""
+        return frozenset({"length_control_resamples"} if self.length_controlled == "off" else ())
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with AlpacaEval's code where that is asked for."""

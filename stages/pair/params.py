@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stages.contract.params import StageParams
+from stages.contract.params import StageParams, added_later
 from stages.contract.signature import InputSpec, OutputSpec
 
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
@@ -35,16 +35,10 @@ class PairParams(StageParams):
     tie_margin: float = Field(0.0, ge=0.0)
     """Largest difference of scores, in the oracle's units, that still counts as a tie."""
 
-    pairs_per_prompt: int = Field(1, ge=1)
+    pairs_per_prompt: int = added_later(1, ge=1)
     """Most pairs of a prompt. No response is in two of them: the strategy chooses the next pair
     among the responses that are left, so that n pairs want 2n samples."""
 
-    truncated: Literal["keep", "drop"] = "keep"
+    truncated: Literal["keep", "drop"] = added_later("keep")
     """Whether responses that the length limit cut off may be in pairs. A prompt with fewer than two
     others then makes none."""
-
-    def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; those added later stay out while they change nothing."""
-        later = {"pairs_per_prompt": 1, "truncated": "keep"}
-        kept = super().result_fields()
-        return {name: value for name, value in kept.items() if later.get(name) != value}

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams
+from stages.contract.params import StageParams, added_later
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 
@@ -46,11 +46,11 @@ class PrepareParams(StageParams):
     """Column of reference answers for oracles that compare; rows may lack it. A dot leads into a
     column of structs (`reward_model.ground_truth`)."""
 
-    reference_columns: tuple[str, ...] = ()
+    reference_columns: tuple[str, ...] = added_later(())
     """Columns that make up the reference answer together, as a JSON object of their names and
     values, in the place of `reference_column` (`instruction_id_list` and `kwargs` of IFEval)."""
 
-    reference_item: int | None = Field(None, ge=0)
+    reference_item: int | None = added_later(None, ge=0)
     """Item of a reference column that holds a list (0 of OlympiadBench's `final_answer`)."""
 
     system_prompt: str | None = None
@@ -63,7 +63,7 @@ class PrepareParams(StageParams):
     subset: str | None = None
     """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""
 
-    hub_file: str | None = None
+    hub_file: str | None = added_later(None)
     """File of the hub repository that is read (``.jsonl``, ``.json``, ``.parquet``), where the data
     set cannot be loaded by name or holds other files too; `subset` and splits are then not read."""
 
@@ -76,12 +76,6 @@ class PrepareParams(StageParams):
     def image_for(self, *, from_hub: bool) -> ImageName:
         """A data set of the hub is read by a library that torch's image has."""
         return "torch" if from_hub else self.image
-
-    def unused_fields(self) -> frozenset[str]:
-        """Later fields at their defaults: prompts made before there were any stay good."""
-        later = ("reference_columns", "reference_item", "hub_file")
-        defaults = {name: type(self).model_fields[name].default for name in later}
-        return frozenset(name for name in later if getattr(self, name) == defaults[name])
 
     @model_validator(mode="after")
     def _check_reference(self) -> PrepareParams:

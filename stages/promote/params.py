@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from stages.contract.params import StageParams
+from stages.contract.params import StageParams, added_later
 from stages.contract.signature import InputSpec, OutputSpec
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
@@ -45,7 +45,7 @@ class PromoteParams(StageParams):
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
-    min_win_rate_confidence: float | None = Field(None, gt=0.5, lt=1.0)
+    min_win_rate_confidence: float | None = added_later(None, gt=0.5, lt=1.0)
     """Confidence with which the win rate must reach `min_win_rate`: its one-sided lower bound by
     Wilson's interval over the compared prompts is what must. Null asks only the rate itself."""
 
@@ -63,10 +63,11 @@ class PromoteParams(StageParams):
     """How far it may fall all the same, in the oracle's units."""
 
     def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; a confidence that is null stays out, as in older keys."""
+        """Settings that enter the key; a gate against the base that is off stays out, as ever."""
         kept = super().result_fields()
-        names = ("better_than_base_confidence", "min_win_rate_confidence")
-        return {name: value for name, value in kept.items() if name not in names or value}
+        if self.better_than_base_confidence is None:
+            del kept["better_than_base_confidence"]
+        return kept
 
     @model_validator(mode="after")
     def _confidence_has_a_gate(self) -> PromoteParams:

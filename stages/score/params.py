@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.params import Settings, StageParams, added_later, speed_only
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
@@ -65,16 +65,12 @@ class MathVerifySettings(Settings):
 
     timeout_seconds: float = Field(10.0, gt=0)
     """Wall time for one answer; one that takes longer gets no score."""
-    votes: bool = False
+    votes: bool = added_later(False)
     """Count for each response the samples of its prompt with an equal answer (component `votes`),
     of which maj@k is made."""
     processes: int = speed_only(
         8, ge=1, description="Processes that compare, at most one for each core."
     )
-
-    def unused_fields(self) -> frozenset[str]:
-        """Votes that nobody asks for: scores made before there were any stay good."""
-        return frozenset() if self.votes else frozenset({"votes"})
 
 
 class HttpSettings(ServerSettings):
@@ -93,16 +89,16 @@ class JudgeSettings(ServerSettings):
     mode: Literal["scored", "pairwise"] = "scored"
     """Mark each response by itself, or compare two and score by the comparisons won; each
     comparison is asked in both orders."""
-    against: Literal["samples", "reference"] = "samples"
+    against: Literal["samples", "reference"] = added_later("samples")
     """Pairwise: compare each response with other samples, in an evaluation with the base's, or with
     the prompt's reference answer: a baseline's, such as AlpacaEval's."""
     opponents: int = Field(2, ge=1)
     """Pairwise against samples: with how many of the prompt's following samples each one is
     compared, the first following the last; as many as there are at most."""
-    passes: int = Field(1, ge=1)
+    passes: int = added_later(1, ge=1)
     """Times that each question is asked; the score is the mean. With several, components tell how
     far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
-    template: Literal["default", "coherence"] = "default"
+    template: Literal["default", "coherence"] = added_later("default")
     """Shipped prompt template, where the input ``code`` brings none: that of `mode`, or the
     paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
     lowest: float = 1.0
@@ -117,12 +113,6 @@ class JudgeSettings(ServerSettings):
     completion_price: float | None = speed_only(
         None, ge=0, description="Price of a million tokens written, for the cost."
     )
-
-    def unused_fields(self) -> frozenset[str]:
-        """Later fields at their defaults: scores made before there were any stay good."""
-        later = ("against", "passes", "template")
-        defaults = {name: type(self).model_fields[name].default for name in later}
-        return frozenset(name for name in later if getattr(self, name) == defaults[name])
 
     @model_validator(mode="after")
     def _check_template(self) -> JudgeSettings:

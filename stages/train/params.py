@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings
+from stages.contract.params import Settings, added_later
 from stages.contract.signature import InputSpec, OutputSpec
 from stages.training.params import TrainingParams
 
@@ -40,14 +40,9 @@ class ObjectiveParams(Settings):
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen response's negative log-likelihood per token."""
-    length_normalised: bool = False
+    length_normalised: bool = added_later(False)
     """Preference loss on log-ratios per token, as in length-normalised DPO: a longer response gains
     nothing by its length. β then wants to be larger by about the length of a response."""
-
-    def result_fields(self) -> dict[str, Any]:
-        """As ever; a setting added later is in the key where it changes something."""
-        kept = super().result_fields()
-        return {name: value for name, value in kept.items() if name != "length_normalised" or value}
 
 
 DEFAULT_KAPPA = 1.0
