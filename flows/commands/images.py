@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flows.commands.common import AsJson, console, print_json
+from flows.images.table import IMAGES, Image
 from stages.contract.errors import UserError
 
-if TYPE_CHECKING:
-    from flows.images.table import Image
-
+_NAMES = ", ".join(dict.fromkeys(image.name for image in IMAGES))
 images = typer.Typer(help="Container images of the stages and of the orchestrator.")
 
 
@@ -24,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def build(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE...", help="core, torch, vllm, flows; all if none is named."),
+        typer.Argument(metavar="IMAGE...", help=f"{_NAMES}; all if none is named."),
     ] = None,
     flavour: Annotated[
         str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
@@ -56,7 +55,7 @@ def build(
 
 @images.command("sbom")
 def sbom(
-    name: Annotated[str, typer.Argument(metavar="IMAGE", help="core, torch, vllm, flows.")],
+    name: Annotated[str, typer.Argument(metavar="IMAGE", help=f"{_NAMES}.")],
     flavour: Annotated[
         str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
     ] = "cpu",
@@ -74,7 +73,7 @@ def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
     from docker.errors import ImageNotFound
 
-    from flows.images.table import CODE_LABEL, IMAGES, REVISION_LABEL
+    from flows.images.table import CODE_LABEL, REVISION_LABEL
     from flows.runners.docker.client import connect
     from stages.contract.code import stages_digest
 
@@ -104,8 +103,6 @@ def list_images(as_json: AsJson = False) -> None:
 
 
 def _choose(names: list[str], flavour: str) -> list[Image]:
-    from flows.images.table import IMAGES
-
     if flavour not in ("cpu", "gpu"):
         raise UserError(f"--flavour {flavour}: no such flavour", "cpu or gpu")
     offered = {image.name: image for image in IMAGES if image.flavour in (None, flavour)}
