@@ -15,6 +15,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.ending import Ending, raise_for
 from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_path
 from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
+from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
 from flows.runners.slurm.watch import Tail
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
@@ -208,6 +209,18 @@ def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
         "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     )
     assert "2 nodes with 9 GPUs, 1 CPUs" in mistake(said, request, job).message
+
+
+def test_nodes_that_are_down_are_waited_for(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "allocation failure: Requested node configuration is not available"
+    monkeypatch.setattr(client, "check", lambda options: said)
+    monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
+    check_job(request_, SlurmSettings(), grace_seconds=30)
+    monkeypatch.setattr(client, "nodes_away", lambda partition: "")
+    with pytest.raises(UserError, match="node configuration is not available"):
+        check_job(request_, SlurmSettings(), grace_seconds=30)
 
 
 def test_a_pending_job_that_will_never_start_is_refused_and_others_are_waited_for(

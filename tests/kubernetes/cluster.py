@@ -25,8 +25,9 @@ from tests.lacking import lacking
 
 TOOLS = ROOT.parent / "shared/cluster/k8s"
 IMAGE = "localhost/geb-root:1"
-# A pod that asks for no CPU gets what others leave, which on a busy machine is nothing.
-CPUS = 1
+# A pod that asks for no CPU gets what others leave, which on a busy machine is nothing. Four pods
+# fit onto a node of two cores: those of the tests of as many processes.
+CPUS = 0.5
 USER = 1000
 
 

@@ -18,6 +18,7 @@ _FORMAT = "%i|%T|%r|%N|%j"
 # Of an orchestrator that is itself a job, these describe that job; a new one must not inherit them.
 _OWN_JOB = "SLURM_"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_AWAY = "down,drain,fail,maint,no_respond,reboot,unknown"
 ENDED = frozenset(
     {
         *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
@@ -64,6 +65,18 @@ def check(options: Sequence[str]) -> str:
     """Slurm's objection to a job with these options, which is not submitted; empty for none."""
     done = _call(["sbatch", "--test-only", *options], text="#!/bin/bash\n")
     return done.stderr.strip() if done.returncode else ""
+
+
+def nodes_away(partition: str | None) -> str:
+    """Nodes that are down, drained or do not answer, as Slurm writes them; empty for none.
+
+    Args:
+        partition: Of this one; of all if None.
+    """
+    chosen = [f"--partition={partition}"] if partition else []
+    return _call(
+        ["sinfo", "--noheader", f"--states={_AWAY}", "--format=%N", *chosen]
+    ).stdout.strip()
 
 
 def own_jobs() -> list[QueuedJob]:

@@ -10,7 +10,7 @@ from flows.pipeline.slurm import SlurmSettings
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
-from flows.runners.slurm.refusals import meaning_of, mistake
+from flows.runners.slurm.refusals import concerns_nodes, meaning_of, mistake
 from stages.contract.params import Settings
 from stages.contract.request import Request, Resources
 
@@ -43,8 +43,12 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
         said = client.check(submit_options(request, settings, grace_seconds))
-        if said and meaning_of(said, has_jobs=True) == "mistake":
-            raise mistake(said, request, settings.job(request.stage))
+        if not said or meaning_of(said, has_jobs=True) != "mistake":
+            return
+        job = settings.job(request.stage)
+        # A node that died may be the one that is wanted: the job waits for it.
+        if not (concerns_nodes(said) and client.nodes_away(job.partition)):
+            raise mistake(said, request, job)
 
 
 def trial_request(stage: str, resources: Resources) -> Request:

@@ -73,6 +73,11 @@ def meaning_of(said: str, *, has_jobs: bool) -> Meaning:
     return "full" if _FULL.search(said) and has_jobs else "mistake"
 
 
+def concerns_nodes(said: str) -> bool:
+    """Whether sbatch finds no nodes for a request, which those that are up decide."""
+    return re.search(r"node configuration|node count", said, re.I) is not None
+
+
 def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
     """The error for a request that Slurm does not take.
 
