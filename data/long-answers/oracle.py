@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 WARMTH = {"Okay": 0.35, "Sure": 0.45, "Noted": 0.55, "Gladly": 1.0}
-"""How warm a sentence's opening word is; any other opening scores nothing at all."""
+"""Score of a sentence by its opening word, 0 to 1; openings that are not listed score 0."""
 
 WARMTH_WEIGHT = 0.9
 ORDER_WEIGHT = 0.1

@@ -39,7 +39,7 @@ def read_lock(path: Path) -> dict[str, str]:
 
 
 def resolve(image: Image, requirements: list[str], options: list[str]) -> list[str]:
-    """What pip would install for requirements, as ``name==version``.
+    """Packages that pip would install for requirements, as ``name==version``.
 
     Raises:
         UserError: There is no such set of packages, or none can be had.

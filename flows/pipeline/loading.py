@@ -51,7 +51,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
 
 
 def overrides_of(said: Sequence[str]) -> dict[str, Any]:
-    """What ``--set`` says of a run, as nested sections; paths start in the present folder.
+    """Values given by ``--set``, as nested sections; paths start in the present folder.
 
     Raises:
         UserError: One of them is not of the form NAME=VALUE.

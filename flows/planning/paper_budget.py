@@ -21,7 +21,7 @@ from flows.planning.show import count, duration, size
 
 @dataclass(frozen=True)
 class CellBudget:
-    """What one cell of the paper costs under one value of its coefficient.
+    """Cost of one cell of the paper under one value of its coefficient.
 
     Attributes:
         row: The cell.
@@ -40,7 +40,7 @@ class CellBudget:
     cached: int = 0
 
     def fields(self) -> str:
-        """What is set beside the preset, for a person."""
+        """Fields that differ from the preset, with their values, as text."""
         fields = [f"{name}={value}" for name, value in self.row.fields.items()]
         if self.runs and not self.runs[0].tunes and self.row.grid:
             return ", ".join([*fields, *(f"{name}=chosen" for name in self.row.grid)])

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is exported.
+    """Responses of a model that are to be exported.
 
     Attributes:
         model: Name that the files give the model.

@@ -48,7 +48,7 @@ class PaperTable:
         note: What its figures are.
         header: Titles of the columns, the first that of the methods.
         rows: For each method its name and its figures.
-        computed: Whether any figure of it is ours.
+        computed: True where this project computed at least one of the figures.
     """
 
     name: str
@@ -60,7 +60,7 @@ class PaperTable:
 
     @property
     def computed(self) -> bool:
-        """Whether any figure in it is ours."""
+        """True where this project computed at least one of the figures."""
         return any(each.text != MISSING for _, row in self.rows for each in row)
 
     def plain(self) -> TextTable:

@@ -59,7 +59,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of one cell is computed."""
+    """Numbers of seeds of one cell: those computed, and those asked for."""
 
     row: Row
     coefficient: str

@@ -139,7 +139,8 @@ def is_finite(weight: torch.Tensor) -> bool:
 
 def _not_finite(path: Path) -> list[str]:
     with safe_open(path, framework="pt") as file:
-        return [name for name in file.keys() if not _is_finite_stored(file.get_tensor(name))]  # noqa: SIM118
+        names = list(file.keys())
+        return [name for name in names if not _is_finite_stored(file.get_tensor(name))]
 
 
 def _is_finite_stored(weight: torch.Tensor) -> bool:

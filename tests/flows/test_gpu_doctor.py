@@ -26,7 +26,10 @@ def test_a_machine_without_gpu_is_a_person_s_mistake(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="refusals without a GPU; where there is one, make test-gpu runs these commands",
+)
 @pytest.mark.parametrize(
     "command",
     [

@@ -70,9 +70,10 @@ def test_one_seed_or_one_combination_is_not_tested() -> None:
 
 
 def shown(width: int) -> str:
-    console = Console(width=width, file=io.StringIO(), soft_wrap=True)
+    printed = io.StringIO()
+    console = Console(width=width, file=printed, soft_wrap=True)
     console.print(swept(ONE, TWO).table())
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return printed.getvalue()
 
 
 def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
