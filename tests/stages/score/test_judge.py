@@ -134,10 +134,10 @@ class TestCoherence:
         server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
         rows = score(server.url, **self.MARKS)
         assert [each["score"] for each in rows] == [3.0, 3.0]
-        text = asked(server.requests[0])
-        assert "0: fully coherent" in text
-        assert "a number from 0 to 3" in text
-        assert "It is 42." in text
+        texts = [asked(each) for each in server.requests]
+        assert all("0: fully coherent" in each for each in texts)
+        assert all("a number from 0 to 3" in each for each in texts)
+        assert sum("It is 42." in each for each in texts) == 1
 
     def test_other_marks_are_refused(self, score):
         with pytest.raises(ValueError, match="set mode to scored, lowest to 0 and highest to 3"):
