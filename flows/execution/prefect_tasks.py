@@ -22,7 +22,7 @@ from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.steps import Output, Step
-from stages.contract.errors import GebError, StageFailedError, StoppedError, UserError
+from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.store import Artifact
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
@@ -132,15 +132,19 @@ class StepTasks:
         return result.artifact
 
 
-def with_others(error: GebError, others: Sequence[str]) -> GebError:
-    """The error of the first step that failed, with the names of the others in its message."""
+def with_others(
+    error: StageFailedError | UserError, others: Sequence[str]
+) -> StageFailedError | UserError:
+    """The error of the first step that failed, with the names of the others in its message.
+
+    The class stays: callers tell a preemption and a damaged record by it.
+    """
     if not others:
         return error
     more = f"; also failed: {', '.join(others)}"
     if isinstance(error, UserError):
-        return UserError(f"{error.message}{more}", error.remedy)
-    lines = error.last_lines if isinstance(error, StageFailedError) else ()
-    return StageFailedError(f"{error}{more}", lines)
+        return type(error)(f"{error.message}{more}", error.remedy)
+    return type(error)(f"{error}{more}", error.last_lines)
 
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

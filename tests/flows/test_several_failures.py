@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from flows.execution.prefect_tasks import with_others
-from stages.contract.errors import StageFailedError, UserError
+from stages.contract.errors import (
+    DamagedRecordError,
+    PreemptedError,
+    StageFailedError,
+    UserError,
+)
 
 
 def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
@@ -22,3 +27,13 @@ def test_a_mistake_keeps_its_remedy_and_is_still_one() -> None:
 def test_a_single_failure_is_passed_on_as_it_is() -> None:
     error = StageFailedError("a: boom")
     assert with_others(error, []) is error
+
+
+def test_a_preemption_and_a_damaged_record_stay_what_they_are() -> None:
+    taken = with_others(PreemptedError("a: the node is gone", ("one",)), ["b"])
+    assert isinstance(taken, PreemptedError)
+    assert str(taken) == "a: the node is gone; also failed: b"
+    assert taken.last_lines == ("one",)
+    damaged = with_others(DamagedRecordError("record: empty", "remove it"), ["b"])
+    assert isinstance(damaged, DamagedRecordError)
+    assert damaged.remedy == "remove it"
