@@ -17,61 +17,29 @@ folder is a store of its own, in which stages work; it may be removed whenever n
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
-from stages.contract.atomic import write_atomically
-from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import DamagedArtifactError, StoreError
-from stages.contract.file_locks import exclusive_lock
 from stages.contract.local_store import LocalStore
-from stages.contract.manifest import MANIFEST, Manifest, read_manifest
+from stages.contract.manifest import Manifest
 from stages.contract.remote.bucket import Bucket
 from stages.contract.remote.commits import Commit, Commits
 from stages.contract.remote.external_inputs import ExternalInputs
 from stages.contract.remote.folders import SyncedFolders
 from stages.contract.remote.lease import RemoteLease
+from stages.contract.remote.local_copies import LocalCopies, RemoteArtifact
 from stages.contract.remote.opening import check_marker, folder_id, local_folder
-from stages.contract.remote.transfer import download_files, hash_object, is_here, upload_files
+from stages.contract.remote.transfer import hash_object
+from stages.contract.remote.uploads import Uploads
 from stages.contract.remote.usage import held, remove
 from stages.contract.remote.work import RemoteWork
 from stages.contract.store import Artifact, Held, OnBytes, Store
 
 _PARTS = ".parts"
 _PUSHES = ".pushes"
-
-
-@dataclass(frozen=True)
-class RemoteArtifact(Artifact):
-    """An artifact of a store in a bucket.
-
-    Attributes:
-        store: The store.
-        folder: Where the files are, below the store's prefix.
-    """
-
-    store: RemoteStore
-    folder: str
-
-    def address(self, path: str = "") -> str:
-        """See :class:`Artifact`."""
-        return "/".join(part for part in (self.store.location, self.folder, path) if part)
-
-    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
-        """See :class:`Artifact`; downloads and checks only the files that are not here yet."""
-        with explain_disk_errors(self.store.root), self.store.guard(self.manifest):
-            files = [
-                (f"{self.folder}/{name}", record, self.path / name)
-                for name, record in self.manifest.files_at(path).items()
-                if not is_here(self.path / name, record)
-            ]
-            download_files(self.store.bucket, files, self.store.root / _PARTS, on_bytes)
-        return self.path / path
 
 
 class RemoteStore(Store):
@@ -93,7 +61,9 @@ class RemoteStore(Store):
         self.bucket = bucket
         self.local = LocalStore(root, mirror_of=bucket.url)
         self.external_inputs = ExternalInputs(bucket, root / "inputs", root / _PARTS)
+        self._copies = LocalCopies(bucket, self.local, root / _PARTS)
         self._commits = Commits(bucket)
+        self._uploads = Uploads(bucket, self._commits, root / _PUSHES)
         self._folders = SyncedFolders(bucket, root)
 
     @classmethod
@@ -130,7 +100,7 @@ class RemoteStore(Store):
 
     def drop_local(self, stage: str, key: str) -> None:
         """Removes what the local folder has of an artifact."""
-        shutil.rmtree(self.local.artifact_path(stage, key), ignore_errors=True)
+        self._copies.drop(stage, key)
 
     def unpushed(self, stage: str, key: str, *, verify: bool = True) -> Artifact | None:
         """An artifact that is whole in the local folder and not in the bucket.
@@ -143,14 +113,7 @@ class RemoteStore(Store):
             key: Its key.
             verify: Hash its files; without, a stage has only just done so.
         """
-        try:
-            artifact = self.local.load(stage, key)
-            if artifact is not None and verify:
-                self.local.verify(artifact)
-        except DamagedArtifactError:
-            self.drop_local(stage, key)
-            return None
-        return artifact
+        return self._copies.unpushed(stage, key, verify=verify)
 
     def lease(self, stage: str, key: str) -> RemoteLease:
         """See :class:`Store`."""
@@ -185,9 +148,7 @@ class RemoteStore(Store):
         if etags != commit.etags:
             # Another copy of the same content, as after a move to another bucket.
             self._commits.update(commit.model_copy(update={"etags": etags}))
-        self._adopt(commit.manifest)
-        place = self.local.artifact_path(stage, key)
-        return RemoteArtifact(place, commit.manifest, self, commit.folder)
+        return self._copies.artifact(commit.manifest, commit.folder)
 
     def manifest(self, stage: str, key: str) -> Manifest | None:
         """See :class:`Store`."""
@@ -217,38 +178,12 @@ class RemoteStore(Store):
             check_lease: Raises where this host may not compute the key any more.
             on_bytes: Is told what has been uploaded.
         """
-        manifest = artifact.manifest
-        stage, key = manifest.stage, manifest.key
-        pending = self.root / _PUSHES / f"{stage}-{key}"
-        folder = self._push_folder(artifact, pending)
-        there = self.bucket.list(folder)
-        missing = [
-            (artifact.path / name, f"{folder}/{name}")
-            for name in [*manifest.files, MANIFEST]
-            if name not in there or there[name].size != (artifact.path / name).stat().st_size
-        ]
-        upload_files(self.bucket, missing, on_bytes)
-        there = self.bucket.list(folder)
-        for name, record in manifest.files.items():
-            if name not in there or there[name].size != record.size:
-                raise StoreError(f"{self.location}/{folder}/{name} did not arrive whole; try again")
-        etags = {name: there[name].etag for name in manifest.files}
-        check_lease()
-        self._commits.add(Commit(folder=folder, manifest=manifest, etags=etags))
-        pending.unlink()
+        self._uploads.upload(artifact, check_lease=check_lease, on_bytes=on_bytes)
+        stage, key = artifact.manifest.stage, artifact.manifest.key
         committed = self.load(stage, key)
         if committed is None:
             raise StoreError(f"{stage}/{key} has gone from {self.location} again; try again")
         return committed
-
-    def _push_folder(self, artifact: Artifact, pending: Path) -> str:
-        """The folder that an upload goes to: that of the one before if it was not committed."""
-        manifest = artifact.manifest
-        content = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
-        if not pending.exists() or not pending.read_text().startswith(content):
-            # Never that of a committed one: its objects may be what is damaged.
-            write_atomically(pending, f"{content}-{uuid.uuid4().hex[:8]}")
-        return f"artifacts/{manifest.stage}/{manifest.key}/{pending.read_text()}"
 
     def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
         """See :class:`Store`; a whole copy on this host stays, and is uploaded again."""
@@ -315,30 +250,3 @@ class RemoteStore(Store):
             raise DamagedArtifactError(
                 f"damaged artifact: the content of {self.location}/{where} has changed"
             )
-
-    def _adopt(self, manifest: Manifest) -> None:
-        """Makes the local folder of a key that of the bucket's artifact; files come on demand."""
-        folder = self.local.artifact_path(manifest.stage, manifest.key)
-        # Asked before the guard as well: who downloads from it may hold that for long.
-        if _has_manifest(folder, manifest):
-            return
-        with explain_disk_errors(self.root), self.guard(manifest):
-            if _has_manifest(folder, manifest):
-                return
-            shutil.rmtree(folder, ignore_errors=True)
-            scratch = self.root / _PARTS / f"manifest-{uuid.uuid4().hex[:8]}"
-            scratch.mkdir(parents=True)
-            (scratch / MANIFEST).write_text(manifest.model_dump_json(indent=2))
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            scratch.rename(folder)
-
-    def guard(self, manifest: Manifest) -> AbstractContextManager[None]:
-        """One process of this host at a time changes the local files of an artifact."""
-        return exclusive_lock(self.root / "leases" / manifest.stage / f"{manifest.key}.files.guard")
-
-
-def _has_manifest(folder: Path, manifest: Manifest) -> bool:
-    try:
-        return read_manifest(folder) == manifest
-    except DamagedArtifactError:
-        return False
