@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.paper_cells import BANDIT, KAPPA, Row
+from flows.pipeline.paper_cells import BANDIT
 from flows.report.comparison_tables import latex
 from flows.report.pages import render
+from flows.report.paper_coverage import Coverage, coverage, headline
 from flows.report.paper_figures import PaperTable
 from flows.report.paper_plots import paper_figures
 from flows.report.paper_statements import statements
@@ -55,27 +56,6 @@ class Section:
     tables: Sequence[PaperTable]
     plots: Sequence[str] = ()
     images: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Numbers of seeds of one cell: those computed, and those asked for."""
-
-    row: Row
-    coefficient: str
-    done: int
-    asked: int
-
-    def cells(self) -> list[str]:
-        """Cells of the table of coverage."""
-        row = self.row
-        fields = ", ".join(f"{name}={value}" for name, value in row.fields.items())
-        return [
-            *row.names(),
-            ", ".join(filter(None, (row.configuration, fields))),
-            self.coefficient,
-            f"{self.done} of {self.asked}",
-        ]
 
 
 @dataclass(frozen=True)
@@ -154,37 +134,6 @@ def _images(bandit: Artifact | None) -> list[str]:
         return []
     files = [bandit.file(f"{name}.png").read_bytes() for name in _BANDIT_FIGURES]
     return [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in files]
-
-
-def coverage(found: Findings) -> list[Coverage]:
-    """What of each cell is computed, the κ experiment by its grid."""
-    rows = []
-    for row in found.rows:
-        if row.experiment == BANDIT:
-            continue
-        done = sum(each.run.row == row for each in found.reported)
-        asked = len(row.seeds)
-        if row.experiment == KAPPA:
-            done = sum(each.run.row == row for each in found.tuning)
-            asked = len(row.coefficients()) * len(row.tuning_seeds)
-        chosen = found.chosen.get(row, {})
-        tuned = sum(each.run.row == row for each in found.tuning)
-        coefficient = ", ".join(f"{name} = {value}" for name, value in chosen.items())
-        if coefficient:
-            coefficient += f" (of {tuned} runs)"
-        rows.append(Coverage(row, coefficient or "–", done, asked))
-    return rows
-
-
-def headline(found: Findings, covered: Sequence[Coverage]) -> str:
-    """How much is computed, in a sentence."""
-    whole = sum(each.done >= each.asked for each in covered)
-    some = sum(0 < each.done < each.asked for each in covered)
-    runs = len({each.run.name for each in (*found.reported, *found.tuning)})
-    return (
-        f"{whole} of {len(covered)} cells are computed whole, {some} in part; {runs} runs are "
-        "finished, those that chose coefficients included."
-    )
 
 
 def _markdown(table: PaperTable) -> str:
