@@ -14,13 +14,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flows.execution.run_record import RunRecord, recorded
-from flows.report.comparison import (
-    Comparison,
-    compare_summaries,
-    last_iteration,
-    training_log_pi_ref,
-)
+from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_tables import TextTable, latex, tables
+from flows.report.last_iteration import last_iteration, training_log_pi_ref
 from flows.report.pages import render
 from flows.report.plots import Line, course_figure, histogram_figure, png, svg
 from flows.report.summary import summarise

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.report.between import p_text
-from flows.report.comparison import HELD_OUT, Comparison
+from flows.report.comparison import Comparison
+from flows.report.last_iteration import HELD_OUT
 from flows.report.statistics import Estimate
 from flows.report.table import SUITE_COLUMNS, Cell
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from flows.report.comparison import training_log_pi_ref
+from flows.report.last_iteration import training_log_pi_ref
 from flows.report.paper_figures import BASELINE, DIVERGENCES
 from flows.report.paper_values import Findings, Result
 from flows.report.plots import Line, course_figure, histogram_figure

@@ -16,9 +16,10 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.config import RunConfig
-from flows.report.comparison import HELD_OUT, compare_summaries, training_log_pi_ref
+from flows.report.comparison import compare_summaries
 from flows.report.comparison_files import write_files
 from flows.report.comparison_tables import figure_title, latex, tables
+from flows.report.last_iteration import HELD_OUT, training_log_pi_ref
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
