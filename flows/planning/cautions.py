@@ -31,6 +31,7 @@ def _training(config: RunConfig, data: sizes.Rows | None) -> Iterator[str]:
     pairs, train = math.floor(prompts) * config.pair.pairs_per_prompt, config.train
     if config.pair_data == "accumulate":
         pairs *= config.iterations
+    pairs = math.floor(pairs * (1.0 - train.validation_share))
     if pairs < 1:
         return
     steps = math.ceil(pairs / train.global_batch_pairs) * train.epochs

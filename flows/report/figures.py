@@ -19,6 +19,8 @@ _LEARNING = (
     ("bonus_ratio", "|κ·bonus| / |L|", "ratio"),
     ("accuracy", "Preference accuracy", "share of pairs"),
 )
+_PREFERENCE_LOSS = ("preference_loss", "Preference loss", "loss")
+_VALIDATION = "validation_"
 _SPEED = (
     ("tokens_per_second", "Training, tokens per second", "tokens/s"),
     ("model_flops_utilisation", "Training, share of the matrix-product rate", "share"),
@@ -51,7 +53,8 @@ def draw(summary: Summary) -> list[Plot]:
     """The figures that a run has, results first."""
     drawn = list(_results(summary))
     steps, marks = _training(summary)
-    for name, title, ylabel in _LEARNING:
+    validated = any(f"{_VALIDATION}preference_loss" in metrics for _, metrics in steps)
+    for name, title, ylabel in (*_LEARNING, *([_PREFERENCE_LOSS] if validated else [])):
         drawn += _step_plot(steps, marks, name, title, ylabel, "learning")
     if (last := last_of(summary, "evaluate")) is not None:
         drawn += _distributions(last)
@@ -116,8 +119,12 @@ def _step_plot(
 ) -> Iterator[Plot]:
     curve = _curve(steps, name)
     if len(curve.x) > 1:
+        lines = {name: curve}
+        validation = _curve(steps, _VALIDATION + name)
+        if validation.x:
+            lines = {"trained on": curve, "validation": validation}
         bounds = (0.0, 1.0) if name == "accuracy" else None
-        svg = course_plot(title, {name: curve}, _STEP, ylabel, marks=marks, bounds=bounds)
+        svg = course_plot(title, lines, _STEP, ylabel, marks=marks, bounds=bounds)
         yield Plot(name.replace("_", "-"), title, group, svg)
 
 

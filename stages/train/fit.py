@@ -22,10 +22,11 @@ from stages.train.data import load_pairs
 from stages.train.params import TrainParams
 from stages.train.settings import kappa_controller, objective_settings
 from stages.train.trainer import PairTrainer
+from stages.train.validation import MEASURED, make_validation, split_by_prompt
 from stages.training.batches import make_plan
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
-from stages.training.metrics_log import MetricsLog, summarize
+from stages.training.metrics_log import VALIDATION, MetricsLog, summarize
 from stages.training.policy import checkpoint_dtype, load_logprob_model
 from stages.training.sharded import sharded_logprob_model
 from stages.training.trainer import Setup
@@ -42,8 +43,9 @@ class PairFit(Fit[TrainParams]):
         self._pairs, self._counts = load_pairs(job.files["pairs"], job.params)
         self._check_lengths()
         self._check_tokenizers()
+        self._trained, self._validation = split_by_prompt(self._pairs, job.params.validation_share)
         self.plan = make_plan(
-            self._pairs,
+            self._trained,
             job.params,
             global_batch=job.params.global_batch_pairs,
             world_size=process.world_size,
@@ -70,6 +72,13 @@ class PairFit(Fit[TrainParams]):
             settings=self._settings,
             kappa=self._kappa,
             iteration=self.job.params.iteration,
+            validation=make_validation(
+                self._validation,
+                self._ref_logprobs,
+                self.plan,
+                rank=self.process.rank,
+                every_steps=self.job.params.validation_every_steps,
+            ),
         )
 
     def state(self) -> dict[str, Any]:
@@ -114,13 +123,19 @@ class PairFit(Fit[TrainParams]):
         summary = {
             "steps": self.plan.num_steps,
             "epochs": self.plan.epochs,
-            "pairs": counts.used,
+            "pairs": len(self._trained),
             "pairs_dropped": counts.read - counts.used,
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": asdict(gap),
             "metrics": summarize(log.records, epoch=self.plan.epochs, by="num_pairs"),
         }
+        if self._validation:
+            last = log.records[-1]
+            summary["validation"] = {
+                "pairs": len(self._validation),
+                **{name: last[VALIDATION + name] for name in MEASURED},
+            }
         (out / "summary.json").write_text(dump_json(summary))
 
     def _load(self, name: str) -> ResponseLogprobs:
@@ -186,6 +201,11 @@ class PairFit(Fit[TrainParams]):
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
         )
+        if self._validation:
+            self.process.events.info(
+                f"{len(self._validation)} of these pairs are for validation "
+                f"(train.validation_share = {self.job.params.validation_share:g})"
+            )
         if counts.truncated or counts.dropped_over_length:
             self.process.events.warning(
                 f"{counts.truncated} pairs were cut and {counts.dropped_over_length} dropped: "

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, added_later
+from stages.contract.params import Settings, added_later, speed_only
 from stages.contract.signature import InputSpec, OutputSpec
 from stages.training.params import TrainingParams
 
@@ -153,6 +153,12 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
     save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the saved weights; `auto` keeps the starting checkpoint's."""
+    validation_share: float = added_later(0.0, ge=0, lt=1)
+    """Share of the prompts whose pairs are kept from the updates. Their preference loss, accuracy
+    and margin are measured during training; 0 trains on all pairs."""
+    validation_every_steps: int | None = speed_only(None, ge=1)
+    """Steps between measurements of the validation pairs; unset, those of an epoch. They are
+    measured after the last step always."""
 
     @model_validator(mode="after")
     def _sampler_is_the_reference(self) -> Self:

@@ -6,6 +6,7 @@ Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from stages.objectives import (
 )
 from stages.train.batches import PairBatch
 from stages.train.data import Pair
+from stages.train.validation import MEASURED, Validation
 from stages.training.batches import MicroBatches
+from stages.training.metrics_log import VALIDATION
 from stages.training.trainer import PackedTrainer, Setup
 
 
@@ -36,6 +39,7 @@ class PairTrainer(PackedTrainer[PairBatch]):
         settings: The objective.
         kappa: Gives κ of each step.
         iteration: Iteration of the run, from 1.
+        validation: Pairs that are measured and not trained on, if there are any.
     """
 
     def __init__(
@@ -46,11 +50,13 @@ class PairTrainer(PackedTrainer[PairBatch]):
         settings: ObjectiveSettings,
         kappa: KappaController,
         iteration: int,
+        validation: Validation | None = None,
     ) -> None:
         super().__init__(setup, batches, num_sums=len(METRIC_SUMS))
         self._settings = settings
         self._kappa = kappa
         self._iteration = iteration
+        self._validation = validation
         self._step_kappa = 0.0
 
     @property
@@ -77,6 +83,34 @@ class PairTrainer(PackedTrainer[PairBatch]):
         """The objective's metrics, κ, and the number of pairs."""
         num_pairs = sums[METRIC_SUMS.index("num_pairs")].item()
         return {**step_metrics(sums), "kappa": self._step_kappa, "num_pairs": num_pairs}
+
+    def after_step(self) -> dict[str, float]:
+        """Metrics of the validation pairs, and the seconds that they take; at most steps none."""
+        validation = self._validation
+        if validation is None or not validation.is_due(self.state.global_step):
+            return {}
+        started = time.perf_counter()
+        values = step_metrics(self._measure(validation.batches))
+        self.check_finite({"loss": values["preference_loss"]})
+        return {
+            **{VALIDATION + name: values[name] for name in MEASURED},
+            f"{VALIDATION}seconds": time.perf_counter() - started,
+        }
+
+    def _measure(self, batches: MicroBatches[PairBatch, Pair]) -> Tensor:
+        """Sums of the metrics of pairs that are not trained on, over all processes."""
+        sums, model = self._no_sums(), self.model_wrapped
+        model.eval()
+        for number in range(len(batches)):
+            inputs = self._prepare_inputs(batches[number])
+            with torch.no_grad():
+                # Also where no pair is left for this process: the forward pass is collective.
+                responses = self._responses(model, inputs)
+            _, found = loss_and_metrics(*responses, self._settings, self._step_kappa, inputs.tie)
+            if inputs.weight > 0.0:
+                sums += found
+        model.train()
+        return self.reduce(sums).cpu()
 
     def _calibrate(self, samples: list[PairBatch]) -> None:
         """Shows κ's controller |L| and |bonus| of the coming step, from a pass of its own."""

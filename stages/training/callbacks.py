@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.training.batches import Plan
 from stages.training.job import Process
-from stages.training.metrics_log import MetricsLog
+from stages.training.metrics_log import VALIDATION, MetricsLog
 
 
 class StepReporter(TrainerCallback):
@@ -57,7 +57,9 @@ class StepReporter(TrainerCallback):
         if logs is None or "num_tokens" not in logs:
             return
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
+        # Validation is no part of the step.
+        seconds = now - self._last - logs.get(f"{VALIDATION}seconds", 0.0)
+        self._last = now
         step = state.global_step
         values = {name: float(value) for name, value in logs.items() if name != "epoch"}
         record: dict[str, Any] = {

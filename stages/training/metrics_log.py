@@ -10,6 +10,9 @@ from stages.contract.atomic import write_atomically
 from stages.training.timing import PARTS
 
 METRICS = "metrics.jsonl"
+VALIDATION = "validation_"
+"""Begins the names of metrics of samples that are not trained on; records of some steps have them.
+"""
 TIMINGS = (
     "step_seconds",
     *(f"{part}_seconds" for part in PARTS),
@@ -60,7 +63,7 @@ class MetricsLog:
 
 
 def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
-    """Means of an epoch's metrics.
+    """Means of an epoch's metrics, those of validation left out.
 
     Args:
         records: Of all steps; each has `epoch` and `by`.
@@ -69,5 +72,9 @@ def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str
     """
     chosen = [record for record in records if record["epoch"] == epoch]
     total = sum(record[by] for record in chosen)
-    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS, by)]
+    names = [
+        name
+        for name in chosen[0]
+        if name not in (*_COUNTED, *TIMINGS, by) and not name.startswith(VALIDATION)
+    ]
     return {name: sum(record[name] * record[by] for record in chosen) / total for name in names}

@@ -107,6 +107,13 @@ class PackedTrainer(Trainer, Generic[B]):
     def before_step(self, samples: list[B]) -> None:
         """Called with a step's micro-batches before any gradient is computed."""
 
+    def after_step(self) -> dict[str, float]:
+        """Further values of a step's record, made when its weights are updated; none by default.
+
+        Called in all processes.
+        """
+        return {}
+
     def get_train_dataloader(self) -> DataLoader:
         """The micro-batches in their order; accelerate must neither shard nor shuffle them."""
         return DataLoader(self.train_dataset, batch_size=1, collate_fn=_only)
@@ -166,6 +173,7 @@ class PackedTrainer(Trainer, Generic[B]):
                 + per_response_token * counts["num_response_tokens"]
             ) / 1e12
             logs |= {f"{part}_seconds": spent for part, spent in self._clock.take().items()}
+            logs |= self.after_step()
             logs["peak_memory_mib"] = peak_memory_mib(self.args.device)
         super().log(logs, start_time)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,33 @@ def test_there_is_no_figure_without_a_test(drawn: list[Plot]) -> None:
     assert len(drawn) == len(titles)
     for title in titles:
         figure(drawn, title)
+
+
+def test_validation_pairs_are_a_line_of_their_own(summary: Summary, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    losses, accuracies = [0.6, 0.4, 0.3, 0.2], [0.5, 0.6, 0.8, 1.0]
+    steps = [
+        {"loss": 1.0, "preference_loss": loss, "accuracy": accuracy}
+        for loss, accuracy in zip(losses, accuracies, strict=True)
+    ]
+    steps[1] |= {"validation_preference_loss": 0.5, "validation_accuracy": 0.5}
+    steps[3] |= {"validation_preference_loss": 0.7, "validation_accuracy": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    found = draw(dataclasses.replace(summary, artifacts={"iteration-1/train": Folder(folder)}))
+    learning = [each.title for each in found if each.group == "learning"]
+    assert learning == ["Training loss", "Preference accuracy", "Preference loss"]
+    for title, trained, validation in (
+        ("Preference loss", losses, [0.5, 0.7]),
+        ("Preference accuracy", accuracies, [0.5, 0.25]),
+    ):
+        svg = figure(found, title)
+        x, y = line(svg, POLICY)
+        other_x, other_y = line(svg, ACCENT)
+        assert_shows(np.concatenate([x, other_x]), [1, 2, 3, 4, 2, 4])
+        assert_shows(np.concatenate([y, other_y]), [*trained, *validation])
+        assert ">trained on<" in svg
+        assert ">validation<" in svg
 
 
 def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
