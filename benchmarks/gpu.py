@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -33,8 +31,7 @@ from stages.contract.tables import PROMPTS, write_table
 from stages.generate.params import GenerateParams
 from stages.train.params import TrainParams
 from stages.training.timing import matmul_flops_per_second
-from tests.vllm_session import PYTHON as VLLM_PYTHON
-from tests.vllm_session import ROOT
+from tests.gpu.programs import run_stage
 
 # First steps, in which kernels are chosen and memory is taken, do not count.
 _WARM_UP_STEPS = 2
@@ -152,7 +149,7 @@ def _train(
     )
     model = _file(folder / "model")
     inputs = {"policy": model, "reference": model, "pairs": _file(folder / "pairs.parquet")}
-    artifact = _run(_request(params, inputs, folder, gpus), folder, sys.executable)
+    artifact = run_stage(_request(params, inputs, folder, gpus), folder / "train.json")
     lines = (artifact / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines][_WARM_UP_STEPS:]
     seconds = sum(step["step_seconds"] for step in steps)
@@ -187,7 +184,9 @@ def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> 
     )
     params = GenerateParams(backend="vllm", num_samples=2, max_new_tokens=_MAX_NEW_TOKENS)
     inputs = {"policy": _file(folder / "model"), "prompts": _file(folder / "prompts.parquet")}
-    artifact = _run(_request(params, inputs, folder, gpus), folder, str(VLLM_PYTHON))
+    artifact = run_stage(
+        _request(params, inputs, folder, gpus), folder / "generate.json", vllm=True
+    )
     timings = json.loads((artifact / "timings.json").read_text())
     tokens = json.loads((artifact / "metrics.json").read_text())["response_tokens"]
     seconds = timings["seconds"] - timings["start_seconds"]
@@ -208,27 +207,6 @@ def _request(params: Any, inputs: dict[str, FileInput], folder: Path, gpus: int)
         store=str(folder / "store"),
         resources=Resources(gpus=gpus),
     )
-
-
-def _run(request: Request, folder: Path, python: str) -> Path:
-    """Runs a stage as a program; its folder of results."""
-    path = folder / f"{request.stage}.json"
-    request.write(path)
-    log = path.with_suffix(".log")
-    with log.open("w") as file:
-        done = subprocess.run(
-            [python, "-m", f"stages.{request.stage}", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=False,
-        )
-    if done.returncode:
-        sys.exit(f"{request.stage} ended with {done.returncode}:\n{log.read_text()[-8000:]}")
-    artifact = LocalStore.open(request.store).load(request.stage, request.key)
-    assert artifact is not None
-    return artifact.path
 
 
 def _nominal_rate() -> float | None:

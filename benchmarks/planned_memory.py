@@ -16,12 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
+from benchmarks.memory_peaks import memory_peaks
 from flows.planning.cost import GIB
 from flows.planning.hardware import this_cpu
 from flows.planning.shape import ModelShape, read_shape
@@ -34,7 +31,6 @@ from tests.stage_calls import file_input
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
-_SAMPLE_SECONDS = 0.02
 _PAIRS = 24
 
 
@@ -102,7 +98,7 @@ def peak_gib(request: Request, path: Path) -> float:
     ) as stage:
         assert stage.stdout is not None
         trains = threading.Event()
-        with _sampled(stage.pid, trains) as peaks:
+        with memory_peaks(stage.pid, lambda: "training" if trains.is_set() else None) as peaks:
             for line in stage.stdout:
                 event = parse_event(line)
                 # The reference's pass has told of all pairs: what comes is training.
@@ -111,41 +107,7 @@ def peak_gib(request: Request, path: Path) -> float:
                     trains.set()
     if stage.returncode:
         raise RuntimeError(f"the training ended with exit code {stage.returncode}")
-    return max(peaks.values()) / GIB
-
-
-@contextmanager
-def _sampled(pid: int, wanted: threading.Event) -> Iterator[dict[int, float]]:
-    """Peak of each process of a tree in bytes, while ``wanted`` is set."""
-    peaks: dict[int, float] = {}
-    ended = threading.Event()
-
-    def sample() -> None:
-        wanted.wait()
-        while not ended.wait(_SAMPLE_SECONDS):
-            try:
-                top = psutil.Process(pid)
-                for each in (top, *top.children(recursive=True)):
-                    peaks[each.pid] = max(peaks.get(each.pid, 0.0), _anonymous(each.pid))
-            except (psutil.Error, OSError):
-                # One has just ended.
-                continue
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        ended.set()
-        wanted.set()
-        thread.join()
-
-
-def _anonymous(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024.0
-    return 0.0
+    return max(peaks["training"].values()) / GIB
 
 
 if __name__ == "__main__":

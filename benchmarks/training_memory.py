@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import shutil
 import tempfile
-import threading
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from benchmarks.memory_peaks import memory_peaks
 from stages.contract.events import Emitter, Event, Metric, Progress
 from stages.contract.program import execute
 from stages.train.run import STAGE
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
-_SAMPLE_SECONDS = 0.05
 _PAIRS = 16
 # Batches of 8 pairs.
 _STEPS = 2
-Peaks = dict[str, dict[int, float]]
 
 
 class _Phases(Emitter):
@@ -39,48 +35,23 @@ class _Phases(Emitter):
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
-        self.now = "reference"
+        self._now = "reference"
 
     def emit(self, event: Event) -> None:
         super().emit(event)
         if isinstance(event, Progress) and event.unit == "pairs":
             # Reported after a pass: what comes after the last one is training.
-            self.now = "training" if event.done == event.total else "reference"
+            self._now = "training" if event.done == event.total else "reference"
         if isinstance(event, Metric) and event.step == _STEPS:
-            self.now = "saving"
+            self._now = "saving"
+
+    def phase(self) -> str:
+        """The phase of the moment."""
+        return self._now
 
 
-@contextmanager
-def _sampled(phases: _Phases) -> Iterator[Peaks]:
-    """Peak memory in MiB of each worker, by phase."""
-    peaks: Peaks = defaultdict(lambda: defaultdict(float))
-    ended = threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(_SAMPLE_SECONDS):
-            for child in psutil.Process().children(recursive=True):
-                try:
-                    if any(part.endswith(".worker") for part in child.cmdline()):
-                        found = peaks[phases.now]
-                        found[child.pid] = max(found[child.pid], _anonymous(child.pid))
-                except (psutil.Error, OSError):
-                    # It has just ended.
-                    continue
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _anonymous(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+def _is_worker(process: psutil.Process) -> bool:
+    return any(part.endswith(".worker") for part in process.cmdline())
 
 
 def main() -> None:
@@ -118,10 +89,10 @@ def main() -> None:
                 epochs=1,
                 deepspeed={"zero_stage": 3},
             )
-            with _sampled(phases) as peaks:
+            with memory_peaks(os.getpid(), phases.phase, _is_worker) as peaks:
                 execute(STAGE, request, phases)
             for phase, found in peaks.items():
-                shown = ", ".join(f"{each:.0f}" for each in found.values())
+                shown = ", ".join(f"{each / 2**20:.0f}" for each in found.values())
                 print(f"| {count} | {phase} | {shown} |", flush=True)
     finally:
         shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.runners.local.gpu_locks import gpus_of_this_host
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from tests.vllm_session import PYTHON as VLLM_PYTHON
@@ -23,7 +24,7 @@ def run_stage(request: Request, path: Path, *, vllm: bool = False) -> Path:
     """
     request.write(path)
     python = str(VLLM_PYTHON) if vllm else sys.executable
-    visible = ",".join(map(str, range(request.resources.gpus)))
+    visible = ",".join(gpus_of_this_host()[: request.resources.gpus])
     log = path.with_suffix(".log")
     with log.open("w") as file:
         done = subprocess.run(
