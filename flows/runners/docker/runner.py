@@ -14,34 +14,28 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised
+from flows.runners.docker.at_work import gpus_in_use, running_containers, take_over
 from flows.runners.docker.client import connect
 from flows.runners.docker.container import StageContainer, stop, time_limit
 from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
-    ALIVE_LABEL,
-    AT_WORK,
-    DEATH_LABEL,
-    GPUS_LABEL,
-    KEY_LABEL,
-    STORE_LABEL,
     container_options,
     host_options,
     needs_network,
     user_for,
 )
 from flows.runners.docker.reaper import reap
+from flows.runners.docker.refusal import refused
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
 from flows.runners.local.outputs import chown_outputs
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_locks import AliveLock, is_held
 from stages.contract.local_store import LocalStore
@@ -118,7 +112,7 @@ class DockerRunner:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with contextlib.closing(connect()) as client:
-            return any(not is_held(lock) for _, lock in _running_containers(client, request))
+            return any(not is_held(lock) for _, lock in running_containers(client, request))
 
     @contextlib.contextmanager
     def _stage_container(self, request: Request, on_event: OnEvent) -> Iterator[StageContainer]:
@@ -126,7 +120,7 @@ class DockerRunner:
         with contextlib.ExitStack() as stack:
             # A connection of its own: the engine's client serves one thread.
             client = stack.enter_context(contextlib.closing(connect()))
-            container = _take_over(client, request)
+            container = take_over(client, request)
             new = container is None
             if container is None:
                 devices = stack.enter_context(self._gpus(client, request, on_event))
@@ -156,7 +150,7 @@ class DockerRunner:
         number = request.resources.gpus
         with hold_gpus(number, waiting=say, stopping=self._stopping) as held:
             # A container that outlived its orchestrator has its GPUs and no lock on them.
-            while taken := set(held.devices) & _gpus_in_use(client):
+            while taken := set(held.devices) & gpus_in_use(client):
                 say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
                 if self._stopping.wait(_POLL_SECONDS):
                     raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
@@ -200,7 +194,7 @@ class DockerRunner:
         except BaseException as error:
             alive.free(remove=True)
             if isinstance(error, APIError):
-                raise _refused(request, error) from error
+                raise refused(request, error) from error
             raise
         return StageContainer(client, made["Id"], alive)
 
@@ -215,37 +209,7 @@ class DockerRunner:
         try:
             container.start({name: os.environ[name] for name in names})
         except APIError as error:
-            raise _refused(request, error) from error
-
-
-def _running_containers(
-    client: docker.DockerClient, request: Request
-) -> Iterator[tuple[str, Path]]:
-    """Running containers for a key that may outlive their orchestrator, with their locks."""
-    wanted = [
-        f"{KEY_LABEL}={request.key}",
-        f"{STORE_LABEL}={request.store}",
-        f"{DEATH_LABEL}=keep",
-    ]
-    found: list[dict[str, Any]] = client.api.containers(
-        filters={"label": wanted, "status": AT_WORK}
-    )
-    for each in found:
-        yield each["Id"], Path(each["Labels"][ALIVE_LABEL])
-
-
-def _gpus_in_use(client: docker.DockerClient) -> set[str]:
-    found = client.api.containers(filters={"label": GPUS_LABEL, "status": AT_WORK})
-    return {device for each in found for device in each["Labels"][GPUS_LABEL].split(",")}
-
-
-def _take_over(client: docker.DockerClient, request: Request) -> StageContainer | None:
-    """A running container that computes the request and whose orchestrator is dead."""
-    for found, path in _running_containers(client, request):
-        lock = AliveLock(path)
-        if lock.take():
-            return StageContainer(client, found, lock)
-    return None
+            raise refused(request, error) from error
 
 
 def _ids_of(user: str, request: Request) -> tuple[int, int]:
@@ -261,20 +225,3 @@ def _ids_of(user: str, request: Request) -> tuple[int, int]:
 def _name_for(request: Request) -> str:
     place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
     return f"geb-{request.run}-{place}-{request.key[:8]}-{uuid.uuid4().hex[:6]}"
-
-
-def _refused(request: Request, error: APIError) -> Exception:
-    where = request.place
-    said = str(error.explanation or error)
-    if "could not select device driver" in said:
-        return UserError(
-            f"{where}: the Docker engine offers no GPUs ({said.strip()})",
-            "install the NVIDIA container toolkit on this machine, or set "
-            f"resources.{request.stage}.gpus to 0",
-        )
-    if error.is_client_error():
-        return UserError(
-            f"{where}: the Docker engine refuses the container: {said}",
-            "correct execution.docker, or what it names",
-        )
-    return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
