@@ -15,9 +15,7 @@ Layout under the root::
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import shutil
 import time
@@ -26,17 +24,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.contract.atomic import fsync, is_temporary, write_atomically
-from stages.contract.disk import explain_disk_errors
-from stages.contract.errors import DamagedArtifactError, NoStoreError, StoreError, UserError
+from stages.contract.atomic import fsync
+from stages.contract.errors import DamagedArtifactError, StoreError, UserError
 from stages.contract.file_lease import FileLease
-from stages.contract.folders import files_below, names_in, readable, usage_below
+from stages.contract.folders import files_below, names_in, readable
+from stages.contract.local_usage import held, remove
 from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
-from stages.contract.records import read_json_record
-from stages.contract.store import FORMAT, MARKER, Artifact, Held, Kind, Store
-
-# Folders of records that a process replaces as it goes.
-_RECORDS = ("runs", "models", "leases")
+from stages.contract.opening import read_marker
+from stages.contract.store import MARKER, Artifact, Held, Store
 
 
 class LocalStore(Store):
@@ -71,23 +66,7 @@ class LocalStore(Store):
                 "open it with stages.contract.stores.open_store",
             )
         root = Path(location).expanduser().absolute()
-        marker = root / MARKER
-        if create and not os.path.lexists(marker):
-            _require_empty(root)
-            with explain_disk_errors(root):
-                write_atomically(marker, json.dumps({"format": FORMAT}))
-        try:
-            found = read_json_record(marker, _remedy_of_marker(root))
-        except OSError as error:
-            raise NoStoreError(
-                f"no store at {root}: {error.strerror}. Is the path right, and the file system "
-                "mounted?"
-            ) from error
-        if found.get("format") != FORMAT:
-            raise UserError(
-                f"{root} is a store of format {found.get('format')}; this version reads {FORMAT}",
-                "use the version of geb that wrote it, or another store",
-            )
+        found = read_marker(root, create=create)
         return cls(root, found.get("mirror_of"))
 
     def artifact_path(self, stage: str, key: str) -> Path:
@@ -216,69 +195,13 @@ class LocalStore(Store):
 
     def held(self) -> Iterator[Held]:
         """See :class:`Store`."""
-        for stage, key in self.artifacts():
-            yield self._held("artifact", stage, key, self.artifact_path(stage, key))
-        for path in (self.root / "work").glob("*/*"):
-            yield self._held("work", path.parent.name, path.name, path)
-        for path in (self.root / "artifacts").glob("*/.scratch-*"):
-            stage = path.parent.name
-            start = path.name.removeprefix(".scratch-").partition("-")[0]
-            leases = (self.root / "leases" / stage).glob(f"{start}*")
-            key = next((each.name for each in leases if "." not in each.name), start)
-            yield self._held("scratch", stage, key, path)
-        for path in (self.root / "quarantine").glob("*"):
-            yield self._held("aside", "", "", path)
-        for folder in (self.root, *(self.root / each for each in _RECORDS)):
-            for path in folder.glob("*" if folder == self.root else "**/*"):
-                if is_temporary(path) and path.is_file():
-                    yield self._held("temporary", "", "", path)
+        return held(self.root, self.artifacts())
 
-    def _held(self, kind: Kind, stage: str, key: str, path: Path) -> Held:
-        return Held(kind, stage, key, path.relative_to(self.root).as_posix(), *usage_below(path))
-
-    def remove(self, held: Held) -> None:
-        """Deletes something that :meth:`held` told of; it disappears at once, or not at all."""
-        path = self.root / held.place
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-            return
-        # Another collection may be at it; what both leave is found by the next one.
-        with contextlib.suppress(FileNotFoundError):
-            if held.kind == "artifact":
-                path = path.rename(
-                    path.with_name(f".scratch-{held.key[:16]}-{uuid.uuid4().hex[:8]}")
-                )
-            shutil.rmtree(path)
+    def remove(self, gone: Held) -> None:
+        """See :class:`Store`; it disappears at once, or not at all."""
+        remove(self.root, gone)
 
     def sweep_scratch(self, stage: str, key: str) -> None:
         """Removes what dead attempts at a key left. Call it while holding the key's lease."""
         for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key[:16]}-*"):
             shutil.rmtree(stale)
-
-
-def _require_empty(root: Path) -> None:
-    """Refuses to make a store where something else is.
-
-    Raises:
-        UserError: It is.
-    """
-    if os.path.lexists(root) and not root.is_dir():
-        raise UserError(
-            f"{root} is no folder", "set `store` to a store or to an empty or new folder"
-        )
-    # One that another process makes just now is a store.
-    if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
-        raise UserError(
-            f"{root} is not empty and holds no {MARKER}: it is not a store",
-            "set `store` to a store or to an empty or new folder",
-        )
-
-
-def _remedy_of_marker(root: Path) -> str:
-    if (root / "artifacts").is_dir():
-        return (
-            f"remove it and write {json.dumps({'format': FORMAT})} in its place: `geb verify` then "
-            "tells whether the artifacts are whole. In the cache of a store in a bucket "
-            "(`GEB_CACHE`), remove the whole folder"
-        )
-    return "remove it; the next run makes an empty store"
