@@ -46,7 +46,15 @@ class Measured:
     answers: dict[str, list[float]] = field(default_factory=dict)
 
 
-def write_config(folder: Path, name: str, *, iterations: int, shards: int, parallel: int) -> Path:
+def write_config(
+    folder: Path,
+    name: str,
+    *,
+    iterations: int,
+    shards: int,
+    parallel: int,
+    execution: dict[str, Any] | None = None,
+) -> Path:
     """The quickstart with that many shards an iteration, its stages replaced by trivial ones."""
     values = {
         "extends": str(ROOT / "configs/quickstart.yaml"),
@@ -54,7 +62,8 @@ def write_config(folder: Path, name: str, *, iterations: int, shards: int, paral
         "iterations": iterations,
         "store": str(folder / "store"),
         "generate": {"num_shards": shards},
-        "execution": {"parallel": parallel, "interpreters": interpreter(folder)},
+        "execution": {"parallel": parallel, "interpreters": interpreter(folder)}
+        | (execution or {}),
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(values))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_pat
 from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
 from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
+from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import Tail
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Log
@@ -184,19 +188,18 @@ def test_other_ends_are_a_person_s_or_the_stage_s(
     assert message in str(error)
 
 
-def test_a_full_queue_is_waited_for_where_own_jobs_will_make_room() -> None:
+def test_a_full_queue_and_a_busy_controller_are_no_mistakes() -> None:
     full = (
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
         "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     )
-    assert meaning_of(full, has_jobs=True) == "full"
-    assert meaning_of(full, has_jobs=False) == "mistake"
+    assert meaning_of(full) == "full"
     for busy in (
         "sbatch: error: Batch job submission failed: Unable to contact slurm controller",
         "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
     ):
-        assert meaning_of(busy, has_jobs=False) == "busy"
-    assert meaning_of("sbatch: error: invalid partition specified: x", has_jobs=True) == "mistake"
+        assert meaning_of(busy) == "busy"
+    assert meaning_of("sbatch: error: invalid partition specified: x") == "mistake"
 
 
 def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
@@ -267,3 +270,84 @@ def test_an_event_with_other_line_ends_in_its_text_stays_one_line(tmp_path: Path
     event = Log(message="a\u2028b\x85c").model_dump_json() + "\n"
     path.write_text(event)
     assert list(Tail(path).new_lines()) == [event]
+
+
+FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+OTHERS_JOB = client.QueuedJob("1", "RUNNING", "None", "node1", "another")
+
+
+class Scheduler:
+    """Slurm's commands, in a cluster whose user has a job already."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
+        self.calls: list[str] = []
+        self.queue = [OTHERS_JOB]
+        self._answers = iter(answers)
+        self._submitting = threading.Lock()
+        for name in ("check", "own_jobs", "submit"):
+            monkeypatch.setattr(client, name, getattr(self, name))
+
+    def check(self, options: list[str]) -> str:
+        self.calls.append("test")
+        return ""
+
+    def own_jobs(self) -> list[client.QueuedJob]:
+        self.calls.append("squeue")
+        return self.queue
+
+    def submit(self, options: list[str], program: str) -> subprocess.CompletedProcess[str]:
+        assert self._submitting.acquire(blocking=False), "one at a time"
+        # Long enough for others to come.
+        time.sleep(0.01)
+        self._submitting.release()
+        said = next(self._answers, "")
+        if isinstance(said, BaseException):
+            raise said
+        self.calls.append("refused" if said else "taken")
+        return subprocess.CompletedProcess([], bool(said), f"{len(self.calls)}\n", said)
+
+
+def submitted(request: Request, name: str, *, has_live: bool = True) -> str:
+    chosen = submitter(has_live=has_live)
+    return chosen.submit(request, name, [], "", lambda event: None)
+
+
+def submitter(*, has_live: bool = True) -> Submitter:
+    settings = SlurmSettings(poll_seconds=0.01)
+    return Submitter(settings, 5, threading.Event(), has_live=lambda: has_live)
+
+
+def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch, FULL, FULL, "", FULL)
+    chosen = submitter()
+
+    def submit(number: int) -> str:
+        return chosen.submit(request_, f"job-{number}", [], "", lambda event: None)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(submit, range(8)))) == 8
+    # What all ask for is checked once, and the queue is not looked at.
+    assert scheduler.calls[:5] == ["test", "refused", "refused", "taken", "refused"]
+    assert scheduler.calls[5:] == ["taken"] * 7
+
+
+def test_a_full_queue_is_waited_for_while_a_job_in_it_will_make_room(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch, FULL, "", FULL)
+    submitted(request_, "after", has_live=False)
+    assert scheduler.calls == ["test", "refused", "squeue", "taken"]
+    scheduler.queue.clear()
+    with pytest.raises(UserError, match="QOSMaxSubmitJobPerUserLimit"):
+        submitted(request_, "never", has_live=False)
+
+
+def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch, client.SlurmUnavailableError("sbatch: no answer in 120 s"))
+    scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
+    assert submitted(request_, "mine") == "7"
+    assert scheduler.calls == ["test", "squeue"]

@@ -43,7 +43,7 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
         said = client.check(submit_options(request, settings, grace_seconds))
-        if not said or meaning_of(said, has_jobs=True) != "mistake":
+        if not said or meaning_of(said) != "mistake":
             return
         job = settings.job(request.stage)
         # A node that died may be the one that is wanted: the job waits for it.

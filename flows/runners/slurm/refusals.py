@@ -61,16 +61,11 @@ _HOPELESS = re.compile(
 )
 
 
-def meaning_of(said: str, *, has_jobs: bool) -> Meaning:
-    """Meaning of a refusal of sbatch.
-
-    Args:
-        said: Its stderr.
-        has_jobs: Whether jobs of this orchestrator are in the queue, whose end would make room.
-    """
+def meaning_of(said: str) -> Meaning:
+    """Meaning of a refusal of sbatch, by what it wrote to stderr."""
     if _BUSY.search(said):
         return "busy"
-    return "full" if _FULL.search(said) and has_jobs else "mistake"
+    return "full" if _FULL.search(said) else "mistake"
 
 
 def concerns_nodes(said: str) -> bool:

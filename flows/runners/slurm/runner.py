@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
@@ -26,12 +26,10 @@ from flows.runners.slurm.job import (
     computes,
     default_interpreter,
     new_name,
-    submit_options,
 )
 from flows.runners.slurm.polling import QueuePoller
-from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.reaper import remove_owner, sweep
-from flows.runners.slurm.refusals import meaning_of, mistake
+from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import JobWatch
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
@@ -45,8 +43,6 @@ _PROGRAM_SECONDS = 15.0
 _KILL_SECONDS = 90.0
 _LOOK_SECONDS = 1.0
 _LOGGER = logging.getLogger(__name__)
-
-Say = Callable[[str], None]
 
 
 class SlurmRunner:
@@ -74,6 +70,9 @@ class SlurmRunner:
         self._owners: dict[Path, tuple[Path, FileLease]] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._submitter = Submitter(
+            settings, grace_seconds, self._stopping, has_live=lambda: bool(self._live)
+        )
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -176,49 +175,14 @@ class SlurmRunner:
             interpreter=interpreter,
             grace_seconds=self._grace_seconds,
         )
-        options = [
-            "--parsable",
-            f"--job-name={folder.name}",
-            f"--output={folder.path / 'slurm.out'}",
-            f"--chdir={Path.cwd()}",
-            *submit_options(request, self._settings, self._grace_seconds),
-        ]
-        say = log_once(on_event)
+        options = [f"--output={folder.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
         try:
-            check_job(request, self._settings, self._grace_seconds)
-            while (job := self._try_to_submit(options, program, request, folder, say)) is None:
-                if self._stopping.wait(self._settings.poll_seconds):
-                    raise StoppedError(f"{request.place}: stopped while waiting for Slurm")
+            job = self._submitter.submit(request, folder.name, options, program, on_event)
         except BaseException:
             folder.remove()
             raise
         on_event(Log(message=f"job {job}: {folder.name}"))
         return job, folder
-
-    def _try_to_submit(
-        self,
-        options: list[str],
-        program: str,
-        request: Request,
-        folder: JobFolder,
-        say: Say,
-    ) -> str | None:
-        """Number of the new job; None where Slurm takes none now."""
-        try:
-            done = client.submit(options, program)
-        except SlurmUnavailableError as error:
-            said = str(error)
-        else:
-            if done.returncode == 0:
-                return done.stdout.strip().split(";")[0]
-            said = done.stderr
-            if meaning_of(said, has_jobs=bool(self._live)) == "mistake":
-                raise mistake(said, request, self._settings.job(request.stage))
-        say(f"Slurm takes no job now, trying again: {said.strip()}")
-        # An answer that was lost may be that of a job that was taken.
-        with contextlib.suppress(SlurmUnavailableError):
-            return next((each.id for each in client.own_jobs() if each.name == folder.name), None)
-        return None
 
     @contextlib.contextmanager
     def _registered(self, job: str, folder: JobFolder) -> Iterator[None]:
