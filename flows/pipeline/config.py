@@ -133,6 +133,11 @@ class RunConfig(StageSettings):
         check_samples(self)
         check_evaluations(self)
         check_placement(self)
+        if self.sft.lora.save != "merged" and not self.inputs.policy:
+            raise ValueError(
+                f"sft.lora.save is {self.sft.lora.save!r}, and there is no inputs.policy: adapters "
+                "are for a model that is kept, which a new one is not; leave sft.lora.save out"
+            )
         return self
 
     def to_json(self) -> str:

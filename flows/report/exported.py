@@ -16,6 +16,8 @@ from stages.contract.registry import ModelRegistry
 from stages.contract.registry_records import ModelVersion
 from stages.contract.store import Artifact, Store
 
+ADAPTER = "adapter"
+"""Folder of adapters, in an artifact and in a copy."""
 _CARD = "README.md"
 _FIGURES = (
     ("mean reward", "mean_reward"),
@@ -49,7 +51,7 @@ class BaseModel:
 def export(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
-    Adapters stay adapters: what the checkpoint is, the copy is.
+    Adapters that were saved beside it stay adapters, in the folder `adapter`.
 
     Args:
         store: The store whose registry is asked.
@@ -65,8 +67,12 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     source = artifact.file(version.checkpoint.path)
     ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
     # First, so that a card which cannot be made leaves no folder.
-    card = _card(version, artifact, ancestors, base_of(store, artifact), _is_adapter(source))
+    has_adapter = bool(artifact.manifest.files_at(ADAPTER))
+    adapter_base = _adapter_base(store, version, artifact) if has_adapter else None
+    card = _card(version, artifact, ancestors, base_of(store, artifact), adapter_base)
     shutil.copytree(source, folder, dirs_exist_ok=True)
+    if has_adapter:
+        shutil.copytree(artifact.file(ADAPTER), folder / ADAPTER)
     (folder / _CARD).write_text(card, encoding="utf-8")
     return version
 
@@ -104,13 +110,13 @@ def _card(
     artifact: Artifact,
     ancestors: Sequence[Ancestor],
     base: BaseModel,
-    is_adapter: bool,
+    adapter_base: str | None,
 ) -> str:
     return render(
         "model_card.md.jinja",
         version=version,
         base=base,
-        is_adapter=is_adapter,
+        adapter_base=adapter_base,
         figures=_figures(version.metrics),
         params=artifact.manifest.params,
         software=artifact.manifest.software,
@@ -126,8 +132,18 @@ def _figures(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").exists()
+def _adapter_base(store: Store, version: ModelVersion, artifact: Artifact) -> str:
+    """What an adapter is to be put on, in words: the model that its own training started from."""
+    given = artifact.manifest.inputs["policy"][0]
+    if given["kind"] == "hub":
+        return f"{given['repo']}, revision {given['revision']}"
+    if given["kind"] == "file":
+        return f"{given['location']} (digest {given['digest']})"
+    said = f"the `{given['path']}` of {given['stage']} {given['key']}"
+    for each in ModelRegistry(store).versions(version.name):
+        if (each.checkpoint.key, each.checkpoint.path) == (given["key"], given["path"]):
+            return f"{each.name}, version {each.version} ({said})"
+    return said
 
 
 def _licence(folder: Path) -> str | None:

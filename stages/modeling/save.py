@@ -11,6 +11,8 @@ from torch import Tensor
 # How the tokenizer was found, which its library writes down with what it is: the same tokenizer
 # would have other bytes, and its checkpoint another digest, on a machine that is offline.
 _OF_ITS_LOADING = ("is_local", "local_files_only")
+MAX_SHARD_SIZE = "5GB"
+"""Largest file of weights; a larger checkpoint has several, and an index."""
 
 
 class IncompleteCheckpointError(RuntimeError):
@@ -40,7 +42,7 @@ def save_checkpoint(
     for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
         if name in cast and source in cast:
             cast[name] = cast[source]
-    model.save_pretrained(folder, state_dict=cast)
+    model.save_pretrained(folder, state_dict=cast, max_shard_size=MAX_SHARD_SIZE)
     # save_pretrained records the dtype in memory, which is not that of the saved weights.
     model.config.dtype = dtype
     model.config.save_pretrained(folder)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
@@ -32,6 +33,12 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, job: Job[SftParams], process: Process) -> None:
         super().__init__(job, process)
         self._source = job.models.get("policy")
+        if self._source is None and job.params.lora.save != "merged":
+            raise UserError(
+                f"sft.lora.save = {job.params.lora.save!r} without a policy: adapters are for a "
+                "model that is kept, which a new one is not",
+                "leave sft.lora.save out, or name a policy",
+            )
         self.tokenizer, self._examples, self._num_dropped = load_examples(job)
         self._check_lengths()
         self.plan = make_plan(

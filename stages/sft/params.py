@@ -46,7 +46,7 @@ class SftParams(TrainingParams):
 
     Inputs: `data` (1..n JSONL or Parquet files), `policy` (checkpoint to start from; without it
     `architecture` is started from scratch). Outputs: `checkpoint/`, `summary.json`,
-    `metrics.jsonl`.
+    `metrics.jsonl`, and with `lora.save = "both"` also `adapter/`.
     """
 
     stage: ClassVar[str] = "sft"
@@ -57,6 +57,7 @@ class SftParams(TrainingParams):
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
+        "adapter": OutputSpec("model", optional=True),
         "summary.json": OutputSpec("file"),
         "metrics.jsonl": OutputSpec("file"),
     }

@@ -122,7 +122,8 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
 
     Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables).
     Outputs: `checkpoint/`, `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and
-    with `reference = "ema"` also `ema/`, the next iteration's reference.
+    with `reference = "ema"` also `ema/`, the next iteration's reference; with `lora.save = "both"`
+    also `adapter/`.
     """
 
     stage: ClassVar[str] = "train"
@@ -134,6 +135,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
+        "adapter": OutputSpec("model", optional=True),
         "ema": OutputSpec("model", optional=True),
         "reference_logprobs.parquet": OutputSpec("file"),
         "summary.json": OutputSpec("file"),

@@ -1,16 +1,20 @@
-"""LoRA adapters: refused where they could not be merged, and merged by peft's own arithmetic."""
+"""LoRA adapters: refused where they could not be merged, merged by peft's arithmetic, saved."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
+from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import causal_lm
 from stages.modeling.probe import UnfitModelError, check_training_mode
@@ -65,12 +69,14 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
 
 
 def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All weights of a peft model under the base model's names, the adapters merged in float32.
+    """All weights of a policy under the base model's names, adapters merged in float32.
 
     Args:
-        policy: The peft model; its own weights may be sharded.
+        policy: The model, or a peft model around it; its own weights may be sharded.
         weights: Its whole weights by name.
     """
+    if causal_lm(policy) is policy:
+        return weights
     merged = {_plain(name): weight for name, weight in weights.items() if ".lora_" not in name}
     for adapter in _adapters(policy):
         base = merged[adapter.plain].float()
@@ -84,19 +90,49 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
     return merged
 
 
-def policy_weights(policy: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names the weights of a `ResponseLogprobs` as the bare policy does, adapters merged.
+def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, folder: Path) -> None:
+    """Writes the adapters alone, as peft's own `save_pretrained` does.
+
+    The same bytes wherever it runs: of the base, only a repository of the hub is named.
 
     Args:
-        policy: The model, or a peft model around it.
+        policy: The peft model; its own weights may be sharded.
+        weights: Its whole weights by name; adapters are saved in the dtype that they have here.
+        base: What training started from, and the adapters are for.
+        folder: Where to.
+    """
+    from peft import get_peft_model_state_dict
+    from peft.utils import SAFETENSORS_WEIGHTS_NAME
+
+    adapters = get_peft_model_state_dict(
+        policy, state_dict=weights, adapter_name=_ADAPTER, save_embedding_layers=False
+    )
+    config = copy.deepcopy(policy.peft_config[_ADAPTER])
+    config.inference_mode = True
+    config.base_model_name_or_path = base.name_or_path if base.revision else None
+    config.revision = base.revision
+    if isinstance(config.target_modules, set):
+        # peft writes a set in the order of its hashes, which differs by process.
+        config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(folder)
+    save_file(
+        {name: weight.contiguous() for name, weight in adapters.items()},
+        folder / SAFETENSORS_WEIGHTS_NAME,
+        metadata={"format": "pt"},
+    )
+
+
+def weights_of_policy(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names the weights of a `ResponseLogprobs` as the policy in it does.
+
+    Args:
         state: Gathered weights of the wrapper.
     """
-    weights = {
+    return {
         name.removeprefix(_POLICY): weight
         for name, weight in state.items()
         if name.startswith(_POLICY)
     }
-    return weights if causal_lm(policy) is policy else merge_adapters(policy, weights)
 
 
 class _Delta(nn.Module):

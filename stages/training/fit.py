@@ -14,7 +14,12 @@ from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint
 from stages.training import checkpoints
-from stages.training.adapters import add_adapters, policy_weights
+from stages.training.adapters import (
+    add_adapters,
+    merge_adapters,
+    save_adapters,
+    weights_of_policy,
+)
 from stages.training.arguments import check_trackers, trainer_seed, training_arguments
 from stages.training.batches import Plan
 from stages.training.callbacks import CheckpointSchedule, StepReporter
@@ -168,14 +173,17 @@ class Fit(ABC, Generic[P]):
         if self.process.is_first:
             # Under ZeRO-3 transformers would go on sharding, and only one process is here.
             unset_hf_deepspeed_config()
-            policy = trainer.model.policy
+            policy, weights = trainer.model.policy, weights_of_policy(state)
             save_checkpoint(
                 causal_lm(policy),
-                policy_weights(policy, state),
+                merge_adapters(policy, weights),
                 self.tokenizer,
                 self.save_dtype(),
                 self.job.out / "checkpoint",
             )
+            if self.job.params.lora.save == "both":
+                base = self.job.models["policy"]
+                save_adapters(policy, weights, base, self.job.out / "adapter")
             self.after_saving()
         self.process.barrier()
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.params import Settings, StageParams, added_later, speed_only
 
 RowLayoutName = Literal["packed", "padded"]
 
 
 class LoraParams(Settings):
-    """Low-rank adapters (peft) in place of full fine-tuning; merged into the saved checkpoint."""
+    """Low-rank adapters (peft) in place of full fine-tuning."""
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights."""
@@ -22,6 +22,18 @@ class LoraParams(Settings):
     """Dropout on the adapters' input."""
     target_modules: tuple[str, ...] = ()
     """Names of the linear layers that get adapters; empty for all but the head."""
+    save: Literal["merged", "both"] = added_later("merged")
+    """`merged`: a checkpoint with the adapters merged into its weights. `both`: besides, the
+    adapters alone in peft's format, for the model that training started from."""
+
+    @model_validator(mode="after")
+    def _saved_adapters_are_trained(self) -> Self:
+        if self.save != "merged" and self.rank == 0:
+            raise ValueError(
+                f"lora.save = {self.save!r} with lora.rank = 0: no adapters are trained that could "
+                "be saved; set lora.rank (16, for example), or leave lora.save out"
+            )
+        return self
 
 
 class DeepSpeedParams(Settings):

@@ -40,6 +40,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("generate.shard_index=0", ["generate.shard_index is set by the run"]),
         ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
         ("inputs.warm_start=null", ["no policy to start from"]),
+        ("sft.lora={rank: 4, save: both}", ["sft.lora.save is 'both'", "no inputs.policy"]),
         ("train.kappa", ["is not NAME=VALUE"]),
         (
             "train={reference_logprobs: sampler, reference: initial}",

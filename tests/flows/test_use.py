@@ -6,10 +6,12 @@ import os
 import subprocess
 from pathlib import Path
 
-from flows.report.exported import base_of
+from flows.report.exported import base_of, export
 from stages.contract.local_store import LocalStore
-from stages.contract.manifest import Manifest
-from stages.contract.request import HubInput
+from stages.contract.manifest import Manifest, describe_files
+from stages.contract.registry import ModelRegistry
+from stages.contract.request import ArtifactInput, HubInput
+from stages.contract.store import Artifact
 from tests.flows.loop import geb, steps
 from tests.forking import forked_python
 
@@ -25,6 +27,7 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     card = (tmp_path / "model/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "base_model" not in card, "the base is no model of the hub"
+    assert "adapter" not in card, "none was saved"
     for said in ("trained from scratch", "| mean reward |", "| win rate over", f"train {key[:12]}"):
         assert said in card
     for step in ("prepare", "sft", "iteration-1/generate/0", "iteration-1/score/0"):
@@ -67,19 +70,25 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_base_of_the_hub_is_its_repository_at_its_revision(tmp_path: Path) -> None:
-    store = LocalStore.open(str(tmp_path), create=True)
-    hub = HubInput(repo="owner/model", revision="c0ffee")
+HUB = HubInput(repo="owner/model", revision="c0ffee")
+
+
+def trained(store: LocalStore, key: str, policy: HubInput | ArtifactInput, *files: str) -> Artifact:
+    """An artifact of `train` whose files hold their own names."""
+    scratch = store.new_scratch("train", key)
+    for name in files:
+        (scratch / name).parent.mkdir(exist_ok=True)
+        (scratch / name).write_text(name + key)
     manifest = Manifest(
         stage="train",
         version="1",
-        key="0" * 64,
+        key=key,
         params={},
         seed=0,
-        inputs={"policy": [hub.model_dump(mode="json") | {"digest": hub.digest}]},
+        inputs={"policy": [policy.model_dump(mode="json") | {"digest": policy.digest}]},
         run="hub",
         step="iteration-1/train",
-        files={},
+        files=describe_files(scratch, set()),
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:00:01+00:00",
         software={},
@@ -87,9 +96,34 @@ def test_the_base_of_the_hub_is_its_repository_at_its_revision(tmp_path: Path) -
         accelerator="cpu",
         notes={},
     )
-    artifact = store.publish(store.new_scratch("train", manifest.key), manifest)
-    found = base_of(store, artifact)
+    return store.publish(scratch, manifest)
+
+
+def test_the_base_of_the_hub_is_its_repository_at_its_revision(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path), create=True)
+    found = base_of(store, trained(store, "0" * 64, HUB))
     assert (found.name, found.revision, found.folder) == ("owner/model", "c0ffee", None)
+
+
+def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
+    tmp_path: Path,
+) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    files = ("checkpoint/config.json", "adapter/adapter_config.json")
+    first = trained(store, "1" * 64, HUB, *files)
+    second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
+    bases = {
+        1: "owner/model, revision c0ffee",
+        2: f"many, version 1 (the `checkpoint` of train {'1' * 64})",
+    }
+    for number, artifact in enumerate((first, second), start=1):
+        ModelRegistry(store).register("many", artifact.ref("checkpoint"), metrics={})
+        folder = tmp_path / f"model-{number}"
+        export(store, f"many:{number}", folder)
+        for name in ("config.json", "adapter/adapter_config.json"):
+            saved = artifact.path / ("checkpoint" if "/" not in name else "") / name
+            assert (folder / name).read_bytes() == saved.read_bytes()
+        assert f"their own base, {bases[number]}, they" in (folder / "README.md").read_text()
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
 from tests.stage_calls import call_request, request_for
+from tests.stages.train.checkpoints import assert_same_logprobs
 from tests.tiny_models import make_tiny_llama
 
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -80,6 +81,15 @@ def test_adapters_train_linear_layers_only_and_are_merged(sft, tmp_path):
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "_proj" in name}
     assert losses(artifact)[-1] < losses(artifact)[0]
+
+
+def test_adapters_are_saved_for_a_policy_and_not_for_a_new_model(sft, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy")
+    lora = {"rank": 4, "alpha": 8.0, "save": "both"}
+    artifact, _ = sft(policy=policy, lora=lora)
+    assert_same_logprobs(artifact / "adapter", policy, artifact / "checkpoint")
+    with pytest.raises(UserError, match="'both' without a policy"):
+        sft(lora=lora)
 
 
 def test_a_budget_in_rows_is_refused_with_what_to_write_instead():

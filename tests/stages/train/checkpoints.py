@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -26,3 +27,25 @@ def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:
             logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
         total += float(logits.log_softmax(dim=-1)[token])
     return total / len(prompts)
+
+
+def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:
+    """What peft makes of an adapter and its base answers as a checkpoint does, and not as the base.
+
+    Args:
+        adapter: Folder in peft's format.
+        base: Checkpoint that the adapter is for.
+        checkpoint: The one to compare with.
+    """
+    ids = torch.arange(3, 15)[None]
+
+    def logprobs(model: torch.nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            return model.eval()(input_ids=ids).logits.log_softmax(dim=-1)
+
+    start = AutoModelForCausalLM.from_pretrained(base)
+    before = logprobs(start)
+    expected = logprobs(AutoModelForCausalLM.from_pretrained(checkpoint))
+    found = logprobs(PeftModel.from_pretrained(start, str(adapter)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (expected - before).abs().max() > 0.01

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -15,9 +18,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.save import IncompleteCheckpointError, save_checkpoint
-from stages.training.adapters import add_adapters, merge_adapters
+from stages.training.adapters import add_adapters, merge_adapters, save_adapters
 from stages.training.params import LoraParams
 from tests.tiny_models import make_tiny_tokenizer
 
@@ -59,7 +63,7 @@ def adapted_model(config: Any, *targets: str) -> Any:
     return adapted
 
 
-@pytest.mark.parametrize(
+kinds_of_layers = pytest.mark.parametrize(
     ("config", "targets"),
     [
         (LLAMA, ()),
@@ -73,6 +77,9 @@ def adapted_model(config: Any, *targets: str) -> Any:
     ],
     ids=lambda each: getattr(each, "model_type", None) or "+".join(each) or "default",
 )
+
+
+@kinds_of_layers
 def test_a_saved_checkpoint_answers_as_the_model_with_adapters_did(tmp_path, config, targets):
     adapted = adapted_model(config, *targets)
     weights = merge_adapters(adapted, adapted.state_dict())
@@ -80,6 +87,33 @@ def test_a_saved_checkpoint_answers_as_the_model_with_adapters_did(tmp_path, con
     save_checkpoint(model, weights, make_tiny_tokenizer(), torch.float32, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(loaded(IDS).logits, adapted(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@kinds_of_layers
+def test_saved_adapters_on_the_base_answer_as_the_model_with_adapters_did(
+    tmp_path, config, targets
+):
+    adapted = adapted_model(config, *targets)
+    save_adapters(adapted, adapted.state_dict(), ModelSource("somewhere"), tmp_path)
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(config).eval()
+    loaded = PeftModel.from_pretrained(base, str(tmp_path))
+    torch.testing.assert_close(loaded(IDS).logits, adapted(IDS).logits)
+
+
+def saved_config(folder: Path, base: ModelSource) -> dict[str, Any]:
+    """What peft is told of adapters for a base."""
+    adapted = adapted_model(LLAMA)
+    save_adapters(adapted, adapted.state_dict(), base, folder)
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def test_saved_adapters_name_a_base_of_the_hub_and_no_folder_of_this_machine(tmp_path):
+    found = saved_config(tmp_path / "hub", ModelSource("owner/model", "c0ffee"))
+    assert (found["base_model_name_or_path"], found["revision"]) == ("owner/model", "c0ffee")
+    assert found["target_modules"] == sorted(found["target_modules"])
+    found = saved_config(tmp_path / "here", ModelSource(str(tmp_path)))
+    assert (found["base_model_name_or_path"], found["revision"]) == (None, None)
 
 
 @pytest.mark.parametrize(

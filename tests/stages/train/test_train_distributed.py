@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages.contract.errors import StageFailedError, UserError
+from tests.stages.train.checkpoints import assert_same_logprobs
 from tests.stages.train.train_helpers import (
     at_step,
     make_pairs,
@@ -83,6 +84,14 @@ def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy,
         assert weights.keys() == expected.keys()
         for name, weight in weights.items():
             torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_zero_3_saves_adapters_beside_the_checkpoint(tmp_path, policy, pairs):
+    settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0, "save": "both"}, "epochs": 1}
+    found = train(
+        tmp_path, policy, [pairs], processes=2, deepspeed={"zero_stage": 3}, **settings
+    ).artifact.path
+    assert_same_logprobs(found / "adapter", policy, found / "checkpoint")
 
 
 def test_workers_end_with_the_stage(tmp_path, policy, pairs):

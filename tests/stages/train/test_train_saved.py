@@ -6,10 +6,13 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.stages.train.checkpoints import first_logprob, weights_of
+from stages.contract.errors import DamagedArtifactError
+from stages.contract.local_store import LocalStore
+from stages.modeling import save
+from tests.stages.train.checkpoints import assert_same_logprobs, first_logprob, weights_of
 from tests.stages.train.train_helpers import train
 from tests.tiny_models import make_tiny_llama
 
@@ -72,6 +75,26 @@ def test_lora_keeps_its_result_when_the_merge_is_reloaded(tmp_path, policy, pair
     assert merged.losses[0] == pytest.approx(longer.losses[3], rel=1e-4)
 
 
+def test_adapters_beside_the_checkpoint_are_the_same_policy(tmp_path, policy, pairs):
+    lora = {"rank": 4, "alpha": 8.0}
+    merged = train(tmp_path / "store", policy, [pairs], lora=lora)
+    both = train(tmp_path / "store", policy, [pairs], lora=lora | {"save": "both"})
+    assert both.weights == merged.weights
+    assert not merged.artifact.manifest.files_at("adapter")
+    adapter = both.artifact.path / "adapter"
+    assert set(both.artifact.manifest.files_at("adapter")) == {
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+    }
+    assert str(tmp_path) not in (adapter / "adapter_config.json").read_text()
+    assert_same_logprobs(adapter, policy, both.artifact.path / "checkpoint")
+    found = load_file(adapter / "adapter_model.safetensors")
+    found.popitem()
+    save_file(found, adapter / "adapter_model.safetensors")
+    with pytest.raises(DamagedArtifactError):
+        LocalStore.open(str(tmp_path / "store")).verify(both.artifact)
+
+
 def test_weights_are_saved_in_the_dtype_asked_for(tmp_path, policy, pairs):
     found = train(tmp_path / "store", policy, [pairs], save_dtype="bfloat16", epochs=1)
     assert {weight.dtype for weight in weights_of(found).values()} == {torch.bfloat16}
@@ -92,3 +115,18 @@ def test_tied_embeddings_stay_tied(tmp_path, pairs):
     assert weights_of(found).keys() == load_file(tied / "model.safetensors").keys()
     checkpoint = found.artifact.path / "checkpoint"
     assert first_logprob(checkpoint, pairs, 7) > first_logprob(tied, pairs, 7) + 0.5
+
+
+def test_weights_beyond_the_largest_file_are_saved_in_several(tmp_path, policy, pairs, monkeypatch):
+    whole = train(tmp_path / "whole", policy, [pairs], reference_kind="ema", epochs=1)
+    monkeypatch.setattr(save, "MAX_SHARD_SIZE", "20KB")
+    found = train(tmp_path / "store", policy, [pairs], reference_kind="ema", epochs=1)
+    for name in ("checkpoint", "ema"):
+        folder = found.artifact.path / name
+        shards = list(folder.glob("*.safetensors"))
+        assert len(shards) > 1
+        weights = {key: weight for each in shards for key, weight in load_file(each).items()}
+        expected = load_file(whole.artifact.path / name / "model.safetensors")
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weight, expected[key]) for key, weight in weights.items())
+        AutoModelForCausalLM.from_pretrained(folder)
