@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from flows.runners.kubernetes.verdict import raise_for
 from flows.runners.kubernetes.watch import PodWatch
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.outputs import chown_outputs
+from flows.runners.running import Running
 from stages.contract.errors import LeaseLostError, StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore
@@ -72,8 +73,8 @@ class KubernetesRunner:
         self._cluster = Cluster(settings)
         self._watches: dict[str, PodWatch] = {}
         self._stopping = threading.Event()
-        self._ended = threading.Condition()
-        self._num_running = 0
+        self._running = Running()
+        self._watches_lock = threading.Lock()
         with explained(self._cluster):
             check_rights(self._cluster)
             self._owner = _owner_of(self._cluster, settings)
@@ -83,7 +84,7 @@ class KubernetesRunner:
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
         lease = orchestrator_lease(request.store, request.stage, request.key)
-        with self._counted(), explained(self._cluster):
+        with self._running, explained(self._cluster):
             lease.acquire(
                 waiting=lambda holder: on_event(
                     Log(message=f"another run on {holder['host']} looks after it; waiting for it")
@@ -96,8 +97,7 @@ class KubernetesRunner:
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
         self._stopping.set()
-        with self._ended:
-            self._ended.wait_for(lambda: not self._num_running)
+        self._running.wait_for_none()
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
@@ -145,19 +145,8 @@ class KubernetesRunner:
             LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
         raise_for(endings, tails, request, stopped=self._stopping.is_set(), log=log)
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._ended:
-            self._num_running += 1
-        try:
-            yield
-        finally:
-            with self._ended:
-                self._num_running -= 1
-                self._ended.notify_all()
-
     def _watch(self, request: Request) -> PodWatch:
-        with self._ended:
+        with self._watches_lock:
             if request.store not in self._watches:
                 self._watches[request.store] = PodWatch(
                     self._cluster, selector(store=request.store)
@@ -230,7 +219,7 @@ class KubernetesRunner:
 
 
 def _is_whole(pods: list[dict[str, Any]]) -> bool:
-    """Whether all pods of an attempt are there and at work."""
+    """True while all pods of an attempt are there and at work."""
     at_work = [pod for pod in pods if ending_of(pod) is None and not is_asked_to_end(pod)]
     return len(at_work) == int(annotation(pods[0], NODES) or 1)
 

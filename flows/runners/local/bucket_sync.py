@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.bucket_inputs import with_local_inputs
+from flows.runners.running import Running
 from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Log, Progress
 from stages.contract.remote.lease import RemoteLease
@@ -38,8 +39,7 @@ class BucketSyncRunner:
         self._runner = runner
         self._sync_seconds = sync_seconds
         self._stopping = threading.Event()
-        self._ended = threading.Condition()
-        self._num_running = 0
+        self._running = Running()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -47,7 +47,7 @@ class BucketSyncRunner:
         if store is None:
             self._runner.run(request, on_event)
             return
-        with self._counted():
+        with self._running:
             self._run(store, request, on_event)
 
     def _run(self, store: RemoteStore, request: Request, on_event: OnEvent) -> None:
@@ -79,19 +79,7 @@ class BucketSyncRunner:
         self._stopping.set()
         self._runner.stop_all()
         # What the stages left is still on its way to the bucket.
-        with self._ended:
-            self._ended.wait_for(lambda: not self._num_running, _LAST_PUSH_SECONDS)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._ended:
-            self._num_running += 1
-        try:
-            yield
-        finally:
-            with self._ended:
-                self._num_running -= 1
-                self._ended.notify_all()
+        self._running.wait_for_none(_LAST_PUSH_SECONDS)
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
