@@ -1,4 +1,4 @@
-"""What a store in a bucket costs: throughput of push and pull, and the price of a hit.
+"""Cost of a store in a bucket: throughput of push and pull, and the price of a hit.
 
 ``python -m benchmarks.bucket_store`` starts an S3 server on loopback; with ``--store
 s3://bucket/prefix`` the bucket of the AWS environment is measured instead (an empty prefix, which

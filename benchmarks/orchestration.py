@@ -1,4 +1,4 @@
-"""What orchestration costs: per stage, and for a run whose artifacts are all in the store.
+"""Cost of orchestration: per stage, and for a run whose artifacts are all in the store.
 
     python -m benchmarks.orchestration            # --json for JSON
 

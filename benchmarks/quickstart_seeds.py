@@ -110,7 +110,7 @@ class Verdict:
 
 
 def verdict(results: Sequence[Result]) -> Verdict:
-    """How often the two claims of the quickstart hold."""
+    """Number of seeds for which the two claims of the quickstart hold."""
     by_method = {method: [each for each in results if each.method == method] for method in CONFIGS}
     return Verdict(
         improved=sum(each.rewards[-1] > each.rewards[0] for each in by_method["GEB"]),

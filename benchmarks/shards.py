@@ -5,7 +5,7 @@
 
 Runs one iteration of the quickstart, with that many shards, against a Prefect server with SQLite.
 Without ``--computed`` all artifacts are in the store; with it each stage's program is started and
-does nothing. Meanwhile somebody looks at the page of the flow run twice a second.
+does nothing. Meanwhile a client asks for the page of the flow run twice a second.
 
 With ``--runner slurm`` each program is a job of the cluster that Slurm's commands reach, and the
 calls that its controller gets are counted: nobody else may use it meanwhile. Temporary files are

@@ -168,7 +168,7 @@ def _row(
 
 
 def _curves_agree(rows: list[Row], shape: str) -> bool:
-    """Whether all float32 contestants of a shape have the first one's loss curve."""
+    """True where all float32 contestants of a shape have the first one's loss curve."""
     curves = [row.losses for row in rows if row.shape == shape and "bfloat16" not in row.name]
     return all(
         abs(one - other) < _LOSS_TOLERANCE

@@ -129,7 +129,7 @@ def _paper(
 def _bandit(
     rows: Sequence[Row], asked: Sequence[Row], overrides: Mapping[str, Any]
 ) -> Artifact | None:
-    """The bandit experiment: as its own flow runs it where it is asked for, else of the store."""
+    """Artifact of the bandit experiment: run where it is asked for, else looked up in the store."""
     known = [each for each in rows if each.experiment == BANDIT]
     if not known:
         return None

@@ -12,7 +12,7 @@ from stages.contract.request import Request
 
 
 def hangs(event: Event) -> bool:
-    """Whether a probe has said that it does nothing more."""
+    """True once a probe has said that it does nothing more."""
     return isinstance(event, Log) and event.message.startswith("pids ")
 
 

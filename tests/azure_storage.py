@@ -47,7 +47,7 @@ def make_container(port: int) -> None:
 
 
 def azure_environment(port: int) -> dict[str, str]:
-    """What a person sets to reach the server."""
+    """Environment by which a person reaches the server."""
     return {
         "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
         "AZURE_STORAGE_ACCOUNT_KEY": _KEY,

@@ -1,4 +1,4 @@
-"""What a machine may lack that some tests need."""
+"""Needs of some tests that a machine may lack."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def s3_server(**environment: str) -> Iterator[int]:
 
 
 def aws_environment(port: int) -> dict[str, str]:
-    """What a person sets to reach the server."""
+    """Environment by which a person reaches the server."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "test-access-key",

@@ -23,7 +23,7 @@ ROOT = Path(stages.__file__).parent.parent
 
 
 class ProbeParams(StageParams):
-    """What the probe does."""
+    """Behaviour of the probe."""
 
     stage: ClassVar[str] = "probe"
     version: ClassVar[str] = "1"

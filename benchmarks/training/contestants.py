@@ -31,7 +31,7 @@ BETA, LEARNING_RATE = 0.1, 1e-4
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is trained.
+    """Task: the model and the pairs to train on.
 
     Attributes:
         model: Checkpoint of policy and reference.
@@ -54,7 +54,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training took.
+    """Cost of a training.
 
     Attributes:
         seconds: From data in memory to the end of the last step, the reference's pass included.

@@ -36,7 +36,7 @@ DEFAULT_BASE = f"python:{PYTHON}-slim"
 
 @dataclass(frozen=True)
 class Options:
-    """What a build is given beside the table of images.
+    """Settings of a build beside the table of images.
 
     Attributes:
         base: Base image.

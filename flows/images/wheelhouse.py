@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 
 def requirements_of(image: Image) -> list[str]:
-    """What ``pyproject.toml`` asks for on behalf of an image."""
+    """Requirements of an image in ``pyproject.toml``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
     for extra in image.extras:

@@ -39,7 +39,7 @@ BEFORE_ITERATIONS = ("prepare", "sft")
 
 
 class Inputs(Settings):
-    """What comes from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
+    """Inputs from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
 
     prompts: tuple[str, ...] = ()
     """Prompt sets: one, split into T parts, or one for each iteration."""
@@ -71,7 +71,7 @@ class StageSettings(Settings):
     pair_data: Literal["current", "accumulate"] = "current"
     """Train on this iteration's pairs, or on those of all iterations so far."""
     inputs: Inputs = Inputs()
-    """What comes from outside."""
+    """Inputs from outside."""
     prepare: PrepareParams = PrepareParams()
     """Prompts."""
     sft: SftParams = SftParams()
@@ -101,14 +101,14 @@ _ResourcesByStage: Any = resources_of(StageSettings)
 
 
 class StageResources(_ResourcesByStage):
-    """What each stage may use. Changes speed and place only."""
+    """Resources of each stage. Change speed and place only."""
 
 
 class RunConfig(StageSettings):
     """Everything that defines a run of iterative online RLHF with an exploratory bonus."""
 
     resources: StageResources = StageResources()
-    """What each stage may use."""
+    """Resources of each stage."""
     execution: Execution = Execution()
     """Settings by which stages are started: runner, retries, limits."""
     estimation: Estimation = Estimation()

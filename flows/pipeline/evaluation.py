@@ -64,7 +64,7 @@ class Evaluation(Settings):
         return self
 
     def sampling(self) -> dict[str, Any]:
-        """Those of these settings that the generate stage takes in place of its own."""
+        """Sampling settings that replace those of the generate stage."""
         return self.model_dump(include=set(_SAMPLING), exclude_none=True)
 
 

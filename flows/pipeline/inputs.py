@@ -173,7 +173,7 @@ def suite_input(suite: str, name: str) -> str:
 def suite_inputs(
     config: RunConfig, name: str, run: Mapping[str, list[External]]
 ) -> dict[str, list[External]]:
-    """Finds what comes into a suite from outside, by the names that a run's own inputs have.
+    """Finds the inputs of a suite from outside, under the names that a run's own inputs have.
 
     Args:
         config: The run's configuration.
@@ -207,10 +207,10 @@ def suite_inputs(
 
 
 def require_oracle_inputs(config: RunConfig) -> None:
-    """Checks that what the oracle cannot do without is named.
+    """Checks that the inputs which the oracle needs are named.
 
     Raises:
-        UserError: It is not.
+        UserError: One is not.
     """
     for name in ORACLES[config.score.oracle].needs:
         place = ORACLE_INPUTS[name]

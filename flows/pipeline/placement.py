@@ -66,8 +66,8 @@ class DockerSettings(Settings):
     ulimits: dict[str, int] = Field(default_factory=dict)
     """Resource limits, such as `memlock: -1`; hard and soft alike."""
     on_orchestrator_death: Literal["stop", "keep"] = "stop"
-    """Whether a stage ends with an orchestrator that is killed, or goes on, to be taken over by
-    the one that resumes the run."""
+    """Fate of a stage whose orchestrator is killed: it ends, or goes on and is taken over by the
+    one that resumes the run."""
 
 
 class WorkPoolSettings(Settings):
@@ -80,11 +80,11 @@ class WorkPoolSettings(Settings):
     job_variables: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Job variables by stage name, over the deployment's: image, node selector, limits."""
     launcher: Literal["process", "docker"] = "process"
-    """How the host of a worker starts a stage: the runner there."""
+    """Runner by which the host of a worker starts a stage."""
     poll_seconds: float = Field(2, gt=0)
     """Time between two looks at the stages on workers."""
     worker_wait_seconds: float = Field(900, gt=0)
-    """How long a stage may wait for a worker while none polls its queue, before the run fails."""
+    """Time that a stage may wait for a worker while none polls its queue, before the run fails."""
 
 
 def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
@@ -100,7 +100,7 @@ def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> s
 
 
 class Execution(Settings):
-    """How stages are started. Changes speed and place only."""
+    """Start of the stages. Changes speed and place only."""
 
     runner: Literal["process", "docker", "work_pool", "kubernetes", "slurm"] = "process"
     """Place of the stages: subprocesses of this machine, containers of its Docker engine, workers

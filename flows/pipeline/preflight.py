@@ -111,7 +111,7 @@ def require_interpreter(stage: str, interpreter: str) -> None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """Whether a checkpoint has a chat template, or is too odd to tell."""
+    """True where a checkpoint has a chat template, or is too odd to tell."""
     if any((folder / name).exists() for name in _TEMPLATE_FILES):
         return True
     try:

@@ -12,7 +12,7 @@ from flows.report.table import Cell
 
 
 def statements(found: Findings) -> list[str]:
-    """What holds and what does not: every method against f-DPO, in each setting.
+    """Statements that hold or not: every method against f-DPO, in each setting.
 
     Tested is the mean reward, on hard prompts pass@16 as well; p-values are by Holm over the
     methods and divergences of a setting, figure by figure.

@@ -125,7 +125,7 @@ def _experiment(found: Findings, setting: str, experiments: Sequence[str]) -> st
 def _has(
     found: Findings, setting: str, divergence: str, experiments: Sequence[str], table: str
 ) -> bool:
-    """Whether a setting has cells, or the paper figures, under a divergence."""
+    """True where a setting has cells, or the paper has figures, under a divergence."""
     cells = [row for row in found.rows if row.experiment in experiments and row.setting == setting]
     known = {row.divergence for row in cells}
     known |= {

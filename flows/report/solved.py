@@ -36,7 +36,7 @@ class Solved:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> Solved:
-        """Those that an evaluation asks for."""
+        """Figures that an evaluation asks for."""
         return cls(evaluation.correct_from, evaluation.pass_at_k, evaluation.maj_at_k)
 
 

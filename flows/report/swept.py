@@ -167,7 +167,7 @@ class Sweep:
         return [each.name for each in COLUMNS] + sorted(more)
 
     def values(self, name: str) -> dict[str, list[float]]:
-        """What each combination's runs have of a figure, by the combination's label."""
+        """Values of a figure in each combination's runs, by the combination's label."""
         return {label: _known(runs, name) for label, runs in self._groups().items()}
 
     def to_json(self) -> dict[str, Any]:

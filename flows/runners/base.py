@@ -51,7 +51,7 @@ class Runner(Protocol):
         ...
 
     def has_running(self, request: Request) -> bool:
-        """Whether :meth:`run` would take over a stage that a dead orchestrator left running."""
+        """True where :meth:`run` would take over a stage that a dead orchestrator left running."""
         ...
 
 

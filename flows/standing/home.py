@@ -138,7 +138,7 @@ class Home:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process runs and is one of ours: its id may have been used again."""
+    """True where a process runs and is one of ours: its id may have been used again."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -72,7 +72,7 @@ def _replayed(body: list[Message], receive: Receive) -> Receive:
 async def _answered(
     app: App, scope: Message, body: list[Message], receive: Receive, send: Send
 ) -> bool:
-    """Whether the application answered something else than 503, which is not passed on."""
+    """True where the application answered something else than 503, which is not passed on."""
     refused = False
 
     async def passed_on(message: Message) -> None:

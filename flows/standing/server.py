@@ -148,7 +148,7 @@ def _start_supervised(
 
 
 def is_prefect(api: str) -> bool:
-    """Whether a healthy Prefect server answers at this address of an API."""
+    """True where a healthy Prefect server answers at this address of an API."""
     try:
         with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
             return bool(answer.read().strip() == b"true")

@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What became of every cell and seed.
+    """Results of every cell and seed.
 
     Attributes:
         steps: the iterations after which the curves have a point, [K].

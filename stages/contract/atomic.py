@@ -42,7 +42,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether :func:`atomic_path` made the name."""
+    """True for a name that :func:`atomic_path` made."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 

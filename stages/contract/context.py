@@ -1,4 +1,4 @@
-"""What a stage's ``run`` function is given."""
+"""Context of a stage: the argument of its ``run`` function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = TypeVar("P", bound=StageParams)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where ``from_pretrained`` finds a model: a folder, or a hub id with its revision."""
+    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision."""
 
     name_or_path: str
     revision: str | None = None
@@ -96,11 +96,11 @@ class StageContext(Generic[P]):
         return [each for each in paths if each is not None]
 
     def has(self, name: str) -> bool:
-        """Whether the request has an input ``name``."""
+        """True where the request has an input ``name``."""
         return bool(self.inputs.get(name))
 
     def model(self, name: str) -> ModelSource:
-        """Where to load the model given as input ``name`` from.
+        """Source of the model given as input ``name``.
 
         Raises:
             UserError: The request has no such input.
@@ -124,7 +124,7 @@ class StageContext(Generic[P]):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether SIGTERM came while it was deferred."""
+        """True once SIGTERM came while it was deferred."""
         return self._stop.is_set()
 
     def check_stop(self) -> None:

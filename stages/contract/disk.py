@@ -44,7 +44,7 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
 
 
 def _is_full(place: Path) -> bool:
-    """Whether the device has no room to speak of: some libraries (torch) hide what a write met."""
+    """True where the device is all but full: some libraries (torch) hide what a write met."""
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free < _FULL_BYTES

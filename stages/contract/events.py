@@ -32,7 +32,7 @@ Message = Annotated[str, BeforeValidator(_writable)]
 
 
 class Progress(BaseModel):
-    """How far a stage is."""
+    """Progress of a stage."""
 
     type: Literal["progress"] = "progress"
     done: int

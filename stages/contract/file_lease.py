@@ -59,7 +59,7 @@ class FileLease(Lease):
         self._alive = AliveLock(self._alive_path)
 
     def holder(self) -> dict[str, Any] | None:
-        """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
         # Within the guard: the look locks the alive file for a moment, and nobody must be taking
         # the lease just then.
         with self._guard():

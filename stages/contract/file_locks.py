@@ -44,7 +44,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process on this machine holds the lock on a file."""
+    """True while some process on this machine holds the lock on a file."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -40,7 +40,7 @@ class Lease(ABC):
 
     @abstractmethod
     def holder(self) -> dict[str, Any] | None:
-        """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
 
     def acquire(
         self,

@@ -70,7 +70,7 @@ class LocalStore(Store):
         return cls(root, found.get("mirror_of"))
 
     def artifact_path(self, stage: str, key: str) -> Path:
-        """Where the artifact of a key is or will be."""
+        """Folder of a key's artifact, whether it is there or not."""
         return self.root / "artifacts" / stage / key
 
     def work_path(self, stage: str, key: str) -> Path:

@@ -37,7 +37,7 @@ class FileRecord(BaseModel):
     size: int
     sha256: str
     mtime_ns: int
-    """When the file was last written; a later change makes a hit hash the file again."""
+    """Time of the last write; a later change makes a hit hash the file again."""
     rows: int | None = None
     """Rows of a Parquet table, lines of a JSON-lines file."""
     telemetry: bool = False
@@ -45,7 +45,7 @@ class FileRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an artifact is, what it was made of, and by what."""
+    """Identity of an artifact: its files, its request, and the software that made it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -23,7 +23,7 @@ def speed_only(default: Any, **options: Any) -> Any:
 
 
 def added_later(default: Any, **options: Any) -> Any:
-    """A field that artifacts made before it know nothing of: not in the key at its default.
+    """A field of a later version: not in the key at its default, so that older artifacts stay good.
 
     >>> class Example(StageParams):
     ...     pairs_per_prompt: int = added_later(1, ge=1)
@@ -72,7 +72,7 @@ class StageParams(Settings):
     image: ClassVar[ImageName] = "core"
     """Container image that the stage needs; see :meth:`image_for`."""
     writes_registry: ClassVar[bool] = False
-    """Whether the stage writes into the model registry of its store."""
+    """True for a stage that writes into the model registry of its store."""
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Container image for these parameters; to be overridden where they decide.

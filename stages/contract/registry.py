@@ -147,7 +147,7 @@ class ModelRegistry:
         return [each for each in (read(path, Alias) for path in paths) if each is not None]
 
     def alias(self, name: str, alias: str) -> Alias:
-        """What an alias means.
+        """Version that an alias names.
 
         Raises:
             UserError: The model has no such alias.

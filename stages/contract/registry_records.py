@@ -48,7 +48,7 @@ class AliasMove(_Record):
 
 
 class Alias(_Record):
-    """What an alias means now, and how it came to that."""
+    """Version that an alias names, and the history of its changes."""
 
     format: Literal[1] = 1
     alias: str

@@ -1,4 +1,4 @@
-"""What a stage is asked to do, and the key under which its answer is kept."""
+"""Request to a stage, and the key under which its artifact is kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Input = Annotated[ArtifactInput | FileInput | HubInput, Field(discriminator="kin
 
 
 class Resources(_Frozen):
-    """What a stage's program may use. None of it enters the key."""
+    """Resources of a stage's program. None of them enters the key."""
 
     gpus: int = Field(0, ge=0)
     """GPUs on each node; 0 runs on the CPU."""
@@ -93,7 +93,7 @@ class Request(_Frozen):
     image: ImageName
     """Container image that the stage needs; not part of the key."""
     writes_registry: bool
-    """Whether the stage writes into the model registry; not part of the key."""
+    """True for a stage that writes into the model registry; not part of the key."""
 
     @property
     def place(self) -> str:
@@ -128,7 +128,7 @@ def check_sources(params: StageParams, inputs: Mapping[str, Sequence[Any]]) -> N
 
 
 def key_fields(params: StageParams, seed: int, inputs: Mapping[str, Sequence[Any]]) -> dict:
-    """Everything that can change the result of a stage: what its key is the digest of."""
+    """Fields whose digest is the key: everything that can change the result of a stage."""
     return {
         "stage": params.stage,
         "version": params.version,

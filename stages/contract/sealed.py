@@ -39,7 +39,7 @@ def sealed_path(path: Path) -> Iterator[Path]:
 
 
 def find_whole(path: Path, warn: Callable[[str], None]) -> bool:
-    """Whether a file written by :func:`sealed_path` is there, as it was written.
+    """True where a file written by :func:`sealed_path` is there, as it was written.
 
     A damaged one is set aside in its folder, and ``warn`` is told.
     """
@@ -67,7 +67,7 @@ def seal_folder(folder: Path) -> None:
 
 
 def is_sealed(folder: Path, name: str) -> bool:
-    """Whether a folder lists a file."""
+    """True where a folder lists a file."""
     return name in _listed(folder)
 
 

@@ -45,7 +45,7 @@ class Artifact:
         return self.path / path
 
     def address(self, path: str = "") -> str:
-        """Where a file or folder of the artifact is kept, for a person."""
+        """Address of a file or folder of the artifact, for a person."""
         return str(self.path / path)
 
     def ref(self, path: str = "") -> ArtifactInput:

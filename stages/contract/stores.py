@@ -17,14 +17,14 @@ _CACHE = "GEB_CACHE"
 
 
 def cache_home() -> Path:
-    """Where this host keeps the local folders of stores in buckets."""
+    """Folder of this host for the local folders of stores in buckets."""
     named = os.environ.get(_CACHE)
     place = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "geb"
     return place.expanduser().absolute()
 
 
 def location_of(location: str) -> str:
-    """What opens the same store from any folder; nothing is opened."""
+    """Location that opens the same store from any folder; nothing is opened."""
     return location if "://" in location else str(Path(location).expanduser().absolute())
 
 

@@ -74,7 +74,7 @@ class _Sign:
         self._seen_at = time.monotonic()
 
     def is_overdue(self) -> bool:
-        """Whether the file has not changed for so long."""
+        """True where the file has not changed for so long."""
         seen = self._look()
         if seen is not None and seen != self._seen:
             self._seen, self._seen_at = seen, time.monotonic()

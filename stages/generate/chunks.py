@@ -32,7 +32,7 @@ class Chunk:
         return self.stop - self.first
 
     def is_written(self, warn: Callable[[str], None]) -> bool:
-        """Whether an attempt has finished this chunk; ``warn`` is told of a damaged one."""
+        """True once an attempt has finished this chunk; ``warn`` is told of a damaged one."""
         return find_whole(self.path, warn)
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -142,7 +142,7 @@ class GenerateParams(StageParams):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations; a server (`openai`) has its own."""
     shard_index: int = Field(0, ge=0)
-    """Which contiguous part of the prompts to work on, counted from 0."""
+    """Contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1)
     """Parts that the prompts are split into, of about the same expected number of tokens. In a
     run's file also `auto`: one on one machine, on a cluster `execution.parallel`."""

@@ -40,7 +40,7 @@ class Clock:
 
     @classmethod
     def now(cls) -> Clock:
-        """This moment."""
+        """The present moment."""
         return cls(time.monotonic(), time.process_time())
 
 

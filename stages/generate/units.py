@@ -45,7 +45,7 @@ class Unit:
 
 
 def takes_stream(params: GenerateParams) -> bool:
-    """Whether an engine works on prompts of several units at once."""
+    """True for an engine that works on prompts of several units at once."""
     return params.backend != "transformers"
 
 

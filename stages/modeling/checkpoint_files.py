@@ -132,7 +132,7 @@ def not_finite_error(where: str, names: list[str]) -> UserError:
 
 
 def is_finite(weight: torch.Tensor) -> bool:
-    """Whether all numbers of a weight are finite; no copy of it is made."""
+    """True where all numbers of a weight are finite; no copy of it is made."""
     # NaN is both least and greatest.
     return not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
 

@@ -35,6 +35,6 @@ def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an engine's error is about memory."""
+    """True where an engine's error is about memory."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)

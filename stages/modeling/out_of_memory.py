@@ -7,7 +7,7 @@ _CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of a GPU or of the machine, ran out."""
+    """True where an exception says that memory, of a GPU or of the machine, ran out."""
     import torch
 
     kinds = (torch.OutOfMemoryError, MemoryError)

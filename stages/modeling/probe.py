@@ -177,7 +177,7 @@ def _packed_row(model: Any) -> tuple[Tensor, Tensor]:
 def _tokens(model: Any) -> Tensor:
     """Tokens spread over the vocabulary: one may say nothing, as padding with an embedding of 0."""
     weight = model.get_input_embeddings().weight
-    # A shard's own shape is that of what is left of it.
+    # Under ZeRO-3 the weight's own shape is empty; `ds_shape` is that of the whole.
     vocabulary = getattr(weight, "ds_shape", weight.shape)[0]
     return torch.linspace(0, vocabulary - 1, sum(_sizes()), device=model.device).long()
 
@@ -205,7 +205,7 @@ def _tolerance(model: Any) -> float:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether ZeRO-3 has sharded the weights, and no engine gathers them layer by layer yet."""
+    """True where ZeRO-3 has sharded the weights, and no engine gathers them layer by layer yet."""
     # DeepSpeed names its modules when it sets the hooks that gather.
     return not hasattr(model, "ds_id") and any(
         hasattr(weight, "ds_id") for weight in model.parameters()

@@ -57,7 +57,7 @@ class VarlenPlaces:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the prompts and responses of a row lie.
+    """Places of the prompts and responses of a row.
 
     Attributes:
         groups: The row's groups in their order, at least one token in every part.
@@ -87,7 +87,7 @@ class RowLayout:
         return torch.from_numpy(np.concatenate(parts)[None]).to(device)
 
     def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
-        """Which of the keys each of the last ``queries`` tokens sees, [L, S]; kept for all layers.
+        """Mask of the keys that each of the last ``queries`` tokens sees, [L, S]; for all layers.
 
         Args:
             queries: L.
@@ -101,7 +101,7 @@ class RowLayout:
         return self._masks[place]
 
     def varlen(self, device: torch.device) -> VarlenPlaces:
-        """What a kernel of variable length needs to know; kept for all layers."""
+        """Arguments of a kernel of variable length; kept for all layers."""
         if not self._varlen:
             self._varlen.append(self._varlen_places(device))
         return self._varlen[0]
@@ -236,7 +236,7 @@ def attend_varlen(
 
 
 def supports_shared_prefix(model: Any) -> bool:
-    """Whether a model calls the attention by its name and knows only the masks made here."""
+    """True where a model calls the attention by its name and knows only the masks made here."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     backend = bool(getattr(model, "_supports_attention_backend", False))
     return backend and kinds <= {"full_attention", "sliding_attention"}

@@ -46,7 +46,7 @@ def require_vllm(setting: str, *, batch_invariant: bool = False) -> None:
 
 
 def has_batch_invariance() -> bool:
-    """Whether vLLM has batch-invariant kernels for this machine."""
+    """True where vLLM has batch-invariant kernels for this machine."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cuda_alike())

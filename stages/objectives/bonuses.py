@@ -252,7 +252,7 @@ class BonusSaturation:
 
 
 def undefined_bonus(bonus: Bonus) -> str | None:
-    """For which π a bonus has no value, and why; None where it always has one."""
+    """Values of π without a bonus, and the reason; None where every π has one."""
     if bonus.numerics == "exact":
         return None
     return UNDEFINED.get((bonus.design.name, bonus.divergence.name))

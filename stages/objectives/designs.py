@@ -19,7 +19,7 @@ from stages.objectives.numerics import LOG_2, centered_sigmoid, one_minus_exp
 
 @dataclass(frozen=True)
 class Terms:
-    """What a bonus may depend on. All tensors share one shape and dtype.
+    """Arguments of a bonus. All tensors share one shape and dtype.
 
     Attributes:
         logp: log π.
@@ -131,7 +131,7 @@ def _gain_of(log_u: Callable[[Terms], Tensor]) -> Callable[[Terms], Tensor]:
 
 
 def _gain_clamped(log_u: Callable[[Terms], Tensor]) -> Callable[[Terms], Tensor]:
-    """Where that bonus overflows, or where u is zero."""
+    """Mask of the places where that bonus overflows, or where u is zero."""
 
     def clamped(terms: Terms) -> Tensor:
         log_of_u = log_u(terms)

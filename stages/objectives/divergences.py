@@ -136,7 +136,7 @@ def implicit_reward(logratio: Tensor, *, divergence: str | float) -> Tensor:
 
 
 def reward_saturation(logratio: Tensor, *, divergence: str | float) -> Tensor:
-    """Which responses have a clamped, hence constant, implicit reward: booleans [B]."""
+    """Mask of the responses whose implicit reward is clamped, hence constant: booleans [B]."""
     return resolve_divergence(divergence).derivative_saturates(
         working_precision(logratio, "logratio").detach()
     )

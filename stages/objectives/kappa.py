@@ -24,7 +24,7 @@ class KappaSchedule:
         kappa: κ ≥ 0 at the start of an iteration; multiplied by the factor of a calibration.
         kind: "constant"; "linear" or "cosine" decay over the steps of one iteration down to
             `final_fraction` of the start; "per_iteration", one constant of `values` per iteration.
-        final_fraction: what is left of κ at the last step, in [0, 1].
+        final_fraction: share of κ at the last step, in [0, 1].
         values: for "per_iteration": κ of iterations 1, 2, …; the last one stays.
     """
 
@@ -109,7 +109,7 @@ class KappaController:
 
     @property
     def calibrating(self) -> bool:
-        """Whether `observe` still changes κ."""
+        """True while `observe` changes κ."""
         return self.target_ratio is not None and self._num_observed < self.calibration_batches
 
     def observe(self, *, abs_loss_sum: float, abs_bonus_sum: float) -> None:
@@ -148,7 +148,7 @@ class KappaController:
         return self.target_ratio * self._loss_sum / self._bonus_sum
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must keep: three numbers."""
+        """State for a checkpoint: three numbers."""
         return {
             "num_observed": self._num_observed,
             "loss_sum": self._loss_sum,

@@ -1,4 +1,4 @@
-"""What the log shows at every step, as sums that add over micro-batches and ranks.
+"""Metrics of a step, as sums that add over micro-batches and ranks.
 
     loss, new = loss_and_metrics(chosen, rejected, settings, kappa)   # per micro-batch
     loss.mean().backward()

@@ -105,7 +105,7 @@ def box_cox(log_u: Tensor, lam: float, *, max_exponent: float | None = None) -> 
 
 
 def box_cox_saturates(log_u: Tensor, lam: float, *, max_exponent: float | None = None) -> Tensor:
-    """Whether `box_cox` holds its exponent, as a boolean tensor of the shape of `log_u`."""
+    """Mask of the places where `box_cox` holds its exponent: booleans of the shape of `log_u`."""
     if abs(lam) < BOX_COX_SERIES_BELOW:
         return torch.zeros_like(log_u, dtype=torch.bool)
     return lam * log_u > _exponent_limit(log_u, lam, max_exponent)

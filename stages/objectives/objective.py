@@ -26,7 +26,7 @@ LARGEST_WEIGHTED_BONUS_FRACTION = 2.0**-20
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
-    """Which objective is trained. Checked when it is made: a combination that exists is defined.
+    """Choice of the objective. Checked when it is made: a combination that exists is defined.
 
     Attributes:
         divergence: a name in `DIVERGENCES` or α in [0, 1].
@@ -72,12 +72,12 @@ class ObjectiveSettings:
 
     @property
     def needs_token_logps(self) -> bool:
-        """Whether the target responses must bring per-token log-probabilities."""
+        """True where the target responses must bring per-token log-probabilities."""
         return self.bonus.probability == "token"
 
     @property
     def needs_ref_token_logps(self) -> bool:
-        """Whether they must bring the reference's per-token log-probabilities as well."""
+        """True where they must bring the reference's per-token log-probabilities as well."""
         return self.needs_token_logps and self.bonus.design.needs_ref_logp
 
     @property

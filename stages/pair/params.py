@@ -27,10 +27,10 @@ class PairParams(StageParams):
     }
 
     strategy: Strategy = "best_worst"
-    """Which two responses are compared; the better scored one is the chosen one."""
+    """Choice of the two responses to compare; the better scored one is the chosen one."""
 
     ties: Literal["drop", "keep"] = "drop"
-    """Whether pairs whose scores tie are dropped, as in the paper, or kept and marked."""
+    """Pairs whose scores tie: dropped, as in the paper, or kept and marked."""
 
     tie_margin: float = Field(0.0, ge=0.0)
     """Largest difference of scores, in the oracle's units, that still counts as a tie."""
@@ -40,5 +40,5 @@ class PairParams(StageParams):
     among the responses that are left, so that n pairs want 2n samples."""
 
     truncated: Literal["keep", "drop"] = added_later("keep")
-    """Whether responses that the length limit cut off may be in pairs. A prompt with fewer than two
+    """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""

@@ -174,7 +174,7 @@ def _selections(
 
 
 def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
-    """Whether each response may be in a pair."""
+    """A flag for each response: it may be in a pair."""
     if params.truncated == "keep":
         return [True] * batch.responses.num_rows
     whole = pc.not_equal(batch.responses["finish_reason"], "length")

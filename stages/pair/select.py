@@ -1,4 +1,4 @@
-"""Which two responses of a prompt are compared. Pure.
+"""Choice of the two responses of a prompt to compare. Pure.
 
 To add a strategy: one function, one row in ``STRATEGIES``, its name in ``params.Strategy``; the
 tests run over the table.

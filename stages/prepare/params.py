@@ -11,7 +11,7 @@ from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
 
 class PrepareParams(StageParams):
-    """What becomes a prompt, and how prompts are divided among iterations and the test set."""
+    """Choice of the prompts, and their division among iterations and the test set."""
 
     stage: ClassVar[str] = "prepare"
     version: ClassVar[str] = "2"
@@ -57,8 +57,8 @@ class PrepareParams(StageParams):
     """System message put before every prompt that has none."""
 
     invalid_rows: Literal["refuse", "drop"] = "refuse"
-    """What to do with a row that holds no usable prompt: end with a message that names the row, or
-    drop and count it."""
+    """Rows that hold no usable prompt: end with a message that names the first, or drop and count
+    them."""
 
     subset: str | None = None
     """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""

@@ -32,7 +32,7 @@ _TEST_SOURCE = 0
 
 @dataclass
 class _Scan:
-    """What the first pass found: one entry per usable row, in reading order."""
+    """Rows of the first pass: one entry per usable row, in reading order."""
 
     identities: bytearray = field(default_factory=bytearray)
     sources: list[tuple[int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who goes where: the division of prompts among D_1…D_T and the test set. Pure.
+"""Division of prompts among D_1…D_T and the test set. Pure.
 
 Shapes: ``N`` rows of all sources, those of the ``test`` source last.
 
@@ -25,7 +25,7 @@ Ids = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Split:
-    """Where each row goes.
+    """Destination of each row.
 
     Attributes:
         part: [N] the iteration (1…T), TEST, or DROPPED.

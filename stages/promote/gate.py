@@ -1,4 +1,4 @@
-"""Whether a checkpoint may be promoted, and why. Pure."""
+"""Gates of a promotion: verdicts with their reasons. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.promote.params import PromoteParams
 
 @dataclass(frozen=True)
 class GateResult:
-    """What one gate found.
+    """Verdict of one gate.
 
     Attributes:
         gate: Its name, as in the parameters.
@@ -48,7 +48,7 @@ class Decision:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the checkpoint is not promoted; empty when it is."""
+        """Reasons why the checkpoint is not promoted; empty when it is."""
         return [gate.reason for gate in self.gates if not gate.passed]
 
     def as_json(self) -> dict[str, Any]:

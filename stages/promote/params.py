@@ -56,14 +56,14 @@ class PromoteParams(StageParams):
     """Largest share of responses that reached the length limit; null sets no gate."""
 
     no_regression: bool = True
-    """Whether the mean reward must not fall below that of `previous_metrics`, where the request has
+    """Gate: the mean reward must not fall below that of `previous_metrics`, where the request has
     them (the first iteration has none)."""
 
     regression_tolerance: float = Field(0.0, ge=0.0)
-    """How far it may fall all the same, in the oracle's units."""
+    """Fall that is allowed all the same, in the oracle's units."""
 
     def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; a gate against the base that is off stays out, as ever."""
+        """Settings that enter the key; a gate against the base that is off stays out."""
         kept = super().result_fields()
         if self.better_than_base_confidence is None:
             del kept["better_than_base_confidence"]

@@ -164,7 +164,7 @@ def start_of(body: bytes) -> str:
 
 
 def _is_passing(status: int) -> bool:
-    """Whether a retry may cure what the status tells."""
+    """True for a status that a retry may cure."""
     return status == _TOO_MANY_REQUESTS or status >= 500
 
 

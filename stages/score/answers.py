@@ -117,7 +117,7 @@ class Pacer:
         self._next = time.monotonic() + _SAVE_SECONDS
 
     def is_due(self) -> bool:
-        """Whether enough time has passed since it was last due."""
+        """True once enough time has passed since it was last due."""
         now = time.monotonic()
         if now < self._next:
             return False

@@ -60,13 +60,13 @@ class Tokens:
     written: float = 0.0
 
     def plus(self, reply: Reply, share: float = 1.0) -> Tokens:
-        """These and a share of a reply's."""
+        """Sum of these counts and a share of a reply's."""
         return Tokens(
             self.read + share * reply.prompt_tokens, self.written + share * reply.completion_tokens
         )
 
     def components(self) -> dict[str, float]:
-        """As components of a score."""
+        """The counts as components of a score."""
         return {PROMPT_TOKENS: self.read, COMPLETION_TOKENS: self.written}
 
 

@@ -26,7 +26,7 @@ def render_row(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
 
 
 def too_long(token_ids: Sequence[int], limit: int) -> str | None:
-    """Why a conversation of so many tokens gets no score; None if it does."""
+    """Reason why a conversation of so many tokens gets no score; None if it does."""
     if len(token_ids) > limit:
         return f"{len(token_ids)} tokens, the reward model reads {limit}"
     return None

@@ -25,7 +25,7 @@ _TOKENIZER = "punkt_tab"
 
 
 class _Instructions(TypedDict):
-    """What the reference answer of a prompt holds: columns of the data set `google/IFEval`."""
+    """Content of a prompt's reference answer: columns of the data set `google/IFEval`."""
 
     instruction_id_list: list[str]
     kwargs: list[dict[str, Any] | None]

@@ -51,7 +51,7 @@ class _Comparison:
 
     @property
     def is_open(self) -> bool:
-        """Whether the judge has still to be asked; the same text twice is a tie unasked."""
+        """True where the judge has still to be asked; the same text twice is a tie unasked."""
         if self.error is not None and not self.points:
             # There is nothing to compare with.
             return False
@@ -65,7 +65,7 @@ class _Comparison:
         return sum(self.points.values()) / len(self.points) if self.points else _TIE
 
     def agreements(self) -> dict[str, float]:
-        """How far the judge repeated itself, where it was asked more than once."""
+        """Agreement of the judge with itself, where it was asked more than once."""
         if self.passes == 1 or not self.points:
             return {}
         repeated = [

@@ -150,7 +150,7 @@ class OracleEntry:
     takes: tuple[str, ...] = ()
 
     def reads(self, name: str) -> bool:
-        """Whether it has a use for an input of this name."""
+        """True where it has a use for an input of this name."""
         return name in self.needs or name in self.takes
 
 
@@ -233,7 +233,7 @@ class ScoreParams(StageParams):
 
     @property
     def compares(self) -> bool:
-        """Whether scores only rank responses against each other."""
+        """True where scores only rank responses against each other."""
         judge = self.judge
         pairwise = judge.mode == "pairwise" and judge.against == "samples"
         return self.oracle == "judge" and pairwise

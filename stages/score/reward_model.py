@@ -117,7 +117,7 @@ class RewardModel:
         self.classifiers.close()
 
     def _unreadable(self, token_ids: Sequence[int]) -> str | None:
-        """Why a conversation cannot be scored; None if it can."""
+        """Reason why a conversation cannot be scored; None if it can."""
         if reason := too_long(token_ids, self.max_length_tokens):
             return reason
         if self.one_bos:

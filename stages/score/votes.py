@@ -62,7 +62,7 @@ def _compare(
     responses: Sequence[tuple[str, str]],
     asked: Sequence[tuple[int, int]],
 ) -> dict[tuple[int, int], bool]:
-    """Whether the answers at each pair of places are equal; the same text is so unasked."""
+    """A flag for each pair of places: the answers are equal; the same text is so unasked."""
     texts = {pair: (responses[pair[0]][1], responses[pair[1]][1]) for pair in asked}
     different = sorted({each for each in texts.values() if each[0] != each[1]})
     found = dict(zip(different, pool.grade(different, "same"), strict=True))

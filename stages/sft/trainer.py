@@ -23,7 +23,7 @@ class ConversationTrainer(PackedTrainer[Batch]):
 
     @property
     def remedy(self) -> str:
-        """What to do where the loss is not finite."""
+        """Remedy where the loss is not finite."""
         return f"lower sft.learning_rate ({self.args.learning_rate:g})"
 
     def micro_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class Pair(Sample):
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What became of the rows of the tables; all are numbers of pairs."""
+    """Counts of the pairs in the tables, by what became of them."""
 
     read: int
     used: int

@@ -159,7 +159,7 @@ class PairFit(Fit[TrainParams]):
 
     @property
     def _is_sharded(self) -> bool:
-        """Whether each process holds a share of the weights."""
+        """True where each process holds a share of the weights."""
         return self.job.params.deepspeed.zero_stage == 3
 
     def _check_lengths(self) -> None:

@@ -17,7 +17,7 @@ Divergence = (
 
 
 class ObjectiveParams(Settings):
-    """What is minimised: L − κ · L_bonus + nll_weight · NLL, averaged over the pairs of a batch.
+    """Loss of a batch: the mean over its pairs of L − κ · L_bonus + nll_weight · NLL.
 
     The preference term L of a tied pair is zero; its bonus and NLL count.
     """
@@ -56,7 +56,7 @@ class KappaParams(Settings):
     kappa_schedule: Literal["constant", "linear", "cosine", "per_iteration"] = "constant"
     """`linear` and `cosine` let κ fall over an iteration; `per_iteration` takes `kappa_values`."""
     kappa_final_fraction: float = Field(0.0, ge=0, le=1)
-    """What a falling schedule leaves of κ at the last step."""
+    """Share of κ that a falling schedule leaves at the last step."""
     kappa_values: tuple[float, ...] = ()
     """κ of iterations 1, 2, … under `per_iteration`; the last one stays."""
     target_ratio: float | None = Field(None, gt=0)
@@ -70,7 +70,7 @@ class KappaParams(Settings):
         return DEFAULT_KAPPA if self.kappa is None else self.kappa
 
     def result_fields(self) -> dict[str, Any]:
-        """As ever; an unset κ enters the key as the number that it stands for."""
+        """Settings that enter the key; an unset κ as the number that it stands for."""
         return super().result_fields() | {"kappa": self.kappa_or_default()}
 
     @model_validator(mode="after")
@@ -98,7 +98,7 @@ class KappaParams(Settings):
 
 
 class LengthParams(Settings):
-    """Which rows fit. What does not is counted in `summary.json`, and a warning says so."""
+    """Limits of length. Rows beyond them are counted in `summary.json`, and a warning says so."""
 
     max_length_tokens: int = Field(2048, ge=2)
     """Most tokens of a prompt with one response."""

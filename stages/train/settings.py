@@ -21,7 +21,7 @@ def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
 
 
 def kappa_controller(params: TrainParams) -> KappaController:
-    """What gives κ of each step.
+    """Controller of κ over the steps.
 
     Raises:
         UserError: The schedule is not defined.

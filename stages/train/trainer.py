@@ -61,7 +61,7 @@ class PairTrainer(PackedTrainer[PairBatch]):
 
     @property
     def remedy(self) -> str:
-        """What to do where the loss is not finite."""
+        """Remedy where the loss is not finite."""
         return "lower train.learning_rate or train.kappa, or choose another train.design"
 
     def before_step(self, samples: list[PairBatch]) -> None:

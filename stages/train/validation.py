@@ -32,7 +32,7 @@ class Validation:
     num_steps: int
 
     def is_due(self, step: int) -> bool:
-        """Whether they are measured after this step (from 1)."""
+        """True for a step (from 1) after which they are measured."""
         return step % self.every_steps == 0 or step == self.num_steps
 
 

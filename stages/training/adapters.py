@@ -136,7 +136,7 @@ def weights_of_policy(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Delta(nn.Module):
-    """What an adapter adds to its weight, as a module whose tensors can be replaced."""
+    """Update that an adapter adds to its weight, as a module whose tensors can be replaced."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

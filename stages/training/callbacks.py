@@ -110,7 +110,7 @@ class CheckpointSchedule(TrainerCallback):
             self._last = time.monotonic()
 
     def _agree(self, device: torch.device) -> tuple[bool, bool]:
-        """Whether any process was told to stop, and whether the first one's clock has run out."""
+        """Answers of all processes: one was told to stop, and the first one's clock has run out."""
         stop = self._process.stop_requested()
         seconds = self._every_seconds
         due = seconds is not None and time.monotonic() - self._last >= seconds

@@ -66,7 +66,7 @@ class Fit(ABC, Generic[P]):
 
     @abstractmethod
     def save_dtype(self) -> torch.dtype:
-        """Of the saved weights."""
+        """Dtype of the saved weights."""
 
     @abstractmethod
     def write_records(self, log: MetricsLog) -> None:
@@ -76,7 +76,7 @@ class Fit(ABC, Generic[P]):
         """Computes what the first step needs; nothing by default."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights and optimizer."""
+        """State that a checkpoint keeps beside weights and optimizer."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ class Process:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and reports."""
+        """True in the process that writes files and reports."""
         return self.rank == 0
 
     def check_stop(self) -> None:

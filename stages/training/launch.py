@@ -36,9 +36,9 @@ from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 from stages.training.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
 
 GRACE_SECONDS = 5
-"""How long workers may take to end after another one failed; they wait in a collective by then."""
+"""Seconds for workers to end after another one failed; they wait in a collective by then."""
 SAVING_SECONDS = 24 * 3600
-"""How long workers may take to save after SIGTERM; the orchestrator's grace period ends sooner."""
+"""Seconds for workers to save after SIGTERM; the orchestrator's grace period ends sooner."""
 JOB_FILE = "job.json"
 _END = "end of events\n"
 
@@ -221,7 +221,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def _said(failure: ProcessFailure) -> str:
-    """What a worker wrote before it ended, if it could."""
+    """Reason that a worker wrote before it ended, if it could."""
     return failure.error_file_data["message"] if "failed_at" in failure.error_file_data else ""
 
 

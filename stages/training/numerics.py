@@ -17,7 +17,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where and in which dtypes policy and reference are computed: the same for both.
+    """Device and dtypes of policy and reference: the same for both.
 
     Attributes:
         device: This process's device.

@@ -55,7 +55,7 @@ class OptimizerParams(Settings):
     learning_rate: float = Field(5e-7, gt=0)
     """Highest learning rate, reached after the warm-up."""
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """Fall of the learning rate after the warm-up."""
     warmup_ratio: float = Field(0.03, ge=0, le=1)
     """Share of all steps over which the learning rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)
@@ -71,7 +71,7 @@ class OptimizerParams(Settings):
 
 
 class TrainingParams(StageParams, OptimizerParams):
-    """What the engine reads of a stage's parameters."""
+    """Parameters that the engine reads, the same for every stage that trains."""
 
     lora: LoraParams = LoraParams()
     """Low-rank adapters."""
@@ -86,7 +86,7 @@ class TrainingParams(StageParams, OptimizerParams):
     """Most tokens per process in one forward pass, padding counted; a longer sample goes alone. The
     global batch is the same for every value."""
     retry_out_of_memory: bool = speed_only(True)
-    """Where memory runs out, go on from the last checkpoint with half of `micro_batch_tokens`."""
+    """Out-of-memory fallback: the last checkpoint again, with half of `micro_batch_tokens`."""
     gradient_checkpointing: bool = speed_only(True)
     """Recompute activations in the backward pass: less memory, a third more time."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())

@@ -38,7 +38,7 @@ CONNECT_TIMEOUT = timedelta(seconds=5)
 ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
 """Environment variable with this node's address, where its host name leads nowhere."""
 TIMEOUT_SECONDS = 600.0
-"""How long nodes wait for each other before training starts."""
+"""Seconds that nodes wait for each other before training starts."""
 HEARTBEAT_SECONDS = 5
 MISSED_HEARTBEATS = 6
 """A node that misses so many is taken for gone."""
@@ -93,7 +93,7 @@ class Rendezvous:
             self.store.set("failed", message)
 
     def failure(self) -> str | None:
-        """Why the nodes cannot go on: what another one said, or that one is gone."""
+        """Reason why the nodes cannot go on: the words of another one, or that one is gone."""
         if self.num_nodes == 1:
             return None
         try:

@@ -26,7 +26,7 @@ class ResumePoint:
 
 
 def layout_of(zero_stage: int | str, process: Process) -> dict[str, Any]:
-    """What a checkpoint's files depend on: DeepSpeed writes one set per process."""
+    """Layout on which a checkpoint's files depend: DeepSpeed writes one set per process."""
     if zero_stage == "off":
         return {"zero_stage": zero_stage}
     return {"zero_stage": zero_stage, "world_size": process.world_size}

@@ -38,7 +38,7 @@ class Sample:
 
     @property
     def loss_terms(self) -> int:
-        """How many terms it adds to the global batch's mean loss."""
+        """Number of terms that it adds to the global batch's mean loss."""
         raise NotImplementedError
 
     @property
@@ -161,7 +161,7 @@ def _rows(
 
 
 def _by_side(samples: Sequence[Sequence[T]]) -> list[T]:
-    """What belongs to the first responses of all samples, then to their second ones, …."""
+    """Values of the first responses of all samples, then of their second ones, …."""
     return [each for side in zip(*samples, strict=True) for each in side]
 
 

@@ -102,7 +102,7 @@ class PackedTrainer(Trainer, Generic[B]):
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """What to do where the loss is not finite."""
+        """Remedy where the loss is not finite."""
 
     def before_step(self, samples: list[B]) -> None:
         """Called with a step's micro-batches before any gradient is computed."""
@@ -138,7 +138,7 @@ class PackedTrainer(Trainer, Generic[B]):
         return inputs.to(self.args.device)
 
     def floating_point_ops(self, inputs: B) -> int:
-        """Nothing: operations are counted by :meth:`log`, for the layout that is used."""
+        """Zero: :meth:`log` counts operations, for the layout that is used."""
         return 0
 
     def compute_loss(
@@ -255,11 +255,11 @@ class _OptimizerClock(TrainerCallback):
         self._measuring = ExitStack()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Starts."""
+        """Starts the clock."""
         self._measuring.enter_context(self._clock.measure("optimizer"))
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Ends."""
+        """Stops the clock."""
         self._measuring.close()
 
 

@@ -21,7 +21,7 @@ MARK = "latest_universal"
 
 
 def can_convert(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint of one layout can go on as another: only the processes may differ."""
+    """True where a checkpoint of one layout can go on as another: only the processes may differ."""
     is_sharded = written["zero_stage"] != "off"
     return is_sharded and written["zero_stage"] == wanted["zero_stage"]
 

@@ -36,7 +36,7 @@ def left_of(client: docker.DockerClient, store: LocalStore) -> list[str]:
 
 
 def container_of(client: docker.DockerClient, request: Request) -> dict[str, Any]:
-    """What the engine knows of the one container that computes a request."""
+    """Record of the one container that computes a request, from the engine."""
     filters = {"label": f"{KEY_LABEL}={request.key}"}
     [found] = client.containers.list(filters=filters)
     return dict(found.attrs)

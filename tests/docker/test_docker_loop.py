@@ -87,7 +87,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
 
 @pytest.fixture(scope="module")
 def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the slow run computes when nobody strikes: batches of another size give other bits."""
+    """Artifacts of the slow run left in peace: batches of another size give other bits."""
     folder = tmp_path_factory.mktemp("undisturbed")
     done = geb("run", write_config(folder, inputs=warm_started(finished), **SLOW))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What is in the images, and what is not; the compose file."""
+"""Contents of the images; the compose file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_STAGES = [image for image in IMAGES if image.title in ("core", "torch-cpu", "
 
 
 def sh(engine: docker.DockerClient, tag: str, script: str) -> str:
-    """What a shell in an image prints, as the image's own user and without a network."""
+    """Output of a shell in an image, as the image's own user and without a network."""
     command = ["sh", "-c", script]
     output = engine.containers.run(
         tag, entrypoint=command, command=[], network_mode="none", read_only=True, remove=True

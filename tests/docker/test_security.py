@@ -1,4 +1,4 @@
-"""What a stage's container may do. Whoever loosens one of these must change it here as well."""
+"""Limits of a stage's container. A change that loosens one must change its test as well."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def worker(
 
 
 def is_online(client: SyncPrefectClient, pool: str, name: str) -> bool:
-    """Whether the server has heard of a worker lately."""
+    """True while the server has heard of a worker lately."""
     found = client.read_workers_for_work_pool(pool)
     return any(each.name == name and each.status == WorkerStatus.ONLINE for each in found)
 

@@ -15,7 +15,7 @@ from tests.probe_stage import ProbeParams
 
 
 class ProbeResources(Settings):
-    """What the probe may use."""
+    """Resources of the probe."""
 
     probe: Resources = Resources()
     """Resources of every probe."""
@@ -29,11 +29,11 @@ class ProbeConfig(Settings):
     store: str
     """Folder of the store."""
     probes: tuple[ProbeParams, ...] = ()
-    """What each probe does."""
+    """Behaviour of each probe."""
     resources: ProbeResources = ProbeResources()
-    """What they may use."""
+    """Resources of the probes."""
     execution: Execution = Execution()
-    """How they are started."""
+    """Start of the probes."""
 
 
 @flow(name="probes", flow_run_name="{config.name}", persist_result=False)

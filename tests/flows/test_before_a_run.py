@@ -1,4 +1,4 @@
-"""What `geb plan` and `geb run` say before the first stage: cautions, and an oracle that fails."""
+"""Words of `geb plan` and `geb run` before the first stage: cautions, an oracle that fails."""
 
 from __future__ import annotations
 

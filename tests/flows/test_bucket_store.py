@@ -42,7 +42,7 @@ def bucket_digests(url: str, run: str = "small") -> dict[str, str]:
 
 
 def snapshots(url: str) -> list[str]:
-    """What the bucket has of attempts that did not end."""
+    """Objects of attempts that did not end."""
     return [each.decode() for name, each in objects(url).items() if name.endswith("snapshot.json")]
 
 
@@ -151,7 +151,7 @@ def test_two_runs_at_once_share_the_work(
         with started("run", two) as second:
             outputs = [each.communicate()[0] for each in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), "\n".join(outputs)
-    # Whoever launches a stage leaves a log of it.
+    # Each start of a stage leaves a log.
     logs = [name for name in objects(url) if name.startswith("logs/") and name.endswith(".log")]
     attempts = Counter(name.rpartition("/")[0] for name in logs)
     assert set(attempts.values()) == {1}, "computed twice"

@@ -42,7 +42,7 @@ STAGES = {"stage/cpu", "stage/gpu"}
 
 
 class KubernetesJob(BaseJobConfiguration):
-    """What of a Kubernetes worker's configuration the job template fills."""
+    """Part of a Kubernetes worker's configuration that the job template fills."""
 
     job_manifest: dict[str, Any]
 

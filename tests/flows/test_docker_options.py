@@ -1,4 +1,4 @@
-"""How a request becomes a container, without an engine."""
+"""Options of a request's container, without an engine."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _ResourcesByStage: Any = resources_of(ToySettings)
 
 
 class ToyResources(_ResourcesByStage):
-    """What each stage may use."""
+    """Resources of each stage."""
 
 
 class ToyConfig(RunConfig):
@@ -74,7 +74,7 @@ class ToyConfig(RunConfig):
     toy: ToyParams = ToyParams()
     """The first prompts."""
     resources: ToyResources = ToyResources()
-    """What each stage may use."""
+    """Resources of each stage."""
 
 
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:

@@ -1,4 +1,4 @@
-"""What is for machines with GPUs says so on one that has none, and what they answer is shown."""
+"""Commands for machines with GPUs: they say so on one that has none, and show what one has."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Holder:
-    """Somebody who wants GPUs, in a thread: an open file of its own is a holder of its own."""
+    """A holder of GPUs in a thread: it opens the lock files itself, as another process would."""
 
     def __init__(self, number: int) -> None:
         self.got = threading.Event()

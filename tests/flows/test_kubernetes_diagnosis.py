@@ -1,4 +1,4 @@
-"""What a pod's state means for a person, without a cluster."""
+"""Diagnosis of a pod by its state, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request becomes pods, without a cluster."""
+"""Pods of a request, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a killed stage was killed for want of memory, from the kernel's counts."""
+"""Stages killed for want of memory, told by the kernel's counts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Preempting:
 
 
 class Heard(Observer):
-    """What became of a step, in order."""
+    """States of a step, in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

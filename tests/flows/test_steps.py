@@ -1,4 +1,4 @@
-"""Which steps a configuration makes, and what each of them reads; nothing is started."""
+"""Steps of a configuration, and the inputs of each; nothing is started."""
 
 from __future__ import annotations
 

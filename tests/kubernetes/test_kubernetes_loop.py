@@ -54,7 +54,7 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
 def killed_orchestrator(
     cluster: Namespace, store: LocalStore, death: str, **params: Any
 ) -> Iterator[Any]:
-    """What an orchestrator leaves that is killed while its probe hangs: settings and request."""
+    """Settings and request of an orchestrator that is killed while its probe hangs."""
     request = request_for(store, **params)
     settings = probe_settings(
         cluster, request, on_orchestrator_death=death, orchestrator_seconds=20

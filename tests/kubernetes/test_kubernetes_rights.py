@@ -31,7 +31,7 @@ BASE = ROOT / "configs/cluster/kubernetes"
 
 
 def objects() -> dict[str, Any]:
-    """What the kustomization makes, by kind."""
+    """Objects that the kustomization makes, by kind."""
     made = yaml.safe_load_all(kubectl("kustomize", str(BASE)))
     return {each["kind"]: each for each in made}
 

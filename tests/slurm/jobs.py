@@ -46,7 +46,7 @@ def job_of(work: AtWork) -> str:
 
 
 def is_over(job: str) -> bool:
-    """Whether a job has ended."""
+    """True once a job has ended."""
     return not any(each.id == job and not each.is_over for each in client.own_jobs())
 
 

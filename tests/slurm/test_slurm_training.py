@@ -42,7 +42,7 @@ def trains_on_two_nodes(store: Path, policy: Path, pairs: Path) -> Request:
 
 
 def is_under_way(event: Event) -> bool:
-    """Whether a training has made steps; with a first checkpoint if it began anew."""
+    """True once a training has made steps; with a first checkpoint if it began anew."""
     return isinstance(event, Metric) and event.step > 6
 
 

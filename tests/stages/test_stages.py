@@ -1,4 +1,4 @@
-"""What holds for every stage: its folder, its parameters, its program."""
+"""Rules for every stage: its folder, its parameters, its program."""
 
 from __future__ import annotations
 

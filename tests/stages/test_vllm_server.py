@@ -1,4 +1,4 @@
-"""What asks an OpenAI-compatible server, against a real one: sampling, and the judge."""
+"""Clients of an OpenAI-compatible server, against a real one: sampling, and the judge."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def container_options(
         "environment": environment_for(request, settings) | {IMAGE_VARIABLE: image},
         "labels": labels_for(request, settings, alive, devices),
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
-        # the stage. A detached container's stdin stays open whoever comes and goes.
+        # the stage. A detached container's stdin stays open without a client.
         "stdin_open": True,
         "detach": keep,
     }
@@ -161,13 +161,13 @@ def host_options(
             Ulimit(name=name, soft=limit, hard=limit) for name, limit in settings.ulimits.items()
         ],
         "device_requests": gpus,
-        # Whoever takes a container over reads its events from the beginning.
+        # The next orchestrator of a container reads its events from the beginning.
         "log_config": LogConfig(type=LogConfig.types.JSON),
     }
 
 
 def needs_network(request: Request, settings: DockerSettings) -> bool:
-    """Whether an input comes from the hub and neither a network nor a cache can bring it."""
+    """True where an input comes from the hub and neither a network nor a cache can bring it."""
     from_hub = any(
         isinstance(each, HubInput) for group in request.inputs.values() for each in group
     )

@@ -158,7 +158,7 @@ class Cluster:
         return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
 
     def may(self, verb: str, resource: str) -> bool:
-        """Whether this account has a right in the namespace, ``pods/log`` for a part of pods."""
+        """True where this account has a right in the namespace, ``pods/log`` for a part of pods."""
         name, _, part = resource.partition("/")
         wanted = {"namespace": self.namespace, "verb": verb, "resource": name, "subresource": part}
         review = {

@@ -137,7 +137,7 @@ def _unscheduled(condition: dict[str, Any], stage: str) -> Obstacle:
 
 
 def has_started(pod: Pod) -> bool:
-    """Whether the pod's container runs or has run: it has a log."""
+    """True once the pod's container has a log: it runs or has run."""
     state = _container(pod).get("state", {})
     return "running" in state or "terminated" in state
 
@@ -148,7 +148,7 @@ def image_id_of(pod: Pod) -> str:
 
 
 def is_lost(pod: Pod) -> bool:
-    """Whether the pod's node does not answer: it runs, as far as is known, and is not ready."""
+    """True while the pod's node does not answer: it runs, as far as is known, and is not ready."""
     running = "running" in _container(pod).get("state", {})
     ready = {each["type"]: each["status"] for each in pod["status"].get("conditions") or ()}.get(
         "Ready"
@@ -157,7 +157,7 @@ def is_lost(pod: Pod) -> bool:
 
 
 def is_asked_to_end(pod: Pod) -> bool:
-    """Whether somebody has deleted the pod; its program may still save what it has."""
+    """True once the pod is deleted; its program may still save what it has."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 

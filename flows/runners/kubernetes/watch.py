@@ -36,7 +36,7 @@ class PodChange:
 
 
 class PodWatch:
-    """Watches pods and passes on every change of those that somebody asked for.
+    """Watches pods and passes on every change of those that a caller asked for.
 
     Args:
         cluster: The cluster.

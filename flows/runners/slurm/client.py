@@ -52,7 +52,7 @@ class QueuedJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """True once it has ended."""
         return self.state in ENDED
 
 

@@ -93,7 +93,7 @@ class JobFolder:
             (self.path / "stop").touch()
 
     def has_owner(self) -> bool:
-        """Whether the orchestrator that waits for the job lives."""
+        """True while the orchestrator that waits for the job lives."""
         try:
             owner = Path((self.path / "owner").read_text())
         except FileNotFoundError:

@@ -79,7 +79,7 @@ def _submit(config: RunConfig, request: Request, folder: Path, store: Path) -> s
 
 
 def _wait(job: str, request: Request, folder: Path) -> tuple[bool, str]:
-    """Whether the job finds what a stage needs, and what it found."""
+    """Verdict on the place of a job, and the findings in words."""
     deadline, state = time.monotonic() + _WAIT_SECONDS, "PENDING"
     try:
         while time.monotonic() < deadline:

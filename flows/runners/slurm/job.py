@@ -29,7 +29,7 @@ def new_name(request: Request) -> str:
 
 
 def computes(name: str, request: Request) -> bool:
-    """Whether a job of that name computes the request, in this store or another."""
+    """True where a job of that name computes the request, in this store or another."""
     return re.search(rf"-{request.key[:_KEY_CHARACTERS]}-[0-9a-f]{{6}}$", name) is not None
 
 

@@ -69,7 +69,7 @@ def meaning_of(said: str) -> Meaning:
 
 
 def concerns_nodes(said: str) -> bool:
-    """Whether sbatch finds no nodes for a request, which those that are up decide."""
+    """True where sbatch finds no nodes for a request, which those that are up decide."""
     return re.search(r"node configuration|node count", said, re.I) is not None
 
 

@@ -137,7 +137,7 @@ class JobWatch:
         return Ending(self._job, status, state, fields)
 
     def _is_silent(self, stopping: threading.Event) -> bool:
-        """Whether a job that is not in the queue says nothing more either."""
+        """True where a job that is not in the queue says nothing more either."""
         heartbeat = self._folder.heartbeat()
         if heartbeat != self._heartbeat:
             self._heartbeat, self._sign_at = heartbeat, time.monotonic()

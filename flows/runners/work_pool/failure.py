@@ -29,7 +29,7 @@ _MAX_CHARACTERS = 20_000
 
 
 class StageFailure(BaseModel):
-    """Why a stage's flow run failed.
+    """Reason why a stage's flow run failed.
 
     Attributes:
         kind: A person's mistake, which no retry cures, something that one may, or a machine that

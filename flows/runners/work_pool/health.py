@@ -10,7 +10,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 def why_nobody_serves(
     client: SyncPrefectClient, deployment: DeploymentResponse
 ) -> tuple[str, str] | None:
-    """Why flow runs of a deployment are not taken, and what to do; None if they are.
+    """Reason why no worker takes flow runs of a deployment, with a remedy; None if one does.
 
     Args:
         client: Of the Prefect server.

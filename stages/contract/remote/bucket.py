@@ -47,11 +47,11 @@ class Version:
 
     @classmethod
     def of(cls, facts: Any) -> Version:
-        """From what obstore tells of an object."""
+        """Version of an object, from its metadata in obstore."""
         return cls(_quoted(facts["e_tag"]), facts["version"])
 
     def condition(self) -> dict[str, str]:
-        """For obstore: write only over this content."""
+        """Condition for obstore under which a write replaces only this content."""
         condition = {"e_tag": self.etag}
         return condition | ({"version": self.generation} if self.generation else {})
 

@@ -24,7 +24,7 @@ class Commit(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
-    """Where the files are, below the store's prefix."""
+    """Folder of the files, below the store's prefix."""
     manifest: Manifest
     etags: dict[str, str]
     """Of each file's object; another one makes a hit hash the object."""

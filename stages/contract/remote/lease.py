@@ -41,7 +41,7 @@ def _machine() -> str:
 
 
 def _new_record(owner: str) -> dict[str, Any]:
-    """What a lease says of its holder, this process, as of now."""
+    """Record of the holder, this process, as of now."""
     return {
         "owner": owner,
         "host": socket.gethostname(),
@@ -53,7 +53,7 @@ def _new_record(owner: str) -> dict[str, Any]:
 
 
 def _is_alive_here(record: dict[str, Any]) -> bool | None:
-    """Whether a lease's holder lives, if it is one of this machine; None if it is elsewhere."""
+    """True where a lease's holder lives on this machine, False where it is dead, None elsewhere."""
     if record["machine"] != _machine():
         return None
     return _process_start(record["pid"]) == record["process_start"]
@@ -75,7 +75,7 @@ class RemoteLease(Lease):
         self._version: Version | None = None
 
     def holder(self) -> dict[str, Any] | None:
-        """Who holds the lease now (``host``, ``pid``, ``since``), or None."""
+        """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
         found = self._bucket.get(self._name)
         return None if found is None else self._living_holder(found)
 

@@ -100,7 +100,7 @@ def _in_parallel(
 
 
 def is_here(path: Path, record: FileRecord) -> bool:
-    """Whether a file is on this host as its record has it; one that is not is removed."""
+    """True where a file is on this host as its record has it; another one is removed."""
     try:
         check_file(path, record, always_hash=False)
     except DamagedArtifactError:

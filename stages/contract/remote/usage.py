@@ -32,7 +32,7 @@ def held(bucket: Bucket, commits: Commits) -> Iterator[Held]:
 
 
 def remove(bucket: Bucket, commits: Commits, gone: Held) -> None:
-    """Deletes something that :func:`held` told of; first what makes the files count."""
+    """Deletes something that :func:`held` told of; the commit first, then its files."""
     folder = gone.place
     if gone.kind == "artifact":
         commits.delete(gone.stage, gone.key)

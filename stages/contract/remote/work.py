@@ -49,7 +49,7 @@ class _Link:
     record: FileRecord
 
     def is_unchanged(self) -> bool:
-        """Whether the file is still what was hashed."""
+        """True while the file is what was hashed."""
         stat = self.path.stat()
         return (stat.st_size, stat.st_mtime_ns) == (self.record.size, self.record.mtime_ns)
 
@@ -176,7 +176,7 @@ class RemoteWork:
 
     @contextmanager
     def pushed_every(self, seconds: float, check_lease: Callable[[], None]) -> Iterator[None]:
-        """Within, a thread makes snapshots; at the end the last one, if the folder is still there.
+        """Snapshots by a thread during the block, and one at its end if the folder is still there.
 
         Nothing that goes wrong with them disturbs the attempt: its artifact may do without.
 

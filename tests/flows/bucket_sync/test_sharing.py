@@ -1,4 +1,4 @@
-"""What travels between hosts that share a bucket, and what each of them sees."""
+"""Transfers between hosts that share a bucket, and the view of each of them."""
 
 from __future__ import annotations
 

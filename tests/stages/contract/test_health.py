@@ -1,4 +1,4 @@
-"""What a place for stages tells of itself."""
+"""Health of a place for stages, as it tells of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes a key and what does not, over the parameters of every stage."""
+"""Keys: changes that give another one and changes that do not, for every stage's parameters."""
 
 from __future__ import annotations
 

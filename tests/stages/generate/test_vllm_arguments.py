@@ -20,7 +20,7 @@ from stages.generate.policy import Policy
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the engine is started with, in place of its start."""
+    """Arguments of the engine, in place of its start."""
     told: dict[str, Any] = {}
 
     def start(source: ModelSource, own: dict[str, Any], **options: Any) -> object:

@@ -45,7 +45,7 @@ STATIC = LlamaConfig(**SIZES, max_position_embeddings=LIMIT)
 
 
 def neighbour_moves(config: Any, width: int) -> bool:
-    """Whether a row's output changes when the rows of its batch are ``width`` tokens long."""
+    """True where a row's output changes when the rows of its batch are ``width`` tokens long."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     row = torch.arange(3, 11)[None]

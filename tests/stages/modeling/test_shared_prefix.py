@@ -1,4 +1,4 @@
-"""What the attention over shared prompts lets a token see, and how kernels are told."""
+"""Attention over shared prompts: the tokens that each one sees, and the kernels' arguments."""
 
 from __future__ import annotations
 

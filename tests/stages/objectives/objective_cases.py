@@ -66,7 +66,7 @@ def saturation_of(
     mask: Tensor | None = None,
     **more: object,
 ) -> BonusSaturation:
-    """Which responses have a clamped bonus, or one without gradient."""
+    """Mask of the responses that have a clamped bonus, or one without gradient."""
     leaf = logp.detach().clone().requires_grad_()
     bonus = Bonus.of(design, divergence, **more)
     return bonus(BonusInputs(leaf, ref_logp, num_tokens, mask)).saturation()

@@ -1,4 +1,4 @@
-"""What the paper proves of the bonuses, checked by automatic differentiation."""
+"""Theorems of the paper on the bonuses, checked by automatic differentiation."""
 
 import math
 
@@ -122,7 +122,7 @@ def test_normalisation_does_not_matter_where_lemma_4_1_says_so(divergence, seed)
 
 
 def test_lemma_4_1_does_not_hold_for_js():
-    """Which is why Jensen–Shannon is outside Theorem 4.2, though inverse_pi is defined there."""
+    """Jensen–Shannon is outside Theorem 4.2 for this reason, though inverse_pi is defined there."""
     logits, ref_probs = responses(0)
     ratio = normalisation_ratio(1.0 / logits.softmax(dim=0), ref_probs, divergence="js")
     assert ratio.max() / ratio.min() > 1.5

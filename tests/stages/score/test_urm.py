@@ -164,7 +164,7 @@ class TestBos:
 
 class TestGoldenCheck:
     def golden(self, path, prefix=()):
-        """What the card would say of the tiny checkpoint."""
+        """Card of the tiny checkpoint."""
         rows = ROWS[:2]
         means, gates = expected(path, rows, prefix)
         return [

@@ -1,4 +1,4 @@
-"""Which pairs make up which step."""
+"""Batches: the pairs of each step."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SHARE = 0.3
 
 @dataclass(frozen=True)
 class Named:
-    """What the split looks at."""
+    """Row of a pair, as the split sees it."""
 
     prompt_id: str
 

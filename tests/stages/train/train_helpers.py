@@ -209,7 +209,7 @@ def run_until(
 
 
 def at_step(step: int) -> Callable[[Any], bool]:
-    """Whether an event is the metric of ``step`` or a later one."""
+    """True where an event is the metric of ``step`` or a later one."""
     return lambda event: isinstance(event, Metric) and event.step >= step
 
 

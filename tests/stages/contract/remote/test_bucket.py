@@ -1,4 +1,4 @@
-"""What the store asks of object storage, and what a person is told when it does not go well."""
+"""Calls of the store to object storage, and the messages where they fail."""
 
 from __future__ import annotations
 
