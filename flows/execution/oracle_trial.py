@@ -37,7 +37,7 @@ def try_oracle(config: RunConfig) -> None:
         UserError: The function cannot be loaded, fails, or returns no scores.
     """
     code = config.inputs.oracle_code
-    if config.score.oracle != "python" or code is None or config.execution.runner != "process":
+    if "python" not in config.score.parts or code is None or config.execution.runner != "process":
         return
     source = resolve(code, "dataset")
     if not isinstance(source, FileInput):

@@ -77,7 +77,7 @@ def _check_votes(asked: _Asked) -> None:
 
 
 def _check_judge(asked: _Asked) -> None:
-    if asked.score.oracle == "judge" and asked.score.judge.model == UNNAMED:
+    if "judge" in asked.score.parts and asked.score.judge.model == UNNAMED:
         raise ValueError(
             f"{asked.score_place}.judge.model is {UNNAMED}, which stands for the judge that you "
             f"choose: set it, and {asked.score_place}.judge.url, to those of an OpenAI-compatible "

@@ -16,7 +16,6 @@ from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Store
-from stages.score.params import ORACLES
 
 UNPINNED = "COMMIT"
 """Revision in shipped configurations that a person has to choose."""
@@ -195,10 +194,10 @@ def suite_inputs(
             raise UserError(f"suites.{name}.{field}: {error.message}", error.remedy) from error
     if suite.score is None:
         return found | {place: list(run[place]) for place in ORACLE_INPUTS.values()}
-    for needed in ORACLES[suite.score.oracle].needs:
+    for needed, oracle in suite.score.needs.items():
         if getattr(suite, ORACLE_INPUTS[needed]) is None:
             raise UserError(
-                f"the oracle {suite.score.oracle} needs suites.{name}.{ORACLE_INPUTS[needed]}",
+                f"the oracle {oracle} needs suites.{name}.{ORACLE_INPUTS[needed]}",
                 "name it; docs/oracles.md tells what each oracle needs",
             )
     models = [resolve(place, "model") for place in (suite.oracle_model,) if place]
@@ -212,11 +211,11 @@ def require_oracle_inputs(config: RunConfig) -> None:
     Raises:
         UserError: One is not.
     """
-    for name in ORACLES[config.score.oracle].needs:
+    for name, oracle in config.score.needs.items():
         place = ORACLE_INPUTS[name]
         if getattr(config.inputs, place) is None:
             raise UserError(
-                f"the oracle {config.score.oracle} needs inputs.{place}",
+                f"the oracle {oracle} needs inputs.{place}",
                 "name it, or choose another score.oracle; docs/oracles.md tells what each needs",
             )
 

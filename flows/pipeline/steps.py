@@ -17,7 +17,6 @@ from stages.contract.params import StageParams
 from stages.contract.request import kind_of
 from stages.contract.signature import Kind, check_inputs, find_output
 from stages.generate.params import GenerateParams
-from stages.score.params import ORACLES
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,6 @@ class Steps:
         opponents: Output | None = None,
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
-        oracle = ORACLES[self._config.score.oracle]
         inputs = {
             "responses": [responses],
             "opponents": [opponents] if opponents else [],
@@ -208,7 +206,7 @@ class Steps:
             **{
                 name: self._external[place]
                 for name, place in ORACLE_INPUTS.items()
-                if oracle.reads(name)
+                if self._config.score.reads(name)
             },
         }
         name = f"{place}/score/{shard}"

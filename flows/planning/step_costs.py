@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flows.execution.plan import PlannedStep
 from flows.pipeline.config import RunConfig
@@ -20,13 +21,14 @@ from stages.contract.stores import open_store
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
-from stages.score.params import ScoreParams
+from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
 
 _SAVED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Stages that load no torch.
 _LIGHT_SECONDS = 2.0
+_LIGHT_ORACLES = {"python", "math_verify"}
 _SCORE_BYTES = 40
 # A word-level tokenizer of a warm start from scratch has about so many words.
 _NEW_VOCABULARY = 1024
@@ -181,15 +183,15 @@ class StepCosts:
         self._tables[step.name] = table
         if "model" not in step.inputs:
             return Cost(
-                seconds=_LIGHT_SECONDS if params.oracle in ("python", "math_verify") else None,
+                seconds=_LIGHT_SECONDS if _LIGHT_ORACLES.issuperset(params.parts) else None,
                 disk=table.rows * _SCORE_BYTES,
             )
         shape = self._model(step.inputs["model"][0])
         if isinstance(shape, str):
             return Cost(notes=(shape,))
-        settings = params.reward_model if params.oracle == "reward_model" else params.urm
-        section = "reward_model" if params.oracle == "reward_model" else "urm"
-        return forward_cost(
+        section = ORACLES[params.needs["model"]].section
+        settings = getattr(params, section)
+        cost = forward_cost(
             shape,
             resources,
             device,
@@ -202,6 +204,9 @@ class StepCosts:
             row_bytes=_SCORE_BYTES,
             remedy=f"lower score.{section}.tokens_per_batch, or set score.{section}.dtype=bfloat16",
         )
+        # Nothing tells how long a server takes that is asked beside the model.
+        others = set(params.parts) - {params.needs["model"]}
+        return cost if _LIGHT_ORACLES.issuperset(others) else replace(cost, seconds=None)
 
     def _train(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stages.score.params import JudgeSettings
+from stages.score.params import ScoreParams
 
 PROMPT_TOKENS = "judge_prompt_tokens"
 COMPLETION_TOKENS = "judge_completion_tokens"
@@ -19,14 +19,16 @@ class JudgeCosts:
     """Sums the token counts that a judge's components hold.
 
     Args:
-        settings: Name the prices of a million tokens, if they do.
+        params: Name the prices of a million tokens, if they do.
     """
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    def __init__(self, params: ScoreParams) -> None:
         self._prices = {
-            PROMPT_TOKENS: settings.prompt_price,
-            COMPLETION_TOKENS: settings.completion_price,
+            PROMPT_TOKENS: params.judge.prompt_price,
+            COMPLETION_TOKENS: params.judge.completion_price,
         }
+        # A sum's components begin with the name of their oracle.
+        self._prefix = "judge." if params.oracle == "weighted" else ""
         self._tokens = dict.fromkeys(self._prices, 0.0)
 
     def add(self, components: pa.MapArray) -> None:
@@ -35,7 +37,7 @@ class JudgeCosts:
         names = entries.field("key").to_numpy(zero_copy_only=False)
         values = entries.field("value").to_numpy(zero_copy_only=False)
         for name in self._tokens:
-            self._tokens[name] += float(np.sum(values[names == name]))
+            self._tokens[name] += float(np.sum(values[names == self._prefix + name]))
 
     def summary(self) -> dict[str, Any]:
         """Token counts, and what they cost in the prices' currency (null without prices)."""

@@ -1,6 +1,6 @@
 """Parameters of the score stage: one section of settings for each oracle, and the table of oracles.
 
-To add an oracle: a section, a row in :data:`ORACLES`, its name in ``ScoreParams.oracle`` and the
+To add an oracle: a section, a row in :data:`ORACLES`, its name in :data:`PartName` and the
 section's field, all in this file; and the module with its ``load(ctx) -> Oracle``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,10 @@ from stages.contract.params import Settings, StageParams, added_later, speed_onl
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
 
+PartName = Literal[
+    "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
+]
+"""Oracles that `weighted` can sum: those that one environment can hold."""
 VOTES = "votes"
 """Component of `math_verify`: samples of the prompt that give an equal answer; 0 for none."""
 
@@ -132,6 +136,29 @@ class IfevalSettings(Settings):
     """Verifiable instructions, checked by lm-eval's code; there is nothing to set."""
 
 
+class WeightedSettings(Settings):
+    """A weighted sum of other oracles' scores."""
+
+    weights: dict[PartName, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Weight of each oracle by its name; a negative one is a penalty. Each oracle reads its own
+    section."""
+    scales: dict[PartName, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Number by which an oracle's scores are divided before they are weighed, such as their
+    standard deviation (`std` in the `metrics.json` of a score step); 1 where it is not given."""
+
+    @model_validator(mode="after")
+    def _scales_are_of_parts(self) -> WeightedSettings:
+        for name in self.scales.keys() - self.weights.keys():
+            raise ValueError(
+                f"scales names {name}, and weights does not: give it a weight, or leave it out"
+            )
+        return self
+
+
 @dataclass(frozen=True)
 class OracleEntry:
     """One oracle.
@@ -149,10 +176,6 @@ class OracleEntry:
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
-    def reads(self, name: str) -> bool:
-        """True where it has a use for an input of this name."""
-        return name in self.needs or name in self.takes
-
 
 ORACLES: Mapping[str, OracleEntry] = {
     "python": OracleEntry("stages.score.python_function", "python", needs=("code",)),
@@ -163,11 +186,12 @@ ORACLES: Mapping[str, OracleEntry] = {
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
     "ifeval": OracleEntry("stages.score.ifeval", "ifeval"),
+    "weighted": OracleEntry("stages.score.weighted", "weighted"),
 }
 
 
 class ScoreParams(StageParams):
-    """Scores every response with one oracle."""
+    """Scores every response with one oracle, or with several that are summed."""
 
     stage: ClassVar[str] = "score"
     version: ClassVar[str] = "1"
@@ -184,22 +208,14 @@ class ScoreParams(StageParams):
     }
     image = "torch"
 
-    oracle: Literal[
-        "python",
-        "reward_model",
-        "urm_gated",
-        "urm_helpfulness",
-        "math_verify",
-        "http",
-        "judge",
-        "ifeval",
-    ] = "reward_model"
+    oracle: Literal[PartName, "ifeval", "weighted"] = "reward_model"
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model
-    (`judge`), or lm-eval's checks of verifiable instructions (`ifeval`). Only its own section is
-    read. See docs/oracles.md."""
+    (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), or a weighted sum of several
+    (`weighted`). Only its own section is read, and those of the oracles that it sums. See
+    docs/oracles.md."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
@@ -219,16 +235,33 @@ class ScoreParams(StageParams):
     """Settings of the oracle `judge`."""
     ifeval: IfevalSettings = IfevalSettings()
     """Settings of the oracle `ifeval`; there are none."""
+    weighted: WeightedSettings = WeightedSettings()
+    """Settings of the oracle `weighted`."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the oracles that score: several where a weighted sum is the oracle."""
+        return tuple(self.weighted.weights) if self.oracle == "weighted" else (self.oracle,)
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Inputs that the oracles cannot do without, and the oracle that needs each."""
+        return {name: part for part in self.parts for name in ORACLES[part].needs}
+
+    def reads(self, name: str) -> bool:
+        """True where an oracle has a use for an input of this name."""
+        return name in self.needs or any(name in ORACLES[part].takes for part in self.parts)
 
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other oracles."""
-        return frozenset(each.section for each in ORACLES.values()) - {ORACLES[self.oracle].section}
+        used = {ORACLES[name].section for name in (self.oracle, *self.parts)}
+        return frozenset(each.section for each in ORACLES.values()) - used
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with vLLM where that is the engine, with lm-eval's code for its checks."""
         if self.oracle == "ifeval":
             return "eval"
-        in_vllm = self.oracle == "reward_model" and self.reward_model.engine == "vllm"
+        in_vllm = "reward_model" in self.parts and self.reward_model.engine == "vllm"
         return "vllm" if in_vllm else self.image
 
     @property
@@ -236,18 +269,39 @@ class ScoreParams(StageParams):
         """True where scores only rank responses against each other."""
         judge = self.judge
         pairwise = judge.mode == "pairwise" and judge.against == "samples"
-        return self.oracle == "judge" and pairwise
+        return "judge" in self.parts and pairwise
 
     @model_validator(mode="after")
     def _server_is_named(self) -> ScoreParams:
-        if self.oracle == "http" and not (self.http.url and self.http.identity):
+        if "http" in self.parts and not (self.http.url and self.http.identity):
             raise ValueError(
                 "the oracle http needs http.url and http.identity: the address to post to, and the "
                 "name and version that the server gives as its own"
             )
-        if self.oracle == "judge" and not (self.judge.url and self.judge.model):
+        if "judge" in self.parts and not (self.judge.url and self.judge.model):
             raise ValueError(
                 "the oracle judge needs judge.url and judge.model: the address of the chat "
                 "completions (…/v1/chat/completions), and the model's name at the server"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> ScoreParams:
+        if self.oracle == "weighted" and not self.parts:
+            raise ValueError(
+                "the oracle weighted needs weighted.weights: the weight of each oracle that it "
+                "sums, such as {reward_model: 1, python: -0.5}"
+            )
+        for part in self.parts:
+            for name in ORACLES[part].needs:
+                if self.needs[name] != part:
+                    raise ValueError(
+                        f"weighted.weights has {part} and {self.needs[name]}, which both need the "
+                        f"input `{name}`, and a run has one: leave one of them out"
+                    )
+        if "math_verify" in self.parts and self.image_for(from_hub=False) == "vllm":
+            raise ValueError(
+                "weighted.weights has math_verify, and reward_model.engine is 'vllm', whose "
+                "environment does not hold math-verify: set reward_model.engine to 'transformers'"
             )
         return self

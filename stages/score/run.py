@@ -92,14 +92,14 @@ def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
 def _assemble(ctx: Context, parts: list[Path]) -> Statistics:
     """Joins the parts into ``scores.parquet``."""
     statistics = Statistics()
-    costs = JudgeCosts(ctx.params.judge)
+    costs = JudgeCosts(ctx.params)
     with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
         for batch in read_batches(parts, SCORES):
             writer.write_batch(batch)
             for row in batch.select(["score", "error"]).to_pylist():
                 statistics.add(row)
             costs.add(batch["components"])
-    if ctx.params.oracle == "judge":
+    if "judge" in ctx.params.parts:
         ctx.telemetry_path("costs.json").write_text(dump_json(costs.summary()))
     return statistics
 

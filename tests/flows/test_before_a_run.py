@@ -12,6 +12,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
+from stages.contract.errors import UserError
 from tests.flows.loop import geb, write_config
 
 
@@ -91,6 +92,15 @@ def test_an_oracle_that_cannot_work_is_refused_before_the_first_stage(
     assert str(oracle) in message or "oracle.py:score" in message
     assert "remedy" in message
     assert not (tmp_path / "store/artifacts").exists()
+
+
+def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text("def score(prompts, responses, references):\n    return [1.0]\n")
+    weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
+    config = write_config(tmp_path, inputs={"oracle_code": str(oracle)}, score=weighted)
+    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 4 responses"):
+        try_oracle(load_config(config))
 
 
 def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(

@@ -184,6 +184,22 @@ def test_what_the_oracle_needs_must_be_named(overrides, place):
         steps_of(*overrides)
 
 
+def test_what_each_oracle_of_a_sum_needs_must_be_named():
+    weighted = ["score.oracle=weighted", "score.weighted.weights={python: 1, reward_model: 1}"]
+    with pytest.raises(UserError, match=r"the oracle reward_model needs inputs\.oracle_model"):
+        steps_of(*weighted)
+
+
+def test_a_judge_that_compares_gets_opponents_also_as_a_part_of_a_sum():
+    judge = "judge: {url: u, model: m, mode: pairwise}"
+    made = steps_of(
+        "iterations=1",
+        f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {judge}}}",
+    )
+    compared = {name for name, step in made.items() if "opponents" in step.inputs}
+    assert compared == {"base/score/0", "iteration-1/evaluate/score/0"}
+
+
 def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     def inputs(*overrides):
         step = steps_of("iterations=1", f"inputs.oracle_model={ROOT / 'data'}", *overrides)
@@ -193,6 +209,9 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     assert inputs("score.oracle=urm_gated") == {"responses", "model"}
     assert inputs("score.oracle=math_verify") == {"responses"}
     assert inputs("score={oracle: judge, judge: {url: u, model: m}}") == {"responses", "code"}
+    weighted = "score={oracle: weighted, weighted: {weights: {%s}}}"
+    assert inputs(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
+    assert inputs(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
 
 
 def test_screening_is_a_part_of_an_iteration_to_start_again_from():

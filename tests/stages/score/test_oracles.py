@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from stages.contract.params import Settings
 from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.oracle import Verdict
-from stages.score.params import ORACLES, OracleEntry, ScoreParams
+from stages.score.params import ORACLES, OracleEntry, PartName, ScoreParams
 from stages.score.run import STAGE
 from tests.stage_calls import call_request, request_for
 from tests.stages.score.responses import response_rows
@@ -26,6 +26,10 @@ def test_parameters_and_registry_name_the_same_oracles():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
     }
     assert {each.section for each in ORACLES.values()} == sections
+
+
+def test_what_runs_in_an_environment_of_its_own_cannot_be_summed_and_all_else_can():
+    assert set(get_args(PartName)) == ORACLES.keys() - {"ifeval", "weighted"}
 
 
 class ToySettings(Settings):

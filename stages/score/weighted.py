@@ -1,0 +1,115 @@
+"""The ``weighted`` oracle: a weighted sum of other oracles' scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stages.contract.context import StageContext
+from stages.remote.settings import ServerSettings
+from stages.score.oracle import Oracle, Verdict, opened_oracle
+from stages.score.params import ORACLES, ScoreParams
+
+
+@dataclass(frozen=True)
+class Part:
+    """One oracle of the sum.
+
+    Attributes:
+        name: Its name, which begins the names of its components.
+        oracle: The oracle.
+        weight: Weight of its scores.
+        scale: Divisor of its scores.
+    """
+
+    name: str
+    oracle: Oracle
+    weight: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"{self.weight:g}/{self.scale:g}*{self.oracle.identity}"
+
+
+@dataclass(frozen=True)
+class WeightedOracle:
+    """Adds up weight · score / scale of its parts.
+
+    A response that one of them cannot score has no score. Components are each part's own score
+    under its name, and its components under ``name.component``.
+
+    Attributes:
+        parts: The oracles, in the order in which they are asked.
+        close: Ends what they hold.
+    """
+
+    parts: Sequence[Part]
+    close: Callable[[], None]
+
+    @property
+    def identity(self) -> str:
+        """Weights, scales and identities of the parts."""
+        return f"weighted:{'+'.join(sorted(map(str, self.parts)))}"
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        found: list[dict[str, Verdict]] = [{} for _ in rows]
+        for part in self.parts:
+            for place, verdict in part.oracle.score(rows):
+                found[place][part.name] = verdict
+                if len(found[place]) == len(self.parts):
+                    yield place, self._total(found[place])
+
+    def _total(self, verdicts: Mapping[str, Verdict]) -> Verdict:
+        components: dict[str, float] = {}
+        errors = []
+        terms = []
+        for part in self.parts:
+            verdict = verdicts[part.name]
+            components |= {f"{part.name}.{name}": x for name, x in verdict.components.items()}
+            if verdict.score is None:
+                errors.append(f"{part.name}: {verdict.error}")
+            else:
+                components[part.name] = verdict.score
+                terms.append(part.weight * verdict.score / part.scale)
+        if errors:
+            return Verdict(None, "; ".join(errors), components)
+        return Verdict(math.fsum(terms), components=components)
+
+
+def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
+    """Loads the oracles that have a weight.
+
+    Raises:
+        UserError: One of them cannot be loaded.
+    """
+    settings = ctx.params.weighted
+    with ExitStack() as stack:
+        parts = [
+            Part(
+                name=name,
+                oracle=stack.enter_context(opened_oracle(_context(ctx, name))),
+                weight=settings.weights[name],
+                scale=settings.scales.get(name, 1.0),
+            )
+            # Not in the order of the settings, which is not in the key.
+            for name in sorted(settings.weights, key=lambda name: (_asks_a_server(ctx, name), name))
+        ]
+        return WeightedOracle(parts, stack.pop_all().close)
+
+
+def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScoreParams]:
+    """The stage call as the oracle ``name`` sees it: without inputs that another one needs."""
+    of_others = {
+        needed for other in ctx.params.parts if other != name for needed in ORACLES[other].needs
+    }
+    inputs = {each: found for each, found in ctx.inputs.items() if each not in of_others}
+    return replace(ctx, params=ctx.params.model_copy(update={"oracle": name}), inputs=inputs)
+
+
+def _asks_a_server(ctx: StageContext[ScoreParams], name: str) -> bool:
+    """True where answers cost time and money: the last part's are kept as they come."""
+    return isinstance(getattr(ctx.params, ORACLES[name].section), ServerSettings)

@@ -1,0 +1,218 @@
+"""A weighted sum of several oracles: totals, components, failures, and settings that clash."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from pydantic import ValidationError
+
+from stages.contract.errors import UserError
+from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.remote.client import RemoteError
+from stages.score.oracle import Verdict
+from stages.score.params import ORACLES, OracleEntry, ScoreParams
+from stages.score.run import STAGE
+from tests.stage_calls import call_request, request_for, response, score_params
+
+ROWS = [
+    response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
+    response("What is 6 · 7?", 1, "It is clearly 41.", reference_answer="42"),
+    response("What is 1 + 1?", 0, "It is 2.", reference_answer="2"),
+    response("What is 1 + 1?", 1, "It is two, I think.", reference_answer="2"),
+]
+WORDS = """
+    def score(prompts, responses, references):
+        return [{"score": len(text.split()), "letters": len(text)} for text in responses]
+"""
+SERVER = {"identity": "tone@1", "wait_seconds": 0.0, "timeout_seconds": 60.0}
+
+
+def tones(request):
+    """A reward server's answer: the place of each response among its prompt's."""
+    scores = [
+        {"score": 10.0 * row["sample_index"], "components": {"warmth": 0.5}}
+        for row in request["responses"]
+    ]
+    return 200, {"oracle": "tone@1", "scores": scores}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Runs the stage with a weighted sum and returns its artifact."""
+
+    def run(*, code=WORDS, weights, scales=None, **params):
+        responses, oracle = tmp_path / "responses.parquet", tmp_path / "oracle.py"
+        write_table(responses, RESPONSES, ROWS)
+        oracle.write_text(textwrap.dedent(code))
+        settings = score_params("weighted", weights=weights, scales=scales or {}, **params)
+        inputs = {"responses": responses} | ({"code": oracle} if settings.reads("code") else {})
+        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
+        return artifact
+
+    return run
+
+
+def scores_of(artifact):
+    return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+
+def test_scores_are_scaled_weighed_and_added(serve, stage):
+    server = serve(lambda number, request: tones(request))
+    artifact = stage(
+        weights={"python": -0.5, "math_verify": 3, "http": 1},
+        scales={"http": 4.0},
+        http={"url": server.url, **SERVER},
+    )
+    rows = scores_of(artifact)
+    words, right, places = [3, 4, 3, 5], [1, 0, 1, 0], [0, 1, 0, 1]
+    assert [row["score"] for row in rows] == [
+        pytest.approx(-0.5 * w + 3 * r + 10 * p / 4)
+        for w, r, p in zip(words, right, places, strict=True)
+    ]
+    assert dict(rows[1]["components"]) == {
+        "python": 4.0,
+        "python.letters": 17.0,
+        "math_verify": 0.0,
+        "math_verify.answered": 1.0,
+        "http": 10.0,
+        "http.warmth": 0.5,
+    }
+
+
+def test_the_identity_tells_weights_scales_and_oracles(serve, stage):
+    server = serve(lambda number, request: tones(request))
+    http = {"url": server.url, **SERVER}
+    artifact = stage(weights={"http": 2, "python": -0.5}, scales={"http": 4}, http=http)
+    [identity] = {row["oracle"] for row in scores_of(artifact)}
+    assert identity.startswith("weighted:-0.5/1*python:score@")
+    assert identity.endswith("+2/4*http:tone@1")
+    assert json.loads((artifact.path / "metrics.json").read_text())["oracle"] == identity
+
+
+def test_a_response_that_one_oracle_cannot_score_has_no_score(stage):
+    code = """
+        def score(prompts, responses, references):
+            return [None if "clearly" in text else 1.0 for text in responses]
+    """
+    rows = scores_of(stage(code=code, weights={"python": 1, "math_verify": 1}, max_null_share=0.5))
+    assert [row["score"] for row in rows] == [2.0, None, 2.0, 1.0]
+    assert "python: " in rows[1]["error"]
+    assert "returned None" in rows[1]["error"]
+    assert dict(rows[1]["components"]) == {"math_verify": 0.0, "math_verify.answered": 1.0}
+
+
+def test_a_judge_beside_a_function_asks_by_its_own_template_and_counts_its_tokens(serve, stage):
+    def completion(number, request):
+        [message] = request["messages"]
+        assert "def score" not in message["content"]
+        usage = {"prompt_tokens": 100, "completion_tokens": 7}
+        choices = [{"message": {"role": "assistant", "content": "Fine.\nScore: 9"}}]
+        return 200, {"choices": choices, "usage": usage}
+
+    server = serve(completion)
+    judge = {"url": server.url, "model": "some-judge", "prompt_price": 5.0, "wait_seconds": 0.0}
+    artifact = stage(weights={"python": 1, "judge": 1}, judge=judge)
+    assert [row["score"] for row in scores_of(artifact)] == [12.0, 13.0, 12.0, 14.0]
+    costs = json.loads((artifact.path / "costs.json").read_text())
+    assert (costs["judge_prompt_tokens"], costs["judge_completion_tokens"]) == (400.0, 28.0)
+    assert costs["cost"] == pytest.approx(400 * 5.0 / 1e6)
+
+
+def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
+    """Whatever the order in the settings, a server is asked last, and its answers are kept."""
+    failing = [True]
+
+    def behave(number, request):
+        if failing[0] and request["responses"][0]["prompt_id"] == ROWS[2]["prompt_id"]:
+            return 503, "busy"
+        return tones(request)
+
+    server = serve(behave)
+    http = {"url": server.url, **SERVER, "rows_per_request": 2, "concurrency": 1, "attempts": 1}
+    with pytest.raises(RemoteError):
+        stage(weights={"http": 1, "python": 1}, http=http)
+    failing[0] = False
+    server.requests.clear()
+    rows = scores_of(stage(weights={"python": 1, "http": 1}, http=http))
+    assert [row["score"] for row in rows] == [3.0, 14.0, 3.0, 15.0]
+    assert [row["prompt_id"] for request in server.requests for row in request["responses"]] == [
+        row["prompt_id"] for row in ROWS[2:]
+    ]
+
+
+class Closable:
+    """An oracle that remembers whether it was closed."""
+
+    identity = "closable"
+    closed = False
+
+    def score(self, rows):
+        return ((place, Verdict(0.0)) for place in range(len(rows)))
+
+    def close(self):
+        type(self).closed = True
+
+
+def load(ctx):
+    """Makes the oracle, as an oracle's module does."""
+    return Closable()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_oracles_are_closed_also_where_a_later_one_cannot_be_loaded(monkeypatch, stage, works):
+    monkeypatch.setattr(Closable, "closed", False)
+    monkeypatch.setitem(ORACLES, "math_verify", OracleEntry(__name__, "math_verify"))
+    weights = {"math_verify": 1, "python": 1}
+    if works:
+        stage(weights=weights)
+    else:
+        with pytest.raises(UserError, match="no function 'score'"):
+            stage(weights=weights, code="")
+    assert Closable.closed
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"needs weighted\.weights"),
+        ({"weights": {"python": 1}, "scales": {"http": 2}}, "scales names http"),
+        ({"weights": {"python": 1}, "scales": {"python": 0}}, "greater than 0"),
+        ({"weights": {"ifeval": 1}}, r"weights\.ifeval"),
+        ({"weights": {"weighted": 1}}, r"weights\.weighted"),
+        ({"weights": {"python": float("nan")}}, "finite"),
+        ({"weights": {"http": 1}}, r"http\.url"),
+        ({"weights": {"judge": 1}}, r"judge\.model"),
+        (
+            {"weights": {"urm_gated": 1, "reward_model": 1}},
+            "urm_gated and reward_model, which both need the input `model`",
+        ),
+        (
+            {
+                "weights": {"math_verify": 1, "reward_model": 1},
+                "reward_model": {"engine": "vllm"},
+            },
+            r"set reward_model\.engine to 'transformers'",
+        ),
+    ],
+)
+def test_sums_that_cannot_be_computed_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        score_params("weighted", **{"weights": {}, **settings})
+
+
+def test_the_key_holds_the_sections_of_what_is_summed_in_whatever_order(tmp_path):
+    write_table(tmp_path / "responses.parquet", RESPONSES, ROWS)
+
+    def key(**settings):
+        params = ScoreParams.model_validate({"oracle": "weighted", **settings})
+        inputs = {"responses": tmp_path / "responses.parquet"}
+        return request_for(params, inputs, tmp_path / "store").key
+
+    weights = {"python": 1.0, "math_verify": 2.0}
+    plain = key(weighted={"weights": weights})
+    assert plain == key(weighted={"weights": dict(reversed(weights.items()))})
+    assert plain == key(weighted={"weights": weights}, http={"identity": "other"})
+    assert plain != key(weighted={"weights": weights, "scales": {"python": 2.0}})
+    assert plain != key(weighted={"weights": weights}, math_verify={"timeout_seconds": 1.0})
