@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -33,99 +30,10 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.steps import Steps
 from flows.report.failure import failed
-from flows.report.fitting import FittedTable
-from flows.report.prompt_figures import estimates, places
-from flows.report.solved import Solved, length_controlled, solved_names
-from flows.report.statistics import Estimate
-from flows.report.table import Cell, formatted, interval_text
+from flows.report.two_models import ModelComparison, Models, read_comparison
 from stages.contract.errors import GebError, RunCancelledError, UserError
-from stages.contract.store import Artifact, Store
+from stages.contract.store import Store
 from stages.contract.stores import open_store
-
-# What of the metrics is shown for both models; `metrics.json` has the rest.
-_SHOWN = (
-    # The base is what the policy wins against; it has neither of the first two.
-    ("win rate", "win_rate", ".3f"),
-    ("tied prompts", "tied_prompts", "d"),
-    ("mean reward", "mean_reward", ".3f"),
-    ("distinct-1", "distinct_1", ".3f"),
-    ("distinct-4", "distinct_4", ".3f"),
-    ("log π_ref", "mean_log_pi_ref", ".2f"),
-    ("tokens of a response", "mean_response_tokens", ".1f"),
-    ("share cut off", "truncated_share", ".3f"),
-)
-
-
-@dataclass(frozen=True)
-class Models:
-    """The two models and the prompts, as a person names them.
-
-    Attributes:
-        policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
-            folder, or a hub id.
-        base: The same, for the model that it is compared with; None for the one that the
-            configuration starts from.
-        prompts: File or hub data set of prompts; None for those that the configuration holds out,
-            or the suite's.
-        suite: Suite of the configuration whose prompts, sampling and oracle are used; None for the
-            evaluation on held-out prompts.
-    """
-
-    policy: str
-    base: str | None = None
-    prompts: str | None = None
-    suite: str | None = None
-
-
-@dataclass
-class Comparison:
-    """Result of an evaluation."""
-
-    models: Models
-    artifact: str
-    """Address of the artifact with its metrics."""
-    metrics: dict[str, Any] = field(default_factory=dict)
-    estimates: dict[str, Mapping[str, Estimate]] = field(default_factory=dict)
-    """Figures with their intervals, by `policy` and `base`."""
-    solved: tuple[str, ...] = ()
-    """Names of those among them that only some evaluations have."""
-    responses: tuple[Path, ...] = ()
-    """The policy's responses, shard by shard."""
-    scores: tuple[Path, ...] = ()
-    """Their scores."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        return {
-            **vars(self.models),
-            "artifact": self.artifact,
-            "metrics": self.metrics,
-            "estimates": {
-                model: {name: vars(each) for name, each in found.items()}
-                for model, found in self.estimates.items()
-            },
-        }
-
-    def rows(self) -> list[dict[str, str]]:
-        """A row per figure, for a person: the policy's and the base's."""
-        base = self.models.base or "the configuration's policy"
-        rows = [{"": "model", "policy": self.models.policy, "base": base}]
-        rows += [self._row(title, name, form) for title, name, form in _SHOWN]
-        return rows + [self._row(name, name, ".3f") for name in self.solved]
-
-    def _row(self, title: str, name: str, form: str) -> dict[str, str]:
-        row = {"": title}
-        for model, prefix in (("policy", ""), ("base", "base_")):
-            estimate = self.estimates.get(model, {}).get(name)
-            value = self.metrics.get(f"{prefix}{name}", estimate.value if estimate else None)
-            interval = interval_text(estimate.interval if estimate else None, form)
-            row[model] = str(Cell(formatted(value, form), interval))
-        return row
-
-    def table(self) -> FittedTable:
-        """The table that an evaluation ends with."""
-        rows = self.rows()
-        return FittedTable("", list(rows[0]), [list(row.values()) for row in rows], kept=3, left=3)
 
 
 def _flow_run_name() -> str:
@@ -148,7 +56,7 @@ def evaluate(
     suite: str = "",
     preset: Preset = DEFAULT_PRESET,
     config: Overrides = NOTHING,
-) -> Comparison | State[Any]:
+) -> ModelComparison | State[Any]:
     """Compares a model with a base: both answer the same prompts, and the oracle scores them.
 
     Args:
@@ -174,7 +82,7 @@ def evaluate(
         return failed(error, asked.name if asked else f"{preset}-evaluation")
 
 
-def evaluate_resolved(config: RunConfig, models: Models) -> Comparison:
+def evaluate_resolved(config: RunConfig, models: Models) -> ModelComparison:
     """Calls the flow with a configuration that was read already, for programs.
 
     Observers are those of the present block.
@@ -197,7 +105,7 @@ def num_steps(config: RunConfig, suite: str | None) -> int:
     return 2 + 4 * evaluation.num_shards
 
 
-def _evaluate(config: RunConfig, models: Models) -> Comparison:
+def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     store = open_store(config.store, create=True)
     external = _external(config, models, store)
     if models.suite is not None:
@@ -207,7 +115,7 @@ def _evaluate(config: RunConfig, models: Models) -> Comparison:
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    found = _comparison(config, models, artifacts)
+    found = read_comparison(config, models, artifacts)
     survives_outage(create_table_artifact)(
         found.rows(),
         key=artifact_key(config.name),
@@ -261,29 +169,3 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
     base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
     own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
     do(steps.evaluate("evaluate", 0, own, base_samples, base))
-
-
-def _comparison(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> Comparison:
-    asked = config.evaluation
-    solved = Solved.of(asked)
-    files = places(artifacts, "evaluate", "policy", "base", asked.num_shards)
-    metrics = _metrics(artifacts["evaluate"])
-    controlled = {model: length_controlled(metrics, model) for model in ("policy", "base")}
-    return Comparison(
-        models,
-        artifacts["evaluate"].address(),
-        metrics,
-        {model: {**estimates(files, model, solved), **each} for model, each in controlled.items()},
-        tuple(dict.fromkeys([*solved_names(solved), *controlled["policy"]])),
-        tuple(
-            artifacts[f"policy/generate/{shard}"].file("responses.parquet")
-            for shard in range(asked.num_shards)
-        ),
-        files.scores,
-    )
-
-
-def _metrics(artifact: Artifact) -> dict[str, Any]:
-    loaded = json.loads(artifact.file("metrics.json").read_text())
-    assert isinstance(loaded, dict)
-    return loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -17,6 +18,19 @@ from transformers import (
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<system>", "<user>", "<assistant>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 WORDS = ("red", "blue", "green", "one", "two", "three", "four", "cat", "dog", "bird", "runs", "?")
+# Sizes of decoders of every family, for their configurations.
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }} "

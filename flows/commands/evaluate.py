@@ -81,9 +81,10 @@ def evaluate(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.evaluate import Models, evaluate_resolved, num_steps
+    from flows.evaluate import evaluate_resolved, num_steps
     from flows.execution.console import ConsoleObserver
     from flows.execution.observer import observing
+    from flows.report.two_models import Models
     from flows.standing.server import ensure_prefect_server
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
-from flows.report.plots import Line, course_plot, histogram
+from flows.report.plots import Line, course_figure, histogram_figure, svg
 from flows.report.summary import Summary
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
@@ -63,8 +63,8 @@ def draw(summary: Summary) -> list[Plot]:
     parts = {part: _curve(steps, f"{part}_seconds") for part in _STEP_PARTS}
     if all(len(each.x) > 1 for each in parts.values()):
         title = "Training, seconds of a step"
-        svg = course_plot(title, parts, _STEP, "seconds", marks=marks)
-        drawn.append(Plot("step-seconds", title, "speed", svg))
+        figure = course_figure(title, parts, _STEP, "seconds", marks=marks)
+        drawn.append(Plot("step-seconds", title, "speed", svg(figure)))
     return drawn
 
 
@@ -100,7 +100,7 @@ def _by_iteration(
     if len(known) > 1:
         x, y, intervals = zip(*known, strict=True)
         series = {figure: Line(x, y, intervals)}
-        yield Plot(name, title, "results", course_plot(title, series, _ITERATION, ylabel))
+        yield Plot(name, title, "results", svg(course_figure(title, series, _ITERATION, ylabel)))
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
@@ -124,8 +124,8 @@ def _step_plot(
         if validation.x:
             lines = {"trained on": curve, "validation": validation}
         bounds = (0.0, 1.0) if name == "accuracy" else None
-        svg = course_plot(title, lines, _STEP, ylabel, marks=marks, bounds=bounds)
-        yield Plot(name.replace("_", "-"), title, group, svg)
+        figure = course_figure(title, lines, _STEP, ylabel, marks=marks, bounds=bounds)
+        yield Plot(name.replace("_", "-"), title, group, svg(figure))
 
 
 def _curve(steps: Sequence[tuple[int, dict[str, Any]]], name: str) -> Line:
@@ -159,4 +159,4 @@ def _distributions(artifact: Artifact) -> Iterator[Plot]:
                 samples.setdefault(model, []).append(value)
         if samples:
             name = f"samples-{column.replace('_', '-')}"
-            yield Plot(name, title, "samples", histogram(title, samples, label))
+            yield Plot(name, title, "samples", svg(histogram_figure(title, samples, label)))

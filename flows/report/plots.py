@@ -49,19 +49,6 @@ class Line:
     intervals: Sequence[tuple[float, float] | None] = ()
 
 
-def course_plot(
-    title: str,
-    lines: Mapping[str, Line],
-    xlabel: str,
-    ylabel: str,
-    *,
-    marks: Sequence[float] = (),
-    bounds: tuple[float, float] | None = None,
-) -> str:
-    """The figure of :func:`course_figure` as SVG."""
-    return svg(course_figure(title, lines, xlabel, ylabel, marks=marks, bounds=bounds))
-
-
 def course_figure(
     title: str,
     lines: Mapping[str, Line],
@@ -131,11 +118,6 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     half = max(1, len(values) // 30)
     windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]
-
-
-def histogram(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> str:
-    """Distributions of several samples over common bins, as shares, as SVG."""
-    return svg(histogram_figure(title, samples, xlabel))
 
 
 def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:

@@ -6,11 +6,9 @@ Columns are gathered with Arrow; only scores pass through Python. Memory is boun
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +21,7 @@ from stages.contract.program import Stage
 from stages.contract.tables import PAIRS, TableWriter, num_rows
 from stages.pair.params import PairParams
 from stages.pair.select import STRATEGIES
+from stages.pair.tally import Tally
 
 # Column of the responses table -> column of the pairs table, for each side.
 _SIDE_COLUMNS = {
@@ -33,64 +32,6 @@ _SIDE_COLUMNS = {
     "finish_reason": "finish_reason",
 }
 _PROMPT_COLUMNS = ("prompt_id", "messages", "prompt_token_ids")
-
-
-@dataclass
-class _Moments:
-    """Count, sum and sum of squares of values that come in batches.
-
-    Squares are taken of distances from the first value, so that a large common offset of the scores
-    does not cost digits.
-    """
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    origin: float | None = None
-
-    def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Adds a batch."""
-        if len(values) == 0:
-            return
-        if self.origin is None:
-            self.origin = float(values[0])
-        shifted = values - self.origin
-        self.count += len(values)
-        self.total += float(shifted.sum())
-        self.squares += float(np.square(shifted).sum())
-
-    @property
-    def mean(self) -> float | None:
-        """Mean; None of nothing."""
-        if self.origin is None:
-            return None
-        return self.origin + self.total / self.count
-
-    @property
-    def std(self) -> float | None:
-        """Standard deviation (of the population); None of nothing."""
-        if self.origin is None:
-            return None
-        variance = self.squares / self.count - (self.total / self.count) ** 2
-        return max(variance, 0.0) ** 0.5
-
-
-@dataclass
-class _Tally:
-    """Counts and means over all prompts."""
-
-    prompts: int = 0
-    responses: int = 0
-    pairs: int = 0
-    ties: int = 0
-    null_scores: int = 0
-    prompts_with_null_score: int = 0
-    truncated: int = 0
-    prompts_cut_off: int = 0
-    rewards: _Moments = field(default_factory=_Moments)
-    best: _Moments = field(default_factory=_Moments)
-    margins: _Moments = field(default_factory=_Moments)
-    lengths: _Moments = field(default_factory=_Moments)
 
 
 def run(ctx: StageContext[PairParams]) -> None:
@@ -105,7 +46,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     """
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
-    tally = _Tally()
+    tally = Tally()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for batch in read_scored(responses, scores):
             pairs = pair_batch(batch, ctx.params, ctx.seed, tally)
@@ -113,7 +54,7 @@ def run(ctx: StageContext[PairParams]) -> None:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")
     _check_not_empty(tally)
-    report = _report(tally)
+    report = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
     (ctx.out / "metrics.json").write_text(dump_json(report))
@@ -125,10 +66,10 @@ def run(ctx: StageContext[PairParams]) -> None:
         )
 
 
-def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally) -> pa.Table:
+def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: Tally) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)
-    _count(batch, scores, tally)
+    tally.add(batch, scores)
     chosen, rejected, ties = [], [], []
     for better, worse in _selections(batch, scores.tolist(), params, seed, tally):
         tie = bool(scores[better] - scores[worse] <= params.tie_margin)
@@ -144,7 +85,7 @@ def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: _Tally)
 
 
 def _selections(
-    batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: _Tally
+    batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: Tally
 ) -> Iterator[tuple[int, int]]:
     """Yields the rows of the chosen and the rejected response of each pair.
 
@@ -202,17 +143,6 @@ def _disjoint(
         rows = [row for place, row in enumerate(rows) if place not in (better, worse)]
 
 
-def _count(batch: ScoredBatch, scores: npt.NDArray[np.float64], tally: _Tally) -> None:
-    tally.prompts += batch.num_prompts
-    tally.responses += batch.responses.num_rows
-    tally.null_scores += batch.scores.null_count
-    tally.rewards.add(scores[~np.isnan(scores)])
-    lengths = pc.list_value_length(batch.responses["response_token_ids"])
-    tally.lengths.add(lengths.to_numpy().astype(np.float64))
-    truncated = pc.equal(batch.responses["finish_reason"], "length")
-    tally.truncated += pc.sum(truncated).as_py() or 0
-
-
 def _gather(
     batch: ScoredBatch, chosen: list[int], rejected: list[int], ties: list[bool]
 ) -> pa.Table:
@@ -227,7 +157,7 @@ def _gather(
     return pa.table({name: columns[name] for name in PAIRS.names}, schema=PAIRS)
 
 
-def _check_not_empty(tally: _Tally) -> None:
+def _check_not_empty(tally: Tally) -> None:
     if tally.pairs:
         return
     if tally.prompts == 0:
@@ -249,23 +179,6 @@ def _check_not_empty(tally: _Tally) -> None:
         "responses have none)",
         "see the `error` column of scores.parquet for what the oracle said",
     )
-
-
-def _report(tally: _Tally) -> dict[str, float | int | None]:
-    return {
-        "prompts": tally.prompts,
-        "responses": tally.responses,
-        "pairs": tally.pairs,
-        "ties": tally.ties,
-        "null_scores": tally.null_scores,
-        "prompts_with_null_score": tally.prompts_with_null_score,
-        "mean_reward": tally.rewards.mean,
-        "std_reward": tally.rewards.std,
-        "mean_best_reward": tally.best.mean,
-        "mean_margin": tally.margins.mean,
-        "mean_response_tokens": tally.lengths.mean,
-        "truncated_share": tally.truncated / tally.responses,
-    }
 
 
 STAGE = Stage(PairParams, run)

@@ -33,19 +33,8 @@ from stages.modeling.probe import (
 )
 from stages.modeling.shared_prefix import SHARED_PREFIX
 from stages.training.policy import remove_dropout
+from tests.tiny_models import SIZES
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 
 

@@ -23,21 +23,10 @@ from stages.contract.errors import UserError
 from stages.modeling.save import IncompleteCheckpointError, save_checkpoint
 from stages.training.adapters import add_adapters, merge_adapters, save_adapters
 from stages.training.params import LoraParams
+from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {**TINY, "initializer_range": 0.2}
 MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
 QWEN3_MOE = Qwen3MoeConfig(
     **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8

@@ -30,21 +30,10 @@ from stages.training.numerics import Numerics
 from stages.training.params import LoraParams
 from stages.training.policy import load_logprob_model
 from stages.training.rows import ROWS
+from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {**TINY, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "llama-all-heads-tied": LlamaConfig(
