@@ -42,7 +42,7 @@ from stages.contract.errors import (
     UserError,
 )
 
-# What Typer makes of Ctrl-C, by the shell's convention.
+# Exit code of Ctrl-C in Typer, by the shell's convention.
 _EXIT_INTERRUPTED = 130
 # Of a failed stage's log; all of it is in the file that the message names.
 _SHOWN_LINES = 20

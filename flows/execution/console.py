@@ -27,7 +27,7 @@ from stages.contract.request import Request
 
 # Without a terminal each running stage prints a line about this often.
 _LINE_SECONDS = 5.0
-# What of a stage's metrics tells most at a glance, as far as the stage has them.
+# Metrics that tell most at a glance, as far as the stage has them.
 _SHOWN_METRICS = ("loss", "bonus_ratio", "accuracy", "grad_norm", "tokens_per_second")
 _MARKS = {
     "done": "[green]✓[/]",

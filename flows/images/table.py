@@ -15,7 +15,7 @@ Flavour = Literal["cpu", "gpu"]
 ROOT = Path(stages.contract.__file__).parents[2]
 """The checkout, where there is one: images are built from it."""
 
-# What an image says of itself; OpenContainers' names where there is one.
+# Labels of an image; OpenContainers' names where there is one.
 TITLE_LABEL = "org.opencontainers.image.title"
 VERSION_LABEL = "org.opencontainers.image.version"
 REVISION_LABEL = "org.opencontainers.image.revision"

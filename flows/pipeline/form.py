@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 
 Schema = dict[str, Any]
 
-# What the tabs of a field that takes several kinds of values are called.
+# Titles of the tabs of a field that takes several kinds of values.
 _TAB_NAMES = {"string": "text", "integer": "number", "number": "number", "null": "unset"}
 
 

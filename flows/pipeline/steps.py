@@ -202,7 +202,7 @@ class Steps:
         inputs = {
             "responses": [responses],
             "opponents": [opponents] if opponents else [],
-            # What the oracle has no use for must not change the key.
+            # Inputs that the oracle does not use must not change the key.
             **{
                 name: self._external[place]
                 for name, place in ORACLE_INPUTS.items()

@@ -58,7 +58,7 @@ class FittedTable:
         table = Table(title=self.title or None, title_justify="left", box=None, pad_edge=False)
         for position, each in enumerate(shown):
             right = position >= self.left
-            # What cannot be left out is folded, not cut.
+            # A column that cannot be left out is folded, not cut.
             table.add_column(
                 self.header[each], justify="right" if right else "left", overflow="fold"
             )

@@ -130,7 +130,7 @@ def _lm_eval(outputs: Outputs) -> str:
             "messages": first["messages"],
             "reference_answer": first["reference_answer"],
         }
-        # What lm-eval gives a server of chat completions.
+        # The messages, as lm-eval sends them to a server of chat completions.
         prompt = json.dumps(first["messages"], ensure_ascii=False)
         target = first["reference_answer"] or ""
         lines.append(

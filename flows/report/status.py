@@ -152,7 +152,7 @@ def run_status(record: RunRecord) -> RunStatus:
         names = []
     known = {each.step: each for each in record.steps()}
     if last is not None:
-        # What earlier attempts noted may be of another configuration.
+        # Steps of earlier attempts may be of another configuration.
         known = {name: each for name, each in known.items() if _time(each) >= last.started}
     ended = last is not None and last.state != "running"
     steps = [_step(record.store, each, ended) for each in known.values()]

@@ -47,7 +47,7 @@ def zombie_automation() -> AutomationCore:
         name="geb: a run without a heartbeat has crashed",
         description="Press Retry on such a run: what is done stays done.",
         trigger=EventTrigger(
-            # Who is killed in its first seconds is never heard of but as Running.
+            # Of a process that is killed in its first seconds Running is the only event.
             after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
             expect={f"prefect.flow-run.{each}" for each in ("heartbeat", *_ENDS)},
             match=ResourceSpecification.model_validate(_EVERY_RUN),

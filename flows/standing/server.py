@@ -180,7 +180,7 @@ def _require_access() -> None:
                 "set PREFECT_API_AUTH_STRING to what the server has as "
                 "PREFECT_SERVER_API_AUTH_STRING (on Prefect Cloud, set PREFECT_API_KEY)",
             ) from error
-        # What else it has to say, Prefect's client understands.
+        # Prefect's client understands its other answers.
     except OSError as error:
         raise GebError(
             f"no Prefect server answers at {settings.url}: {error}. Start it, or correct or unset "

@@ -28,7 +28,7 @@ from stages.contract.store import Artifact, Store
 
 LATEST = "latest"
 _FOLDER = "models"
-# What names a run names a model: the run's name is the model's unless another is given.
+# The form of a run's name, too: it is the model's unless another is given.
 _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 

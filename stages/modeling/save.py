@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# How the tokenizer was found, which its library writes down with what it is: the same tokenizer
+# Facts of the loading, which the library writes beside those of the tokenizer: the same tokenizer
 # would have other bytes, and its checkpoint another digest, on a machine that is offline.
 _OF_ITS_LOADING = ("is_local", "local_files_only")
 MAX_SHARD_SIZE = "5GB"

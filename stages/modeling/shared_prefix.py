@@ -28,7 +28,7 @@ SHARED_PREFIX = "shared_prefix"
 Group = tuple[int, ...]
 """Lengths in tokens: of the prompt, then of each response."""
 
-# What these ask for would be ignored here, silently: a cap on scores, sinks, a bias by distance.
+# Arguments that would be ignored here, silently: a cap on scores, sinks, a bias by distance.
 _UNKNOWN_HERE = ("softcap", "s_aux", "position_bias")
 
 

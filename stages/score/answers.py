@@ -15,7 +15,7 @@ from stages.contract.sealed import find_whole
 from stages.contract.tables import RESPONSES, SCORES, publish_table, read_rows
 
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
-# What a kill may cost of answers that were paid for.
+# Between two saves: a kill costs so many seconds of answers that were paid for.
 _SAVE_SECONDS = 5.0
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
 _REMEDY = "run `make setup-eval`, and set execution.interpreters.eval to .venv-eval/bin/python"
-# What lm-eval's checkers split sentences and words by; they fetch it when they are imported.
+# Data by which lm-eval's checkers split sentences and words; they fetch it when imported.
 _TOKENIZER = "punkt_tab"
 
 

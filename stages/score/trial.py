@@ -20,7 +20,7 @@ def main() -> int:
     """Tries the oracle that the command line names."""
     code, function, rows = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as answer:
-        # What the oracle prints goes to stderr, also what programs that it starts print.
+        # Prints of the oracle go to stderr, also those of programs that it starts.
         os.dup2(2, 1)
         try:
             oracle = load_file(Path(code), function)

@@ -48,7 +48,7 @@ def train(
             # Another node's program has ended with its workers and would not come again.
             retry=ctx.resources.nodes == 1,
         )
-        # What the failed attempt held is released only now that its exception is gone.
+        # Memory of the failed attempt is released only now that its exception is gone.
         gc.collect()
         ctx.events.warning(
             f"out of memory ({said}): going on with micro_batch_tokens = "

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-# What DeepSpeed writes last, and reads first.
+# File that DeepSpeed writes last, and reads first.
 MARK = "latest_universal"
 
 

@@ -24,7 +24,7 @@ from stages.contract.file_locks import AliveLock
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 SUPERVISOR_SECONDS = 10.0
-# What the engine's client lets through when the engine goes away.
+# Errors of the engine's client when the engine goes away.
 _ENGINE_ERRORS = (
     APIError,
     UserError,

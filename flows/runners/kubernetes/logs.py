@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 
-# How far back a new connection reads beyond the last line, for clocks that differ.
+# Overlap of a new connection with the last line, for clocks that differ.
 _OVERLAP_SECONDS = 60
 _RETRY_SECONDS = 1.0
 # A node that is gone does not end its connections.

@@ -21,7 +21,7 @@ from stages.contract.store import Artifact, OnBytes
 from stages.contract.stores import remote_store
 
 _MIB = 1 << 20
-# How long a run that stops waits for the state of its stages to reach the bucket.
+# Most time that a stopping run waits for the state of its stages to reach the bucket.
 _LAST_PUSH_SECONDS = 600.0
 
 
@@ -78,7 +78,7 @@ class BucketSyncRunner:
         """See :class:`flows.runners.base.Runner`."""
         self._stopping.set()
         self._runner.stop_all()
-        # What the stages left is still on its way to the bucket.
+        # The state of the stages is still on its way to the bucket.
         self._running.wait_for_none(_LAST_PUSH_SECONDS)
 
     def has_running(self, request: Request) -> bool:
@@ -151,7 +151,7 @@ def _shared_logs(store: RemoteStore, request: Request) -> Iterator[None]:
     try:
         yield
     finally:
-        # Why an attempt failed matters more than that its log stays on this host.
+        # An error of the upload must not hide the attempt's own; the log then stays on this host.
         with contextlib.suppress(StoreError, OSError):
             store.share(store.local.log_path(request.stage, request.key))
 

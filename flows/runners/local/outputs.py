@@ -46,7 +46,7 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
 def _needed(request: Request) -> Iterator[Path]:
     store = LocalStore.open(request.store)
     yield from writable_folders(request)
-    # What earlier attempts left, perhaps those of another runner.
+    # Files of earlier attempts, perhaps by another runner.
     yield from store.work_path(request.stage, request.key).rglob("*")
     yield from (store.root / "leases" / request.stage).glob(f"{request.key}*")
     for scratch in (store.root / "artifacts" / request.stage).glob(

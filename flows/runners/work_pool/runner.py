@@ -235,7 +235,7 @@ def _is_over(run: FlowRun) -> bool:
 
 def _cancel(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     try:
-        # What has ended by now stays as it is.
+        # A flow run that has ended by now stays as it is.
         if not _is_over(client.read_flow_run(flow_run_id)):
             client.set_flow_run_state(flow_run_id, Cancelling())
     except Exception as error:

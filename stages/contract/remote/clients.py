@@ -18,8 +18,8 @@ from stages.contract.errors import UserError
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-# How long a transfer goes on trying when the bucket does not answer; a run of hours should outlive
-# a restart of the storage. Read at each use, so that a person can set it.
+# Time for which a transfer tries again when the bucket does not answer; a run of hours should
+# outlive a restart of the storage. Read at each use, so that a person can set it.
 _PATIENCE = "GEB_STORE_PATIENCE_SECONDS"
 _DEFAULT_PATIENCE_SECONDS = 60.0
 # A request is signed once for all its retries, and S3 takes a signature for 15 minutes.

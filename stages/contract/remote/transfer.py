@@ -123,7 +123,7 @@ def _download(
     resumed = part.exists()
     digest = _complete(bucket, name, record, part, meter)
     if digest != record.sha256 and resumed:
-        # What an interrupted download left may be at fault as well.
+        # The part left of an interrupted download may be at fault as well.
         part.unlink()
         digest = _complete(bucket, name, record, part, meter)
     if digest != record.sha256:
