@@ -30,6 +30,21 @@ _LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
+class _AdapterBase:
+    """What an iteration's adapters are to be put on: the model that its training started from.
+
+    Attributes:
+        name: Its place in words.
+        repo: Its repository on the hub; empty where it is none of the hub.
+        revision: Commit of that repository.
+    """
+
+    name: str
+    repo: str = ""
+    revision: str = ""
+
+
+@dataclass(frozen=True)
 class BaseModel:
     """The model that training started from.
 
@@ -51,7 +66,8 @@ class BaseModel:
 def export(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
-    Adapters that were saved beside it stay adapters, in the folder `adapter`.
+    Adapters that were saved beside it stay adapters, in the folder `adapter` with a card of its
+    own.
 
     Args:
         store: The store whose registry is asked.
@@ -73,6 +89,8 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     shutil.copytree(source, folder, dirs_exist_ok=True)
     if has_adapter:
         shutil.copytree(artifact.file(ADAPTER), folder / ADAPTER)
+        own = render("adapter_card.md.jinja", version=version, base=adapter_base)
+        (folder / ADAPTER / _CARD).write_text(own, encoding="utf-8")
     (folder / _CARD).write_text(card, encoding="utf-8")
     return version
 
@@ -110,7 +128,7 @@ def _card(
     artifact: Artifact,
     ancestors: Sequence[Ancestor],
     base: BaseModel,
-    adapter_base: str | None,
+    adapter_base: _AdapterBase | None,
 ) -> str:
     return render(
         "model_card.md.jinja",
@@ -132,18 +150,18 @@ def _figures(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _adapter_base(store: Store, version: ModelVersion, artifact: Artifact) -> str:
-    """What an adapter is to be put on, in words: the model that its own training started from."""
-    given = artifact.manifest.inputs["policy"][0]
+def _adapter_base(store: Store, version: ModelVersion, artifact: Artifact) -> _AdapterBase:
+    (given,) = artifact.manifest.inputs["policy"]
     if given["kind"] == "hub":
-        return f"{given['repo']}, revision {given['revision']}"
+        said = f"{given['repo']}, revision {given['revision']}"
+        return _AdapterBase(said, given["repo"], given["revision"])
     if given["kind"] == "file":
-        return f"{given['location']} (digest {given['digest']})"
+        return _AdapterBase(f"{given['location']} (digest {given['digest']})")
     said = f"the `{given['path']}` of {given['stage']} {given['key']}"
     for each in ModelRegistry(store).versions(version.name):
         if (each.checkpoint.key, each.checkpoint.path) == (given["key"], given["path"]):
-            return f"{each.name}, version {each.version} ({said})"
-    return said
+            said = f"{each.name}, version {each.version} ({said})"
+    return _AdapterBase(said)
 
 
 def _licence(folder: Path) -> str | None:

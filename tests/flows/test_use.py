@@ -123,7 +123,11 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         for name in ("config.json", "adapter/adapter_config.json"):
             saved = artifact.path / ("checkpoint" if "/" not in name else "") / name
             assert (folder / name).read_bytes() == saved.read_bytes()
-        assert f"their own base, {bases[number]}, they" in (folder / "README.md").read_text()
+        assert f"for\nanother base than it: {bases[number]}." in (folder / "README.md").read_text()
+        card = (folder / "adapter/README.md").read_text()
+        assert f"\nBase: {bases[number]}." in card
+        named = "\nbase_model: owner/model\n" in card and 'revision="c0ffee")' in card
+        assert named == (number == 1), "only the first one's base is a model of the hub"
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.context import ModelSource
@@ -22,6 +22,7 @@ from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
 from tests.stage_calls import EventLog, call_request, request_for, user_turn, write_prompts
+from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import (
     BOS_ID,
     CHAT_TEMPLATE,
@@ -275,10 +276,7 @@ def test_the_system_prompt_comes_first(generate):
 
 class TestAdapter:
     def test_the_policy_wears_it(self, generate, policy, tmp_path):
-        model = load_causal_lm(ModelSource(str(policy)), dtype="float32")
-        torch.manual_seed(1)
-        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+        save_tiny_adapters(tmp_path / "adapter", policy)
         rows, _, _ = generate(adapter=tmp_path / "adapter")
         assert_raw_logprobs(rows, policy, tmp_path / "adapter")
         with pytest.raises(AssertionError):

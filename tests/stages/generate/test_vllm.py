@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
@@ -29,6 +28,7 @@ from stages.modeling.load import load_causal_lm, merge_adapter
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
 from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
@@ -197,11 +197,7 @@ def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_pat
 
 
 def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
-    model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
-    torch.manual_seed(1)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    adapter = tmp_path / "adapter"
-    get_peft_model(model, config).save_pretrained(adapter)
+    adapter = save_tiny_adapters(tmp_path / "adapter", inputs["policy"])
     wearing = {**inputs, "adapter": adapter}
     request = request_for(GenerateParams(**PARAMS), wearing, tmp_path / "store", seed=5)
     rows = rows_of(session.finish(request, tmp_path / "request.json"))
