@@ -21,9 +21,9 @@ from stages.generate.units import split_units
 from stages.modeling.devices import device_environments
 from stages.modeling.engines import EngineError
 from tests.stage_calls import EventLog, call_request, request_for, write_prompts
-from tests.tiny_models import WORDS, make_tiny_llama
+from tests.stages.generate.small_runs import TEXTS
+from tests.tiny_models import make_tiny_llama
 
-TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
 PARAMS = GenerateParams(
     num_samples=3,
     max_new_tokens=12,
@@ -31,11 +31,6 @@ PARAMS = GenerateParams(
     transformers={"batch_size": 4},
     chunk_prompts=8,
 )
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy") / "model")
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
+"""The generate stage: rows, log-probabilities, and what responses do not depend on."""
+
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,14 +11,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig
 
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
-from stages.contract.errors import StoppedError, UserError
-from stages.contract.events import Log, Progress, parse_event
-from stages.contract.program import execute
+from stages.contract.errors import UserError
+from stages.contract.events import Log, Progress
 from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm
-from tests.stage_calls import EventLog, call_request, request_for, user_turn, write_prompts
+from tests.stage_calls import call_request, request_for, user_turn
+from tests.stages.generate.small_runs import PARAMS, TEXTS
 from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import (
     BOS_ID,
@@ -33,39 +30,8 @@ from tests.tiny_models import (
     make_tiny_tokenizer,
 )
 
-TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
-PARAMS = {
-    "num_samples": 3,
-    "max_new_tokens": 12,
-    "dtype": "float32",
-    "transformers": {"batch_size": 16},
-}
 # Float32 sums in another order: what differs between batch layouts.
 ROUNDING = 1e-4
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("policy") / "model")
-
-
-@pytest.fixture
-def generate(policy, tmp_path):
-    """Runs the stage on texts and returns the rows, the metrics and the events."""
-
-    def run(texts=TEXTS, *, model=None, adapter=None, seed=0, **params):
-        prompts = write_prompts(tmp_path / "prompts.parquet", texts)
-        inputs = {"policy": model or policy, "prompts": prompts}
-        if adapter is not None:
-            inputs["adapter"] = adapter
-        request = request_for(
-            GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
-        )
-        artifact, events = call_request(STAGE, request)
-        rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
-        return rows, json.loads((artifact.path / "metrics.json").read_text()), events
-
-    return run
 
 
 def assert_same_responses(rows, others):
@@ -230,42 +196,6 @@ def test_progress_reaches_the_total(generate):
     assert (last.done, last.total, last.unit) == (69, 69, "responses")
 
 
-def test_no_prompt_that_fits_is_an_error(generate):
-    with pytest.raises(UserError, match="2 of 2 prompts are too long"):
-        generate(["red " * 9, "blue " * 9], max_length_tokens=20)
-
-
-def test_a_prompt_without_user_turn_is_named(generate):
-    messages = [{"role": "system", "content": "red"}]
-    with pytest.raises(UserError, match=f"prompt {prompt_id(messages)}: .*no user turn"):
-        generate(["red", messages])
-
-
-def test_an_empty_table_is_an_error(generate):
-    with pytest.raises(UserError, match="empty"):
-        generate([])
-
-
-def test_a_policy_without_chat_template_is_refused(generate, tmp_path):
-    model = make_tiny_llama(tmp_path / "bare", chat_template=None)
-    with pytest.raises(UserError, match="no chat template"):
-        generate(model=model)
-
-
-def test_a_policy_without_tokenizer_is_refused(generate, tmp_path):
-    model = make_tiny_llama(tmp_path / "bare")
-    (model / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="no tokenizer"):
-        generate(model=model)
-
-
-def test_a_tokenizer_of_another_model_is_refused(generate, tmp_path):
-    model = make_tiny_llama(tmp_path / "small", words=WORDS[:4])
-    make_tiny_tokenizer().save_pretrained(model)
-    with pytest.raises(UserError, match="not in the policy's vocabulary of 11"):
-        generate(["red", "cat dog"], model=model)
-
-
 def test_the_system_prompt_comes_first(generate):
     rows, _, _ = generate(["red"], system_prompt="blue")
     assert rows[0]["messages"] == user_turn("red")
@@ -301,17 +231,6 @@ class TestChatTemplateArgs:
             generate(chat_template_args={"add_generation_prompt": False})
 
 
-def test_a_doubled_bos_is_refused(generate, tmp_path):
-    model = make_tiny_llama(tmp_path / "double", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
-    with pytest.raises(UserError, match="doubled BOS"):
-        generate(model=model)
-
-
-def test_a_shard_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="shard_index 2 does not exist"):
-        GenerateParams(shard_index=2, num_shards=2)
-
-
 def test_parameters_and_registry_name_the_same_backends():
     assert list(BACKENDS) == list(GenerateParams.model_fields["backend"].annotation.__args__)
     assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())
@@ -321,69 +240,3 @@ def test_what_only_changes_speed_is_not_in_the_key():
     fast = GenerateParams(transformers={"batch_size": 1}, chunk_prompts=1)
     assert fast.result_fields() == GenerateParams().result_fields()
     assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
-
-
-def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
-    """Also where prompts too long are dropped: batches never reach from one chunk into the next."""
-    texts = ["red cat " * 15 if index % 3 == 2 else TEXTS[index % 23] for index in range(24)]
-    prompts = write_prompts(tmp_path / "prompts.parquet", texts)
-    settings = {"max_length_tokens": 40, "transformers": {"batch_size": 5}, "chunk_prompts": 4}
-    params = GenerateParams(**{**PARAMS, **settings})
-    inputs = {"policy": policy, "prompts": prompts}
-    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
-    assert json.loads((whole.path / "metrics.json").read_text())["prompts_dropped_too_long"] == 8
-
-    request = request_for(params, inputs, tmp_path / "killed")
-    log = StoppingLog("wrote the responses to prompts 4 to 7")
-    with pytest.raises(StoppedError):
-        execute(STAGE, request, log)
-    artifact, _ = call_request(STAGE, request)
-    assert json.loads((artifact.path / "timings.json").read_text())["chunks_reused"] == 2
-    assert artifact.manifest.digest() == whole.manifest.digest()
-
-
-class StoppingLog(EventLog):
-    """An emitter that stops the stage when it says something."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__()
-        self._message = message
-
-    def info(self, message: str) -> None:
-        super().info(message)
-        if message == self._message:
-            raise StoppedError(message)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
-    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
-    # Long responses, so that the signal comes while most chunks are still to be done.
-    params = GenerateParams(**{**PARAMS, "max_new_tokens": 60}, chunk_prompts=2)
-    inputs = {"policy": policy, "prompts": prompts}
-    request = request_for(params, inputs, tmp_path / "killed")
-    path = tmp_path / "request.json"
-    request.write(path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "stages.generate", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as stage:
-        assert stage.stdout is not None
-        for line in stage.stdout:
-            event = parse_event(line)
-            if isinstance(event, Log) and event.message.startswith("wrote"):
-                stage.send_signal(death)
-    assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
-
-    artifact, _ = call_request(STAGE, request)
-    timings = json.loads((artifact.path / "timings.json").read_text())
-    assert timings["chunks_reused"] >= 1
-    assert timings["chunks_sampled"] >= 1
-    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
-    for name in ("responses.parquet", "metrics.json"):
-        assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
-    assert artifact.manifest.digest() == whole.manifest.digest()

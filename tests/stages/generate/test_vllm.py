@@ -28,6 +28,7 @@ from stages.modeling.load import load_causal_lm, merge_adapter
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
 from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
 from tests.tiny_adapters import save_tiny_adapters
 from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
@@ -35,8 +36,7 @@ from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 # Of unlike lengths, the longest at the end.
-TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
-TEXTS += [" ".join(WORDS * repeats) for repeats in (2, 3, 4)]
+TEXTS = [*SHORT_TEXTS, *(" ".join(WORDS * repeats) for repeats in (2, 3, 4))]
 ENGINE = {"kv_cache_gib": 0.25, "enforce_eager": True, "max_num_seqs": 16}
 PARAMS = {
     "backend": "vllm",

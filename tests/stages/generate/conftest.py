@@ -1,0 +1,38 @@
+"""A tiny policy, and a run of the generate stage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stages.contract.tables import RESPONSES, read_rows
+from stages.generate.params import GenerateParams
+from stages.generate.run import STAGE
+from tests.stage_calls import call_request, request_for, write_prompts
+from tests.stages.generate.small_runs import PARAMS, TEXTS
+from tests.tiny_models import make_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("policy") / "model")
+
+
+@pytest.fixture
+def generate(policy, tmp_path):
+    """Runs the stage on texts and returns the rows, the metrics and the events."""
+
+    def run(texts=TEXTS, *, model=None, adapter=None, seed=0, **params):
+        prompts = write_prompts(tmp_path / "prompts.parquet", texts)
+        inputs = {"policy": model or policy, "prompts": prompts}
+        if adapter is not None:
+            inputs["adapter"] = adapter
+        request = request_for(
+            GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
+        )
+        artifact, events = call_request(STAGE, request)
+        rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
+        return rows, json.loads((artifact.path / "metrics.json").read_text()), events
+
+    return run

@@ -1,0 +1,85 @@
+"""A sampling that was killed or stopped goes on, and ends with the undisturbed one's bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stages.contract.errors import StoppedError
+from stages.contract.events import Log, parse_event
+from stages.contract.program import execute
+from stages.generate.params import GenerateParams
+from stages.generate.run import STAGE
+from tests.stage_calls import EventLog, call_request, request_for, write_prompts
+from tests.stages.generate.small_runs import PARAMS, TEXTS
+
+
+def test_a_retry_after_some_chunks_gives_the_same_bytes(policy, tmp_path):
+    """Also where prompts too long are dropped: batches never reach from one chunk into the next."""
+    texts = ["red cat " * 15 if index % 3 == 2 else TEXTS[index % 23] for index in range(24)]
+    prompts = write_prompts(tmp_path / "prompts.parquet", texts)
+    settings = {"max_length_tokens": 40, "transformers": {"batch_size": 5}, "chunk_prompts": 4}
+    params = GenerateParams(**{**PARAMS, **settings})
+    inputs = {"policy": policy, "prompts": prompts}
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    assert json.loads((whole.path / "metrics.json").read_text())["prompts_dropped_too_long"] == 8
+
+    request = request_for(params, inputs, tmp_path / "killed")
+    log = StoppingLog("wrote the responses to prompts 4 to 7")
+    with pytest.raises(StoppedError):
+        execute(STAGE, request, log)
+    artifact, _ = call_request(STAGE, request)
+    assert json.loads((artifact.path / "timings.json").read_text())["chunks_reused"] == 2
+    assert artifact.manifest.digest() == whole.manifest.digest()
+
+
+class StoppingLog(EventLog):
+    """An emitter that stops the stage when it says something."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self._message = message
+
+    def info(self, message: str) -> None:
+        super().info(message)
+        if message == self._message:
+            raise StoppedError(message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_shard_goes_on_where_it_was(policy, tmp_path, death):
+    prompts = write_prompts(tmp_path / "prompts.parquet", TEXTS)
+    # Long responses, so that the signal comes while most chunks are still to be done.
+    params = GenerateParams(**{**PARAMS, "max_new_tokens": 60}, chunk_prompts=2)
+    inputs = {"policy": policy, "prompts": prompts}
+    request = request_for(params, inputs, tmp_path / "killed")
+    path = tmp_path / "request.json"
+    request.write(path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.generate", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as stage:
+        assert stage.stdout is not None
+        for line in stage.stdout:
+            event = parse_event(line)
+            if isinstance(event, Log) and event.message.startswith("wrote"):
+                stage.send_signal(death)
+    assert stage.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[death]
+
+    artifact, _ = call_request(STAGE, request)
+    timings = json.loads((artifact.path / "timings.json").read_text())
+    assert timings["chunks_reused"] >= 1
+    assert timings["chunks_sampled"] >= 1
+    whole, _ = call_request(STAGE, request_for(params, inputs, tmp_path / "whole"))
+    for name in ("responses.parquet", "metrics.json"):
+        assert (artifact.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert artifact.manifest.digest() == whole.manifest.digest()
