@@ -31,7 +31,7 @@ _LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class _AdapterBase:
-    """What an iteration's adapters are to be put on: the model that its training started from.
+    """Base of an iteration's adapters: the model that its training started from.
 
     Attributes:
         name: Its place in words.

@@ -30,7 +30,7 @@ def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:
 
 
 def assert_same_logprobs(adapter: Path, base: Path, checkpoint: Path) -> None:
-    """What peft makes of an adapter and its base answers as a checkpoint does, and not as the base.
+    """Asserts that peft's model of base and adapter answers like a checkpoint, unlike the base.
 
     Args:
         adapter: Folder in peft's format.

@@ -91,7 +91,7 @@ def test_saved_adapters_on_the_base_answer_as_the_model_with_adapters_did(
 
 
 def saved_config(folder: Path, base: ModelSource) -> dict[str, Any]:
-    """What peft is told of adapters for a base."""
+    """Configuration of peft for adapters of a base."""
     adapted = adapted_model(LLAMA)
     save_adapters(adapted, adapted.state_dict(), base, folder)
     return json.loads((folder / "adapter_config.json").read_text())
