@@ -19,6 +19,7 @@ from tests.stages.train.train_helpers import (
     train,
     workers_of,
 )
+from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -86,10 +87,18 @@ def test_zero_3_saves_merged_adapters_and_an_average_reference(tmp_path, policy,
             torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
-def test_zero_3_saves_adapters_beside_the_checkpoint(tmp_path, policy, pairs):
+@pytest.mark.slow
+def test_zero_3_saves_adapters_beside_the_checkpoint(tmp_path, pairs):
+    # Wide enough for adapters in shards: DeepSpeed leaves weights of up to 100,000 numbers whole.
+    policy = make_tiny_llama(tmp_path / "wide", intermediate_size=26_000, num_hidden_layers=1)
     settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0, "save": "both"}, "epochs": 1}
     found = train(
-        tmp_path, policy, [pairs], processes=2, deepspeed={"zero_stage": 3}, **settings
+        tmp_path / "store",
+        policy,
+        [pairs],
+        processes=2,
+        deepspeed={"zero_stage": 3},
+        **settings,
     ).artifact.path
     assert_same_logprobs(found / "adapter", policy, found / "checkpoint")
 
