@@ -92,16 +92,18 @@ def iterate(
     """
     settle_overlap(overlap)
     asked: RunConfig | None = None
+    # Before its configuration is on record a run cannot be resumed.
+    resume: str | None = None
     try:
         asked = _asked(preset, config, fresh)
         publish_configuration(asked, preset)
-        return _run(asked)
+        executor = _recorded(asked)
+        resume = resume_command(asked)
+        return _run(asked, executor)
     except RunCancelledError:
         raise
     except GebError as error:
-        if asked is None:
-            return failed(error, preset)
-        return failed(error, asked.name, resume_command(asked))
+        return failed(error, asked.name if asked else preset, resume)
 
 
 def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
@@ -121,12 +123,16 @@ def iterate_resolved(config: RunConfig) -> RunResult:
     return iterate(NO_PRESET, json.loads(config.to_json()))
 
 
-def _run(config: RunConfig) -> RunResult:
+def _recorded(config: RunConfig) -> StepExecutor:
+    """Checks what can be checked before the first stage, and puts the configuration on record."""
     label(config)
     try_oracle(config)
     executor = StepExecutor(config)
     executor.record.save_config(config)
+    return executor
 
+
+def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
     def show_iteration(step: Step) -> None:
         # An iteration ends with the registration of its checkpoint.
         if step.params.writes_registry:

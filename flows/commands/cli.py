@@ -120,7 +120,7 @@ def _run() -> int:
             errors.print(f"[dim]│[/] {_plain(line)}")
         errors.print(f"[bold red]error[/] {_plain(str(error))}")
         errors.print(
-            "[bold]remedy[/] fix the cause, then `geb resume RUN`: what is done stays done"
+            "[bold]remedy[/] fix the cause, then run the command again: what is done stays done"
         )
         return EXIT_FAILED
     except RunCancelledError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -41,6 +42,7 @@ from flows.planning.estimate import estimate
 from flows.planning.record import save_estimate
 from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
 from flows.standing.home import Home, default_home
+from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
 if TYPE_CHECKING:
@@ -165,7 +167,8 @@ def _execute(
         f"{counts['run']} to compute; store {open_store(config.store).location}"
     )
     expected = estimate(config, lines)
-    save_estimate(RunRecord(open_store(config.store), config.name), expected)
+    record = RunRecord(open_store(config.store), config.name)
+    save_estimate(record, expected)
     for line in (summary_line(expected), *warning_lines(expected)):
         watched.print(line)
     quiet_prefect()
@@ -177,8 +180,7 @@ def _execute(
     from flows.iterate import iterate_resolved
     from flows.standing.server import ensure_prefect_server
 
-    folder = open_store(config.store).run_path(config.name)
-    if ui := ensure_prefect_server(folder / "prefect-server.log", watched.print):
+    if ui := ensure_prefect_server(record.path / "prefect-server.log", watched.print):
         watched.print(f"Prefect UI while it runs: {ui}")
         if standing := Home(default_home()).standing():
             watched.print(
@@ -189,13 +191,21 @@ def _execute(
         try:
             with observing(observer), recomputing(forced):
                 result = iterate_resolved(config)
-        except BaseException:
-            watched.print(
-                "what is done stays done; go on with  "
-                f"[bold]geb resume {config.name} --store {shlex.quote(config.store)}[/]"
-            )
+        except BaseException as error:
+            # Where the store is gone as well, the run's own error is the one to report.
+            with contextlib.suppress(OSError):
+                if record.holds(config):
+                    watched.print(f"what is done stays done; {_how_to_go_on(config, error)}")
             raise
     _show_summary(result.summary, result.report, as_json)
+
+
+def _how_to_go_on(config: RunConfig, error: BaseException) -> str:
+    resume = f"go on with  [bold]geb resume {config.name} --store {shlex.quote(config.store)}[/]"
+    if isinstance(error, UserError):
+        # It reads the same settings again.
+        return f"if a setting is wrong, correct it and run it again; if a file is, {resume}"
+    return resume
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:

@@ -81,12 +81,17 @@ class RunRecord:
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
         text = config.to_json()
-        if os.path.lexists(path) and not _holds(path, text):
+        if os.path.lexists(path) and not self.holds(config):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
             _keep(path, kept)
             self.store.share(kept)
         write_atomically(path, text)
         self.store.share(path)
+
+    def holds(self, config: RunConfig) -> bool:
+        """True where the run was last started with this configuration."""
+        path = self.path / "config.json"
+        return os.path.lexists(path) and _holds(path, config.to_json())
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""

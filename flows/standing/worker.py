@@ -28,6 +28,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Crashed
 
+from flows.execution.crashed import end_tasks
+
 _WORKER_LABEL = "prefect.worker.name"
 _ENDED = "its worker was ended; Retry goes on with what is not done yet"
 # A stage gets its own grace period from its supervisor; the flow run above it must outlive that.
@@ -81,7 +83,7 @@ class Worker:
 
 
 def report_left_runs(pool: str, worker: str) -> list[str]:
-    """Marks flow runs that an ended worker left Running as Crashed.
+    """Marks flow runs that an ended worker left Running as Crashed, and their tasks.
 
     Args:
         pool: The work pool.
@@ -104,6 +106,7 @@ def report_left_runs(pool: str, worker: str) -> list[str]:
         left = [run for run in found if run.labels.get(_WORKER_LABEL) == worker]
         for run in left:
             client.set_flow_run_state(run.id, Crashed(message=_ENDED), force=True)
+            end_tasks(client, run.id)
     return [run.name for run in left]
 
 

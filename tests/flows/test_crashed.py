@@ -10,10 +10,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import refresh_global_settings_context
-from prefect.states import AwaitingRetry, Running, State
+from prefect.states import AwaitingRetry, Completed, Crashed, Pending, Running, State
 
 from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.crashed import mark_crashed
@@ -75,6 +75,49 @@ def state_of(client: SyncPrefectClient, flow_run: str) -> str:
     state = client.read_flow_run(UUID(flow_run)).state
     assert state is not None
     return state.name
+
+
+@task
+def step() -> None:
+    """A task to have runs of."""
+
+
+def working(client: SyncPrefectClient, flow_run: str, state: State) -> UUID:
+    return client.create_task_run(
+        step, UUID(flow_run), dynamic_key=f"{state.name}-{flow_run}", state=state
+    ).id
+
+
+def task_state(client: SyncPrefectClient, task_run: UUID) -> str:
+    state = client.read_task_run(task_run).state
+    assert state is not None
+    return state.name
+
+
+@pytest.mark.parametrize("marked", ["Running", "Crashed"], ids=["by nothing", "by the automation"])
+def test_tasks_of_a_killed_flow_run_do_not_stay_running(
+    client: SyncPrefectClient, record: RunRecord, marked: str
+) -> None:
+    killed = started(client, Running() if marked == "Running" else Crashed())
+    other = started(client)
+    before = [working(client, killed, state) for state in (Running(), Pending(), Completed())]
+    elsewhere = working(client, other, Running())
+    tried(record, killed)
+    mark_crashed(record)
+    found = [task_state(client, each) for each in (*before, elsewhere)]
+    assert found == ["Crashed", "Crashed", "Completed", "Running"]
+
+
+def test_tasks_that_a_retried_flow_run_left_are_ended_and_those_around_it_are_not(
+    client: SyncPrefectClient, record: RunRecord
+) -> None:
+    again, outer = started(client), started(client)
+    left, around = working(client, again, Running()), working(client, outer, Running())
+    tried(record, again)
+    mark_crashed(record, (again, outer))
+    assert task_state(client, left) == "Crashed"
+    assert task_state(client, around) == "Running"
+    assert state_of(client, again) == "Running"
 
 
 def test_the_next_attempt_tells_of_killed_ones_and_of_no_others(

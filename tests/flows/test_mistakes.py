@@ -169,7 +169,9 @@ def test_wrong_data_is_refused_by_its_stage(
     changes = change(tmp_path)
     changes["inputs"] = warm_started(finished) | changes["inputs"]
     config = write_config(tmp_path, pair={"ties": "drop"}, **changes)
-    refused(geb("run", config), *parts)
+    # To resume reads the same settings again: it helps where a file was wrong.
+    hint = "if a setting is wrong, correct it and run it again; if a file is, go on with"
+    refused(geb("run", config), *parts, hint)
     store = tmp_path / "store"
     assert list(store.glob("artifacts/*/.scratch-*")) == []
     assert "failed" in {each["state"] for each in steps(store).values()}

@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterTags,
+)
+from prefect.context import refresh_global_settings_context
 
-from benchmarks.orchestrated import write_config
-from flows.iterate import iterate, telling_name
+from benchmarks.orchestrated import ROOT, write_config
+from flows.iterate import iterate, iterate_resolved, telling_name
 from flows.pipeline.loading import load_config
 from flows.pipeline.presets import configured
+from stages.contract.errors import UserError
 from tests.flows.loop import geb
 
 pytestmark = pytest.mark.slow
@@ -43,3 +50,21 @@ def test_a_failed_run_has_its_name_its_whole_configuration_and_the_command_that_
     message = str(run.state.message)
     assert f"geb resume terminal --store {tmp_path / 'store'}" in message
     assert "Retry" not in message, "Prefect has no deployment to start it with"
+
+
+def test_a_run_that_was_refused_before_it_was_on_record_offers_no_resume(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    oracle = tmp_path / "broken.py"
+    oracle.write_text("def score(prompts, responses, references):\n    return []\n")
+    changes = ["name=refused", f"store={tmp_path / 'store'}", f"inputs.oracle_code={oracle}"]
+    config = load_config(ROOT / "configs/quickstart.yaml", changes)
+    refresh_global_settings_context()
+    with pytest.raises(UserError, match="returned 0 scores"):
+        iterate_resolved(config)
+    assert not (tmp_path / "store/runs/refused").exists()
+    with SyncPrefectClient(prefect_server) as client:
+        key = ArtifactFilterKey(any_=["refused-failure"])
+        [artifact] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+    assert "returned 0 scores" in str(artifact.data)
+    assert "geb resume" not in str(artifact.data)
