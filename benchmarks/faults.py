@@ -184,6 +184,7 @@ def _role(process: psutil.Process) -> str:
     for part, role in (
         ("flows.commands.cli", "orchestrator"),
         ("prefect", "server"),
+        ("fork_server", "fork server"),
         ("supervisor", "supervisor"),
         (".worker", "worker"),
         ("-m stages.", "stage"),

@@ -15,7 +15,9 @@ from stages.contract.params import Settings
 
 
 def _process(execution: Execution) -> Runner:
-    runner = ProcessRunner(execution.interpreters, execution.grace_seconds)
+    runner = ProcessRunner(
+        execution.interpreters, execution.grace_seconds, fork_server=execution.fork_server
+    )
     return BucketSyncRunner(GpuLimitRunner(runner, execution.gpu_limit), execution.sync_seconds)
 
 

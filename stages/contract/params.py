@@ -71,6 +71,9 @@ class StageParams(Settings):
     """Files and folders of the artifact by path; ``*`` in a path stands for any text."""
     image: ClassVar[ImageName] = "core"
     """Container image that the stage needs; see :meth:`image_for`."""
+    late_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that the stage imports while it runs; :mod:`stages.contract.fork_server` loads them
+    beforehand."""
     writes_registry: ClassVar[bool] = False
     """True for a stage that writes into the model registry of its store."""
 

@@ -26,7 +26,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 DEFAULT_GRACE_SECONDS = 30.0
 _SIGN_POLL_SECONDS = 2.0
@@ -35,7 +37,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -109,27 +112,32 @@ def _read_line() -> bytes:
     return line
 
 
-def supervise(
-    command: list[str], grace_seconds: float, secrets: dict[str, str], sign: _Sign | None = None
-) -> int:
-    """Runs ``command`` until it ends by itself or is told to; returns its exit code."""
+class Child(Protocol):
+    """A program in a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Process id, and that of its group."""
+        ...
+
+    def wait(self) -> int:
+        """Waits for its end: its exit code, or minus the signal that ended it."""
+        ...
+
+
+def supervise(start: Callable[[], Child], grace_seconds: float, sign: _Sign | None = None) -> int:
+    """Starts a program and waits until it ends by itself or is told to; returns its exit code.
+
+    Raises:
+        OSError: It cannot be started.
+    """
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda signum, frame: None)
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | secrets,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-    except OSError as error:
-        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
-        return 127
+    child = start()
     ended = os.pidfd_open(child.pid)
     _wait_for_end_or_wish(ended, wake_read, sign)
     _signal_group(child.pid, signal.SIGTERM)
@@ -140,6 +148,11 @@ def supervise(
     code = child.wait()
     _kill_leftovers(child.pid)
     return code if code >= 0 else 128 - code
+
+
+def _cannot_start(program: str, error: OSError) -> int:
+    sys.stderr.write(f"cannot start {program}: {error.strerror}\n")
+    return 127
 
 
 def main() -> None:
@@ -153,7 +166,21 @@ def main() -> None:
     options = parser.parse_args()
     secrets = json.loads(_read_line() or "{}") if options.secrets else {}
     sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
-    sys.exit(supervise(options.command, options.grace, secrets, sign))
+
+    def start() -> Child:
+        return subprocess.Popen(
+            options.command,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | secrets,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    try:
+        code = supervise(start, options.grace, sign)
+    except OSError as error:
+        sys.exit(_cannot_start(options.command[0], error))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

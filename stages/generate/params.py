@@ -117,6 +117,7 @@ class GenerateParams(StageParams):
         "timings.json": OutputSpec("file"),
     }
     image = "torch"
+    late_modules = ("stages.generate.transformers_backend", "scipy.optimize")
 
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     """Engine that samples: two that load the policy here and draw different responses from the same

@@ -62,6 +62,7 @@ class SftParams(TrainingParams):
         "metrics.jsonl": OutputSpec("file"),
     }
     image = "torch"
+    late_modules = ("stages.sft.fit", "deepspeed", "peft")
 
     architecture: ArchitectureParams = ArchitectureParams()
     """Model to make where no checkpoint is given."""

@@ -142,6 +142,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         "metrics.jsonl": OutputSpec("file"),
     }
     image = "torch"
+    late_modules = ("stages.train.fit", "deepspeed", "peft")
 
     iteration: int = Field(1, ge=1)
     """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""

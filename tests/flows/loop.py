@@ -94,11 +94,11 @@ def wait_for_line(process: subprocess.Popen[str], *parts: str) -> str:
 
 
 def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The stages' own processes below an orchestrator, supervisors left out."""
+    """The stages' own processes below an orchestrator, without supervisors and fork servers."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         command = " ".join(child.cmdline())
-        if "-m stages." in command and "supervisor" not in command:
+        if "-m stages." in command and "-m stages.contract." not in command:
             found.append(child)
     return found
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ from tests.probe_stage import install
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     install(tmp_path / "code", monkeypatch)
     return LocalStore.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
+def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether stages are forks of a fork server."""
+    runner = partial(ProcessRunner, fork_server=request.param)
+    monkeypatch.setattr(sys.modules[__name__], "ProcessRunner", runner)
+    return bool(request.param)
 
 
 def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> list[Event]:
@@ -141,7 +150,9 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStor
     assert not any(alive(pid) for pid in pids)
 
 
-def test_killing_the_orchestrator_ends_its_stage(store: LocalStore, tmp_path: Path) -> None:
+def test_killing_the_orchestrator_ends_its_stage(
+    store: LocalStore, tmp_path: Path, fork_server: bool
+) -> None:
     request = probe_request(store, behaviour="leave_child")
     path = tmp_path / "request.json"
     request.write(path)
@@ -150,7 +161,8 @@ def test_killing_the_orchestrator_ends_its_stage(store: LocalStore, tmp_path: Pa
         "from flows.runners.local.process import ProcessRunner\n"
         "from stages.contract.request import Request\n"
         "hear = lambda event: print(event.model_dump_json(), flush=True)\n"
-        "ProcessRunner(grace_seconds=1).run(Request.read(Path(sys.argv[1])), hear)\n"
+        f"runner = ProcessRunner(grace_seconds=1, fork_server={fork_server})\n"
+        "runner.run(Request.read(Path(sys.argv[1])), hear)\n"
     )
     orchestrator = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True

@@ -4,8 +4,9 @@ Most of a test's time would go into importing torch, transformers and Prefect ag
 program that it starts. :func:`forked_python` is an interpreter to start them with: in place of
 ``python -m stages.train`` it asks a server of this test process for a fork, which has the streams,
 the environment, the working directory and the arguments of its asker; exit codes and signals reach
-both ways. Every other command line, that of a stage's supervisor too, is run by the real
-interpreter. Tests of kills use the real one for all.
+both ways. The fork server of a process runner is such a fork, too. Every other command line, that
+of a stage's supervisor too, is run by the real interpreter. Tests of kills use the real one for
+all.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def forked_python() -> str:
     servers = [_start_server(socket) for socket in sockets.values()]
     wrapper = folder / "python"
     real, client = shlex.quote(sys.executable), shlex.quote(str(_HERE / "client.py"))
+    ask = f"exec {real} -I -S {client} {sockets['stages']}"
     wrapper.write_text(
         "#!/bin/sh\n"
         'case "$1 $2" in\n'
+        f'"-m stages.contract.fork_server") {ask} "$@" ;;\n'
         f'"-m stages.contract."*) exec {real} "$@" ;;\n'
-        f'"-m stages."*) exec {real} -I -S {client} {sockets["stages"]} "$@" ;;\n'
+        f'"-m stages."*) {ask} "$@" ;;\n'
         f'"-m flows."*) exec {real} -I -S {client} {sockets["flows"]} "$@" ;;\n'
         f'*) exec {real} "$@" ;;\n'
         "esac\n"

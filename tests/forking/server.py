@@ -28,6 +28,7 @@ LOADED = {
         "transformers.models.llama.modeling_llama",
         "transformers.integrations.deepspeed",
         "pyarrow.parquet",
+        "pandas",
         "deepspeed",
         "peft",
         "stages.generate.run",

@@ -12,6 +12,7 @@ from flows.pipeline.preflight import require_interpreter
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised, thread_variables
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.environment import stage_environment
+from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus
 from flows.runners.local.memory import MemoryWatch
 from stages.contract.local_store import LocalStore
@@ -23,22 +24,32 @@ _SUPERVISOR_SECONDS = 10.0
 _LEFTOVER_SECONDS = 10.0
 
 
+Process = subprocess.Popen[str] | ForkedProcess
+
+
 class ProcessRunner:
     """The default runner: needs nothing but the stage's Python environment.
 
     Args:
         interpreters: Python interpreter of a stage where it is not this one (vLLM has its own).
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+        fork_server: Whether stages without a GPU start as forks of a process that has loaded their
+            libraries.
     """
 
     name = "process"
 
     def __init__(
-        self, interpreters: Mapping[str, str] | None = None, grace_seconds: float = 30.0
+        self,
+        interpreters: Mapping[str, str] | None = None,
+        grace_seconds: float = 30.0,
+        *,
+        fork_server: bool = True,
     ) -> None:
         self._interpreters = dict(interpreters or {})
         self._grace_seconds = grace_seconds
-        self._live: dict[int, subprocess.Popen[str]] = {}
+        self._fork_server = fork_server
+        self._live: set[Process] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
@@ -65,12 +76,13 @@ class ProcessRunner:
             code = process.wait()
             timer.cancel()
             with self._lock:
-                del self._live[process.pid]
+                self._live.remove(process)
         log_file.warn_if_incomplete(log, on_event)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
         tail.raise_for(
-            code,
+            # Negative where the supervisor itself was killed.
+            code if code >= 0 else 128 - code,
             request,
             stopped=self._stopping.is_set(),
             log=str(log),
@@ -81,7 +93,7 @@ class ProcessRunner:
         """See :class:`flows.runners.base.Runner`."""
         with self._lock:
             self._stopping.set()
-            live = list(self._live.values())
+            live = list(self._live)
         for process in live:
             _close_stdin(process)
         for process in live:
@@ -94,34 +106,36 @@ class ProcessRunner:
         """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
         return False
 
-    def _start(self, request: Request, gpus: HeldGpus) -> subprocess.Popen[str]:
+    def _start(self, request: Request, gpus: HeldGpus) -> Process:
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
+        program = [f"stages.{request.stage}", write_request(request)]
+        environment = _environment(request, gpus)
         with self._lock:
-            process = subprocess.Popen(
-                supervised(
-                    interpreter,
-                    self._grace_seconds,
-                    program=[f"stages.{request.stage}", write_request(request)],
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=_environment(request, gpus),
-                pass_fds=gpus.descriptors,
-                text=True,
-                errors="replace",
-                # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
-                start_new_session=True,
-            )
-            self._live[process.pid] = process
+            process: Process
+            if self._fork_server and _gains_by_fork(request):
+                process = start_forked(interpreter, environment, program, self._grace_seconds)
+            else:
+                process = subprocess.Popen(
+                    supervised(interpreter, self._grace_seconds, program=program),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    pass_fds=gpus.descriptors,
+                    text=True,
+                    errors="replace",
+                    # A Ctrl-C reaches the orchestrator, which then stops its stages.
+                    start_new_session=True,
+                )
+            self._live.add(process)
             if self._stopping.is_set():
                 _close_stdin(process)
         return process
 
     @staticmethod
     def _start_timer(
-        process: subprocess.Popen[str], seconds: float | None, overdue: threading.Event
+        process: Process, seconds: float | None, overdue: threading.Event
     ) -> threading.Timer:
         def end() -> None:
             overdue.set()
@@ -134,6 +148,11 @@ class ProcessRunner:
         return timer
 
 
+def _gains_by_fork(request: Request) -> bool:
+    """Whether a fork server serves this stage: vLLM forks by itself, and a GPU's work is long."""
+    return request.image in ("core", "torch") and not request.resources.gpus
+
+
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     in_bucket = LocalStore.open(request.store).mirror_of is not None
     # Without one of its own a stage sees no GPU, rather than those of others.
@@ -142,7 +161,7 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _logged_stderr(process: subprocess.Popen[str], log: AttemptLog) -> Iterator[None]:
+def _logged_stderr(process: Process, log: AttemptLog) -> Iterator[None]:
     """Writes the stage's stderr to the log in a thread, which ends before the log is closed.
 
     A process that the stage started, and that outlives its supervisor as well (which was killed),
@@ -168,7 +187,7 @@ def _logged_stderr(process: subprocess.Popen[str], log: AttemptLog) -> Iterator[
 
 
 @contextlib.contextmanager
-def _ended_by_an_error(process: subprocess.Popen[str]) -> Iterator[None]:
+def _ended_by_an_error(process: Process) -> Iterator[None]:
     """Ends the stage when its events cannot be listened to any more (a signal, a listener's error).
 
     Popen itself would wait for the reader of stderr, and that one for the stage.
@@ -180,7 +199,7 @@ def _ended_by_an_error(process: subprocess.Popen[str]) -> Iterator[None]:
         raise
 
 
-def _close_stdin(process: subprocess.Popen[str]) -> None:
+def _close_stdin(process: Process) -> None:
     """Closes the supervisor's stdin, its sign to end the stage."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):

@@ -1,0 +1,91 @@
+"""Stages as forks of a server that has loaded their libraries; more in test_process_runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.runners.local.process import ProcessRunner
+from stages.contract.errors import StageFailedError, StoppedError
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request
+from tests.at_work import AtWork, at_work, said
+from tests.probe_requests import probe_request
+from tests.probe_stage import install
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    install(tmp_path / "code", monkeypatch)
+    return LocalStore.open(str(tmp_path / "store"), create=True)
+
+
+def hanging(store: LocalStore, message: str) -> Request:
+    return probe_request(store, behaviour="hang", message=message)
+
+
+def stage_of(work: AtWork) -> psutil.Process:
+    return psutil.Process(int(said(work.heard)[-1].removeprefix("pids ")))
+
+
+def server_of(work: AtWork) -> psutil.Process:
+    supervisor = stage_of(work).parent()
+    assert supervisor is not None
+    server = supervisor.parent()
+    assert server is not None
+    return server
+
+
+def test_stages_of_several_runners_are_forks_of_one_server(store: LocalStore) -> None:
+    with (
+        at_work(hanging(store, "one"), ProcessRunner()) as one,
+        at_work(hanging(store, "two"), ProcessRunner()) as two,
+    ):
+        assert server_of(one) == server_of(two)
+        assert "stages.contract.fork_server" in server_of(one).cmdline()
+
+
+def test_a_fork_has_the_command_line_of_its_program(store: LocalStore) -> None:
+    with at_work(hanging(store, ""), ProcessRunner()) as work:
+        stage = stage_of(work)
+        supervisor = stage.parent()
+        assert supervisor is not None
+        assert "-m stages.probe /" in " ".join(stage.cmdline())
+        assert "-m stages.contract.supervisor --grace 30" in " ".join(supervisor.cmdline())
+
+
+def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: LocalStore) -> None:
+    with at_work(hanging(store, "one"), runner := ProcessRunner()) as one:
+        stage, server = stage_of(one), server_of(one)
+        server.kill()
+        psutil.wait_procs([server])
+        with at_work(hanging(store, "two"), ProcessRunner()) as two:
+            assert server_of(two) != server
+        assert stage.is_running()
+        runner.stop_all()
+        assert isinstance(one.join(), StoppedError)
+        assert not stage.is_running()
+
+
+def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: LocalStore) -> None:
+    with at_work(hanging(store, ""), ProcessRunner()) as work:
+        stage = stage_of(work)
+        supervisor = stage.parent()
+        assert supervisor is not None
+        supervisor.kill()
+        error = work.join()
+        assert isinstance(error, StageFailedError)
+        assert "SIGKILL" in str(error)
+        psutil.wait_procs([stage])
+
+
+def test_an_interpreter_that_cannot_start_tells_its_own_words(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho this environment is broken >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(StageFailedError, match="this environment is broken"):
+        ProcessRunner({"probe": str(broken)}).run(probe_request(store), lambda event: None)
