@@ -21,7 +21,6 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.forking import forked_python
 
 SMALLER: dict[str, Any] = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
@@ -81,14 +80,7 @@ def test_artifacts_name_the_models_and_pairs_that_they_came_from(averaged: Path)
 
 def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path: Path) -> None:
     undisturbed = averaged.parent / "store"
-    config = write_config(
-        tmp_path,
-        **AVERAGED,
-        inputs=warm_started(averaged),
-        execution={
-            "interpreters": dict.fromkeys(("generate", "evaluate", "train"), forked_python())
-        },
-    )
+    config = write_config(tmp_path, **AVERAGED, inputs=warm_started(averaged))
     with started("run", config) as process:
         wait_for_line(process, "iteration-2/train:", "steps")
         [stage] = stage_processes(process)
