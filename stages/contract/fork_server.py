@@ -8,8 +8,8 @@ variables and working folder.
 The server's stdin is a socket of packets. Each packet asks for one start: a JSON object
 ``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS}`` with four descriptors: stdin, stdout
 and stderr of the supervisor, and a socket on which the supervisor writes its process id and, as
-its last act, its exit code, each as four bytes. The server ends with its stdin; forks live on, as
-their own stdin tells them when to end.
+its last act, its exit code, each as four bytes. When its stdin ends, the server waits for
+its forks, whose own stdin tells them when to end, and ends as well.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ def serve(requests: socket.socket) -> None:
     while True:
         packet, descriptors, _, _ = socket.recv_fds(requests, PACKET_BYTES, NUM_DESCRIPTORS)
         if not packet:
+            # A fork whose parent is gone would stand outside the orchestrator's tree of processes.
+            with contextlib.suppress(ChildProcessError):
+                os.wait()
             return
         order = json.loads(packet)
         _load(order["program"][0], errors=descriptors[2])

@@ -23,7 +23,7 @@ from typing import IO, Self
 from stages.contract.errors import EXIT_FAILED
 from stages.contract.fork_server import INTEGER_BYTES, PACKET_BYTES
 
-_KEPT_SERVERS = 2
+_KEPT_SERVERS = 3
 """Servers kept at a time; each holds a few hundred MiB of libraries."""
 _servers: OrderedDict[tuple[object, ...], _Server] = OrderedDict()
 _lock = threading.Lock()
@@ -110,7 +110,7 @@ class _Server:
         return True
 
     def close(self) -> None:
-        """Lets the server end when it has forked what it was asked for; forks live on."""
+        """Lets the server end when all that it was asked for have ended."""
         self._requests.close()
         threading.Thread(target=self._process.wait, daemon=True).start()
 
