@@ -84,8 +84,9 @@ mutants: setup ## Small changes to the core that no test notices (mutmut; hours;
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m mutmut results
 
-chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0; hours)
-	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0)
+chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0 FAULTS=2 ORPHAN_SECONDS=10; 1-3 minutes a run)
+	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0) \
+		--faults $(or $(FAULTS),2) --orphan-seconds $(or $(ORPHAN_SECONDS),10)
 
 check: setup ## Lint, types, import rules
 	$(BIN)/ruff format --check .

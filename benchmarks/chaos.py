@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.chaos --runs 20 --seed 0`` prints a line for each run: its faults, how often
 it was resumed, and whether all artifacts are those of the calm run. Exit code 1 where one differs,
-a process outlives its orchestrator by ten seconds, or a command shows a traceback.
+a process outlives its orchestrator by ``--orphan-seconds``, or a command shows a traceback. Such a
+run is kept; its last lines and the command that repeats it are printed.
 
 As root the store is on a file system of its own, which is filled and made read-only as well.
 """
@@ -55,18 +56,30 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=2, help="most faults in a run")
+    parser.add_argument("--only", type=int, help="of the runs, the one of this number alone")
+    parser.add_argument(
+        "--orphan-seconds",
+        type=float,
+        default=10.0,
+        help="time for a run's processes to end after their orchestrator",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geb-chaos-") as name:
         folder = Path(name)
         calm, seconds = _calm_run(folder)
         expected = digests(calm)
         print(f"calm run: {len(expected)} steps, {seconds:.0f} s", flush=True)
-        good = [
-            _run_one(folder, calm, expected, seconds, options.seed, number, options.faults)
-            for number in range(options.runs)
+        numbers = range(options.runs) if options.only is None else [options.only]
+        bad = [
+            each for each in numbers if not _run_one(folder, calm, expected, seconds, each, options)
         ]
-    print(f"{sum(good)} of {len(good)} runs ended as the calm one")
-    return 0 if all(good) else 1
+    print(f"{len(numbers) - len(bad)} of {len(numbers)} runs ended as the calm one")
+    for number in bad:
+        print(
+            f"not so seed {options.seed} run {number}; again: python -m benchmarks.chaos "
+            f"--seed {options.seed} --only {number} --faults {options.faults}"
+        )
+    return 1 if bad else 0
 
 
 def _calm_run(folder: Path) -> tuple[Path, float]:
@@ -92,19 +105,18 @@ def _run_one(
     calm: Path,
     expected: dict[str, str],
     seconds: float,
-    seed: int,
     number: int,
-    most_faults: int,
+    options: argparse.Namespace,
 ) -> bool:
-    draw = random.Random(f"{seed}/{number}")
+    draw = random.Random(f"{options.seed}/{number}")
     with _disk(folder / "disk") as (place, is_own):
         shutil.copytree(calm, place / "store", copy_function=shutil.copy2)
-        trial = Trial(place / "store", draw)
+        trial = Trial(place / "store", draw, options.orphan_seconds)
         steps = _forget_some(trial.store, draw)
         share = len(steps) / len(expected)
         started = time.monotonic()
         faults = AT_WORK | AT_REST | (NEEDS_ROOT if is_own else {})
-        for _ in range(draw.randint(1, most_faults)):
+        for _ in range(draw.randint(1, options.faults)):
             name = draw.choice(sorted(faults))
             moment = draw.uniform(0.0, seconds * share)
             trial.said.append(f"{name} at {moment:.0f} s" if name not in AT_REST else name)
@@ -124,7 +136,7 @@ def _run_one(
         same = code == 0 and digests(trial.store) == expected
         good = same and not trial.orphans and not trial.tracebacks
         print(
-            f"seed {seed} run {number}: {len(steps)} steps to do; {'; '.join(trial.said)}; "
+            f"seed {options.seed} run {number}: {len(steps)} steps to do; {'; '.join(trial.said)}; "
             f"{trial.attempts} attempts, {time.monotonic() - started:.0f} s: "
             f"{'identical' if same else 'DIFFERS'}, {trial.orphans} orphans, "
             f"{trial.tracebacks} tracebacks",
@@ -133,7 +145,7 @@ def _run_one(
         if not good:
             kept = Path(tempfile.mkdtemp(prefix="geb-chaos-failed-"))
             shutil.copytree(place, kept / "run", symlinks=True)
-            print(f"  kept in {kept}")
+            print(f"  kept in {kept}; its last lines:\n{trial.last_lines()}", flush=True)
         return good
 
 

@@ -19,7 +19,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 # Environment variable that all processes of a run inherit: victims and orphans are known by it.
 _MARK = "GEB_CHAOS_RUN"
-_ORPHAN_SECONDS = 10.0
+_KEPT_LINES = 60
 _STOP_SECONDS = 5.0
 _ATTEMPT_SECONDS = 900.0
 
@@ -31,12 +31,14 @@ class Trial:
     Attributes:
         store: Its store.
         random: Draws victims and times.
+        orphan_seconds: Time for its processes to end after their orchestrator.
         mark: Value of the environment variable of its processes.
         said: The faults.
     """
 
     store: Path
     random: random.Random
+    orphan_seconds: float
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     said: list[str] = field(default_factory=list)
     attempts: int = 0
@@ -46,8 +48,7 @@ class Trial:
     def start(self) -> subprocess.Popen[bytes]:
         """Resumes the run; its output goes beside the store."""
         self.attempts += 1
-        log = self.store.parent / "output.log"
-        with log.open("ab") as file:
+        with self._log.open("ab") as file:
             return subprocess.Popen(
                 [
                     *(sys.executable, "-m", "flows.commands.cli", "resume", "chaos"),
@@ -79,16 +80,23 @@ class Trial:
             self.said.append("HANGS")
             process.kill()
             code = process.wait()
-        deadline = time.monotonic() + _ORPHAN_SECONDS
+        deadline = time.monotonic() + self.orphan_seconds
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         self.orphans += len(left)
         for each in left:
             with contextlib.suppress(psutil.Error):
                 each.kill()
-        log = self.store.parent / "output.log"
-        self.tracebacks = log.read_bytes().count(b"Traceback (most recent call last)")
+        self.tracebacks = self._log.read_bytes().count(b"Traceback (most recent call last)")
         return code
+
+    def last_lines(self) -> str:
+        """The end of what the run's commands printed."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_KEPT_LINES:])
+
+    @property
+    def _log(self) -> Path:
+        return self.store.parent / "output.log"
 
 
 def kill(trial: Trial) -> None:
