@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flows.pipeline.kubernetes import KubernetesSettings
 from stages.contract.file_locks import exclusive_lock
 from tests.flows.loop import ROOT
@@ -77,6 +79,49 @@ def _answers() -> bool:
         command = ["kubectl", "get", "--raw", "/readyz", "--request-timeout=5s"]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return False
+
+
+@contextlib.contextmanager
+def cut_off(node: str) -> Iterator[None]:
+    """A node without its network within the block."""
+    number = node.removeprefix("node")
+    subprocess.run([_tool_of_nodes(), number, "cut"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([_tool_of_nodes(), number, "mend"], check=True)
+        _await_ready(node)
+
+
+@contextlib.contextmanager
+def frozen(node: str) -> Iterator[None]:
+    """A node all of whose processes stand still within the block, as a machine that hangs."""
+    _tool_of_nodes()
+    outer = int((Path(os.environ["K8S_TOP"]) / "run" / f"{node}.pid").read_text())
+    stopped: set[psutil.Process] = set()
+    # What a process started before it was stopped comes in another round.
+    while new := set(psutil.Process(outer).children(recursive=True)) - stopped:
+        for each in new:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
+        stopped |= new
+    try:
+        yield
+    finally:
+        for each in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+        _await_ready(node)
+
+
+def _tool_of_nodes() -> Path:
+    if "K8S_TOP" not in os.environ:
+        lacking("nodes to take away: the cluster is not the tests' own")
+    return TOOLS / "node"
+
+
+def _await_ready(node: str) -> None:
+    kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=120s")
 
 
 def load_image(folder: Path) -> None:

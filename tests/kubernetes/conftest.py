@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.local_store import LocalStore
 from tests.kubernetes.cluster import Namespace, load_image, namespace, reachable_cluster
 from tests.probe_stage import install
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
-    """A namespace of a real cluster."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of a session have in common."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="package")
+def cluster(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """A namespace of a real cluster."""
     with reachable_cluster(shared / "cluster"):
         load_image(tmp_path_factory.mktemp("image"))
         with namespace() as made:
             yield made
+
+
+@pytest.fixture(autouse=True)
+def nodes(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
+    """The nodes: for tests of several processes at a time, or for one that takes a node away."""
+    alone = request.node.get_closest_marker("alone") is not None
+    with (shared / "nodes").open("w") as users:
+        # One that waits for all others lets no further ones in.
+        with exclusive_lock(shared / "nodes-gate"):
+            fcntl.flock(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
-"""Training on two nodes of a real cluster, undisturbed and with a pod killed."""
+"""Training on two nodes of a real cluster: undisturbed, with a pod or a node taken away."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,15 +15,25 @@ from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Log, Metric
 from stages.contract.local_store import LocalStore
 from stages.contract.store import Artifact
-from tests.kubernetes.cluster import CPUS, Namespace, kubectl
+from tests.at_work import at_work
+from tests.kubernetes.cluster import CPUS, Namespace, cut_off, frozen, kubectl
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
+from tests.two_nodes import (
+    end,
+    first_step,
+    is_under_way,
+    processes_of_second_node,
+    tell,
+)
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
+# Some 60 steps, of which a fault comes after the first few.
 SETTINGS = {
+    "epochs": 16,
     "micro_batch_tokens": 16,
-    "checkpoint_every_steps": 1,
+    "checkpoint_every_steps": 4,
     "deepspeed": {"zero_stage": 2},
 }
 
@@ -57,10 +70,14 @@ class Training:
             if callable(on_event):
                 on_event(event)
 
-        KubernetesRunner(self.settings, grace_seconds=10).run(self.request, hear)
+        self.runner().run(self.request, hear)
         artifact = LocalStore.open(self.request.store).load("train", self.request.key)
         assert artifact is not None
         return artifact
+
+    def runner(self) -> KubernetesRunner:
+        """A runner for its pods."""
+        return KubernetesRunner(self.settings, grace_seconds=10)
 
 
 def hosts(cluster: Namespace) -> dict[str, str]:
@@ -68,23 +85,30 @@ def hosts(cluster: Namespace) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in cluster.pods()}
 
 
-def test_two_nodes_train_and_one_killed_costs_no_more_than_a_step(
-    cluster: Namespace, inputs: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(
+    cluster: Namespace, inputs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    """The artifact of an undisturbed training, each of whose pods was on a machine of its own."""
     places: dict[str, str] = {}
 
     def look(event: Event) -> None:
         if isinstance(event, Metric) and not places:
             places.update(hosts(cluster))
 
-    whole = Training(cluster, inputs, tmp_path / "whole").run(look)
-    assert len(set(places.values())) == 2, "each on a machine of its own"
+    made = Training(cluster, inputs, tmp_path_factory.mktemp("undisturbed") / "store").run(look)
+    assert len(set(places.values())) == 2
+    return made
 
+
+def test_a_training_whose_pod_is_deleted_goes_on_from_its_checkpoint(
+    cluster: Namespace, inputs: Path, undisturbed: Artifact, tmp_path: Path
+) -> None:
     training = Training(cluster, inputs, tmp_path / "disturbed")
     killed = threading.Event()
 
     def kill(event: Event) -> None:
-        if isinstance(event, Metric) and event.step == 2 and not killed.is_set():
+        if is_under_way(event) and not killed.is_set():
             killed.set()
             [second] = [name for name in hosts(cluster) if name.endswith("-1")]
             kubectl("-n", cluster.name, "delete", "pod", second, "--now", "--wait=false")
@@ -97,4 +121,36 @@ def test_two_nodes_train_and_one_killed_costs_no_more_than_a_step(
     assert any(
         isinstance(each, Log) and "going on after step" in each.message for each in training.heard
     )
-    assert again.manifest.digest("") == whole.manifest.digest("")
+    assert again.manifest.digest("") == undisturbed.manifest.digest("")
+
+
+def take_away(
+    training: Training, cluster: Namespace, fault: Callable[[str], AbstractContextManager[None]]
+) -> int:
+    """Takes the second node from a training and gives it back; returns the attempt's first step."""
+    started = time.monotonic()
+    with at_work(training.request, training.runner(), is_under_way) as work:
+        went_on = time.monotonic()
+        [node] = [node for pod, node in hosts(cluster).items() if pod.endswith("-1")]
+        processes = processes_of_second_node(training.request)
+        assert processes
+        with fault(node):
+            error = work.join()
+            ended = time.monotonic()
+    assert isinstance(error, StageFailedError), error
+    assert cluster.pods() == [], "the other pod has ended, too"
+    assert end(processes), "at the latest when the node is heard of again"
+    tell(fault.__name__, went_on - started, ended - went_on)
+    return first_step(work.heard)
+
+
+@pytest.mark.alone
+def test_a_training_outlives_a_frozen_and_a_cut_off_node_with_the_same_bytes(
+    cluster: Namespace, inputs: Path, undisturbed: Artifact, tmp_path: Path
+) -> None:
+    training = Training(cluster, inputs, tmp_path / "store")
+    assert take_away(training, cluster, frozen) == 1
+    again = take_away(training, cluster, cut_off)
+    made = training.run()
+    assert 1 < again <= first_step(training.heard), "from checkpoints"
+    assert made.manifest.digest("") == undisturbed.manifest.digest("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import psutil
 import pytest
 
 from stages.contract.errors import PreemptedError, StageFailedError
-from stages.contract.events import Event, Metric
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from tests.at_work import at_work, said
@@ -22,6 +22,14 @@ from tests.slurm.jobs import (
 from tests.stages.train.train_helpers import make_pairs
 from tests.stages.train.train_helpers import request_for as train_request
 from tests.tiny_models import make_tiny_llama
+from tests.two_nodes import (
+    end,
+    first_step,
+    is_under_way,
+    processes_of_second_node,
+    tell,
+    weights,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(1500)]
 
@@ -39,22 +47,6 @@ def trains_on_two_nodes(store: Path, policy: Path, pairs: Path) -> Request:
         deepspeed={"zero_stage": 2},
     )
     return request.model_copy(update={"run": "test", "step": "train"})
-
-
-def is_under_way(event: Event) -> bool:
-    """True once a training has made steps; with a first checkpoint if it began anew."""
-    return isinstance(event, Metric) and event.step > 6
-
-
-def processes_of_second_node(request: Request) -> set[psutil.Process]:
-    """All of a training's processes on its second node."""
-    work = str(LocalStore.open(request.store).work_path(request.stage, request.key))
-    found = [
-        each
-        for each in psutil.process_iter(["cmdline", "name"])
-        if work in (each.info["cmdline"] or []) and each.info["name"].startswith("python")
-    ]
-    return {below for top in found for below in (top, *top.children(recursive=True))}
 
 
 def kill(processes: set[psutil.Process]) -> None:
@@ -83,23 +75,26 @@ def disturb(
     request: Request, way: Callable[[set[psutil.Process]], None]
 ) -> tuple[BaseException | None, set[psutil.Process]]:
     """Disturbs a training's second node; returns the error, and what ran on that node."""
+    started = time.monotonic()
     with at_work(request, runner(), is_under_way) as work:
+        went_on = time.monotonic()
         processes = processes_of_second_node(request)
         assert processes
         way(processes)
-        return work.join(), processes
-
-
-def end(processes: set[psutil.Process]) -> bool:
-    """Waits for the end of processes; whether it came."""
-    return not psutil.wait_procs(processes, timeout=120)[1]
+        error = work.join()
+        ended = time.monotonic()
+    tell(way.__name__, went_on - started, ended - went_on)
+    return error, processes
 
 
 def preempt(request: Request) -> int:
     """Takes both nodes from a training; returns the first step of that attempt."""
+    started = time.monotonic()
     with at_work(request, runner(), is_under_way) as work:
+        went_on = time.monotonic()
         take_all_nodes()
         preempted = work.join()
+    tell("preempt", went_on - started, time.monotonic() - went_on)
     assert isinstance(preempted, PreemptedError)
     assert "was preempted" in str(preempted)
     return first_step(work.heard)
@@ -127,13 +122,3 @@ def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_b
     assert end(processes), "at the latest when the node is heard of again"
     assert 1 < preempt(request) < first_step(run(request)), "from later checkpoints"
     assert weights(undisturbed) == weights(request)
-
-
-def first_step(heard: list[Event]) -> int:
-    return min(each.step for each in heard if isinstance(each, Metric))
-
-
-def weights(request: Request) -> bytes:
-    artifact = LocalStore.open(request.store).load(request.stage, request.key)
-    assert artifact is not None
-    return artifact.file("checkpoint/model.safetensors").read_bytes()
