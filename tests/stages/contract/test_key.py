@@ -94,7 +94,7 @@ def other_values(annotation: Any, value: Any) -> Iterator[Any]:
         others = (origin([each]) for each in other_values(arguments[0], None))
         yield from (each for each in others if each != value)
     elif origin is dict:
-        yield {"other": 1}
+        yield {next(other_values(arguments[0], None)): 1}
 
 
 def variants(kind: type[Settings], settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
