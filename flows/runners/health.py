@@ -77,14 +77,14 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     """Removes what dead orchestrators left with a runner, also what was to outlive them.
 
     Args:
-        runner: Its name; None for the one of this machine that leaves something.
+        runner: Its name; None for containers of this machine, if it has a Docker engine.
         config: Holds its settings and, where that tells what is meant, the store.
 
     Returns:
         A line for each thing that was removed.
 
     Raises:
-        UserError: This runner leaves nothing.
+        UserError: This runner leaves nothing, or the place that is named does not answer.
     """
     if runner == "kubernetes":
         from flows.runners.kubernetes.reaper import reap_cluster
@@ -97,7 +97,12 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     if runner in (None, "docker"):
         from flows.runners.docker.reaper import reap as reap_containers
 
-        return reap_containers(keep_running=False)
+        try:
+            return reap_containers(keep_running=False)
+        except UserError as error:
+            if runner is None:
+                return [f"containers were not looked for: {error}"]
+            raise
     raise UserError(f"--reap --runner {runner}: stages of this runner leave nothing")
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.health import faults_of
+from flows.pipeline.config import RunConfig
+from flows.runners.health import faults_of, reap_for
+from stages.contract.errors import UserError
 from stages.contract.health import Health, look
 from stages.contract.local_store import LocalStore
 
@@ -32,3 +34,14 @@ def test_every_fault_is_told(here: Health) -> None:
     assert "build it" in code
     assert "-9 s off" in clock
     assert "1 GPUs of 2" in gpus
+
+
+def test_without_an_engine_only_a_wish_for_containers_is_refused(
+    here: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'nowhere'}")
+    config = RunConfig(store=str(tmp_path))
+    [line] = reap_for(None, config)
+    assert "no Docker engine answers" in line
+    with pytest.raises(UserError, match="no Docker engine answers"):
+        reap_for("docker", config)
