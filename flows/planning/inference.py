@@ -11,8 +11,6 @@ from flows.planning.cost import (
     LOAD_BYTES_PER_SECOND,
     RUNTIME_CPU,
     RUNTIME_GPU,
-    START_SECONDS,
-    VLLM_START_SECONDS,
     Cost,
     forward_efficiency,
     logits_chunk_bytes,
@@ -112,12 +110,11 @@ def generation_cost(
     )
     # A batch of transformers ends with its longest sequence.
     length = response_tokens if vllm else min(params.max_new_tokens, 2 * response_tokens)
-    start = VLLM_START_SECONDS if vllm else START_SECONDS
     loading = model.params * model.dtype_bytes / LOAD_BYTES_PER_SECOND
     return Cost(
         tokens=prompts * prompt_tokens + responses * response_tokens,
         flops=flops,
-        seconds=start + loading + prefill + math.ceil(responses_of_one / at_once) * length * step,
+        seconds=loading + prefill + math.ceil(responses_of_one / at_once) * length * step,
         memory=memory,
         disk=responses * response_tokens * RESPONSE_TOKEN_BYTES,
         remedy="raise generate.vllm.tensor_parallel_size"
@@ -177,7 +174,7 @@ def forward_cost(
     return Cost(
         tokens=tokens,
         flops=flops,
-        seconds=START_SECONDS + loading + max((flops + attention) / rate, launching),
+        seconds=loading + max((flops + attention) / rate, launching),
         memory=memory,
         disk=sequences * row_bytes,
         remedy=remedy,

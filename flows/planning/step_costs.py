@@ -9,12 +9,19 @@ from flows.execution.plan import PlannedStep
 from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import Output, Source, Step
 from flows.planning import sizes
-from flows.planning.cost import START_SECONDS, Cost
+from flows.planning.cost import (
+    FORK_SECONDS,
+    LIGHT_START_SECONDS,
+    START_SECONDS,
+    VLLM_START_SECONDS,
+    Cost,
+)
 from flows.planning.hardware import Device
 from flows.planning.inference import forward_cost, generation_cost
 from flows.planning.shape import ModelShape, new_model, read_shape
 from flows.planning.sizes import Table
 from flows.planning.training import Samples, training_cost
+from stages.contract.params import StageParams
 from stages.contract.request import Resources
 from stages.contract.store import Artifact
 from stages.contract.stores import open_store
@@ -24,10 +31,9 @@ from stages.pair.params import PairParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
+from stages.training.params import TrainingParams
 
 _SAVED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Stages that load no torch.
-_LIGHT_SECONDS = 2.0
 _LIGHT_ORACLES = {"python", "math_verify"}
 _SCORE_BYTES = 40
 # A word-level tokenizer of a warm start from scratch has about so many words.
@@ -59,7 +65,23 @@ class StepCosts:
             resources: Those of its stage.
             device: What each of its processes computes on.
         """
-        return _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
+        cost = _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
+        if cost.seconds is None:
+            return cost
+        return replace(cost, seconds=cost.seconds + self._start_seconds(step, resources))
+
+    def _start_seconds(self, step: Step, resources: Resources) -> float:
+        params = step.params
+        if params.image_for(from_hub=False) == "vllm":
+            return VLLM_START_SECONDS
+        workers = START_SECONDS if _starts_workers(params, resources) else 0.0
+        execution = self._config.execution
+        if execution.runner == "process" and execution.fork_server and not resources.gpus:
+            return FORK_SECONDS + workers
+        light = isinstance(params, ScoreParams) and _LIGHT_ORACLES.issuperset(params.parts)
+        return (
+            LIGHT_START_SECONDS if light or params.image != "torch" else START_SECONDS
+        ) + workers
 
     def _made(self, step: Step) -> Artifact | None:
         planned = self._planned[step.name]
@@ -83,7 +105,7 @@ class StepCosts:
             if isinstance(step.params, PairParams):
                 made *= step.params.pairs_per_prompt
             self._tables[step.name] = Table(made, response, prompts)
-        return Cost(seconds=_LIGHT_SECONDS)
+        return Cost(seconds=0.0)
 
     def _prepare(self, step: Step, resources: Resources, device: Device) -> Cost:
         made = self._made(step)
@@ -100,7 +122,7 @@ class StepCosts:
                 name = f"iteration-{iteration}.parquet"
                 self._tables[name] = Table(sizes.made_rows(made, name))
             self._tables["test.parquet"] = Table(sizes.made_rows(made, "test.parquet"))
-            return Cost(seconds=_LIGHT_SECONDS)
+            return Cost(seconds=0.0)
         for iteration in range(1, config.iterations + 1):
             self._tables[f"iteration-{iteration}.parquet"] = Table(number or 0)
         held_out = step.inputs.get("test", ())
@@ -114,17 +136,17 @@ class StepCosts:
                 "estimation.prompts_per_iteration (or prepare.prompts_per_iteration)",
             )
         )
-        return Cost(seconds=_LIGHT_SECONDS, notes=notes)
+        return Cost(seconds=0.0, notes=notes)
 
     def _prepare_suite(self, step: Step, made: Artifact | None) -> Cost:
         """Prompts of a suite; their length is taken for that of the run's."""
         if made is not None:
             self._tables[step.name] = Table(sizes.made_rows(made, "test.parquet"))
-            return Cost(seconds=_LIGHT_SECONDS)
+            return Cost(seconds=0.0)
         data = sizes.rows_of([each for each in step.inputs["test"] if not isinstance(each, Output)])
         self._tables[step.name] = Table(data.number if data is not None else 0)
         unread = f"the prompts of {step.name} are not on this machine: its suite is not estimated"
-        return Cost(seconds=_LIGHT_SECONDS, notes=() if data is not None else (unread,))
+        return Cost(seconds=0.0, notes=() if data is not None else (unread,))
 
     def _sft(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params
@@ -183,7 +205,7 @@ class StepCosts:
         self._tables[step.name] = table
         if "model" not in step.inputs:
             return Cost(
-                seconds=_LIGHT_SECONDS if _LIGHT_ORACLES.issuperset(params.parts) else None,
+                seconds=0.0 if _LIGHT_ORACLES.issuperset(params.parts) else None,
                 disk=table.rows * _SCORE_BYTES,
             )
         shape = self._model(step.inputs["model"][0])
@@ -244,7 +266,7 @@ class StepCosts:
         params = step.params
         assert isinstance(params, EvaluateParams)
         if params.log_pi_ref == "off":
-            return Cost(seconds=START_SECONDS)
+            return Cost(seconds=0.0)
         shape = self._model(step.inputs["reference"][0])
         if isinstance(shape, str):
             return Cost(notes=(shape,))
@@ -278,6 +300,14 @@ _COSTS: dict[str, Callable[[StepCosts, Step, Resources, Device], Cost]] = {
     "train": StepCosts._train,
     "evaluate": StepCosts._evaluate,
 }
+
+
+def _starts_workers(params: StageParams, resources: Resources) -> bool:
+    """True where a training is in processes below the stage's own."""
+    return isinstance(params, TrainingParams) and (
+        (resources.gpus or resources.processes) * resources.nodes > 1
+        or params.deepspeed.zero_stage != "off"
+    )
 
 
 def _outputs(step: Step, name: str) -> list[Output]:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from flows.pipeline.estimation import Estimation
-from flows.planning.cost import LAYER_SECONDS, LOAD_BYTES_PER_SECOND, START_SECONDS, Cost
+from flows.planning.cost import LAYER_SECONDS, LOAD_BYTES_PER_SECOND, Cost
 from flows.planning.hardware import Device
 from flows.planning.shape import ModelShape
 from flows.planning.training_memory import TrainingSetting, training_memory
@@ -132,7 +132,7 @@ def _seconds(
     training = max(computing, launching, exchanging)
     copies = 1 + samples.reference_pass
     loading = copies * model.params * model.dtype_bytes / LOAD_BYTES_PER_SECOND
-    return START_SECONDS + loading + training
+    return loading + training
 
 
 def _exchanged(setting: TrainingSetting, batches: int) -> float:
