@@ -22,7 +22,7 @@ from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
 from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import Tail
-from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
 from stages.contract.local_store import LocalStore
@@ -312,9 +312,9 @@ def submitted(request: Request, name: str, *, has_live: bool = True) -> str:
     return chosen.submit(request, name, [], "", lambda event: None)
 
 
-def submitter(*, has_live: bool = True) -> Submitter:
+def submitter(*, has_live: bool = True, stopping: threading.Event | None = None) -> Submitter:
     settings = SlurmSettings(poll_seconds=0.01)
-    return Submitter(settings, 5, threading.Event(), has_live=lambda: has_live)
+    return Submitter(settings, 5, stopping or threading.Event(), has_live=lambda: has_live)
 
 
 def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
@@ -351,3 +351,14 @@ def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
     assert submitted(request_, "mine") == "7"
     assert scheduler.calls == ["test", "squeue"]
+
+
+def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch)
+    stopping = threading.Event()
+    stopping.set()
+    with pytest.raises(StoppedError):
+        submitter(stopping=stopping).submit(request_, "late", [], "", lambda event: None)
+    assert scheduler.calls == []

@@ -66,6 +66,9 @@ class Submitter:
         say = log_once(on_event)
         self._await_turn(request, say)
         try:
+            # Jobs that are cancelled as the run stops make room, which is not for further ones.
+            if self._stopping.is_set():
+                raise self._stopped(request)
             self._check(request, tuple(asked))
             while (job := self._try(request, name, command, program, say)) is None:
                 if self._stopping.wait(self._settings.poll_seconds):
