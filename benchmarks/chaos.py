@@ -77,7 +77,8 @@ def main() -> int:
     for number in bad:
         print(
             f"not so seed {options.seed} run {number}; again: python -m benchmarks.chaos "
-            f"--seed {options.seed} --only {number} --faults {options.faults}"
+            f"--seed {options.seed} --only {number} --faults {options.faults} "
+            f"--orphan-seconds {options.orphan_seconds:g}"
         )
     return 1 if bad else 0
 
