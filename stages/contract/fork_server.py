@@ -60,11 +60,12 @@ def serve(requests: socket.socket) -> None:
 def _load(program: str, *, errors: int) -> None:
     """Imports a stage's modules; what they print goes to the stage's own log."""
     name = f"{program}.run"
-    if name in sys.modules or importlib.util.find_spec(name) is None:
+    if name in sys.modules:
         return
     os.dup2(errors, 2)
-    # The stage meets the same error when it imports the module itself, and tells it.
-    with contextlib.suppress(Exception):
+    # The stage meets the same error when it imports the module itself, and tells it. Its stdout is
+    # for events, and whatever stays in a buffer here is written by every fork.
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
         stage = importlib.import_module(name).STAGE
         for each in (*_LATE_MODULES, *stage.params.late_modules):
             if importlib.util.find_spec(each.partition(".")[0]):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from flows.runners.local import fork_client
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
 from stages.contract.local_store import LocalStore
@@ -82,10 +85,35 @@ def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: LocalStore
 
 
 def test_an_interpreter_that_cannot_start_tells_its_own_words(
-    store: LocalStore, tmp_path: Path
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho this environment is broken >&2\nexit 3\n")
     broken.chmod(0o755)
-    with pytest.raises(StageFailedError, match="this environment is broken"):
-        ProcessRunner({"probe": str(broken)}).run(probe_request(store), lambda event: None)
+    runner = ProcessRunner({"probe": str(broken)})
+
+    class Ended(subprocess.Popen[Any]):
+        """A program that has ended before it is asked for a start."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.wait()
+
+    for started in (subprocess.Popen, Ended, Ended):
+        monkeypatch.setattr(fork_client.subprocess, "Popen", started)
+        with pytest.raises(StageFailedError, match="this environment is broken"):
+            runner.run(probe_request(store), lambda event: None)
+
+
+def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    with (tmp_path / "code/stages/probe/run.py").open("a") as file:
+        file.write("\nprint('a library greets')\n")
+    said = []
+    for message in ("one", "two"):
+        request = probe_request(store, message=message)
+        ProcessRunner().run(request, lambda event: None)
+        [log] = store.log_path("probe", request.key).glob("*.log")
+        said.append("a library greets" in log.read_text())
+    assert said == [True, False]

@@ -53,7 +53,9 @@ def start_forked(
             server = _servers.pop(key, None)
             if server is None or not server.send(packet, streams.theirs):
                 server = _Server(interpreter, environment, errors=streams.theirs[2])
-                server.send(packet, streams.theirs)
+                if not server.send(packet, streams.theirs):
+                    # It ended at once, and said why: the start fails, the next one tries again.
+                    return ForkedProcess(*streams.ours())
             _servers[key] = server
             while len(_servers) > _KEPT_SERVERS:
                 _servers.popitem(last=False)[1].close()
