@@ -62,7 +62,12 @@ def write_config(
         "iterations": iterations,
         "store": str(folder / "store"),
         "generate": {"num_shards": shards},
-        "execution": {"parallel": parallel, "interpreters": interpreter(folder)}
+        # A fork server would run the stages themselves.
+        "execution": {
+            "parallel": parallel,
+            "interpreters": interpreter(folder),
+            "fork_server": False,
+        }
         | (execution or {}),
     }
     path = folder / f"{name}.yaml"

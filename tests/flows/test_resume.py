@@ -23,6 +23,8 @@ from tests.flows.loop import (
 
 pytestmark = pytest.mark.slow
 
+# Stages with a start of their own: as forks the short ones end before a strike reaches them.
+STARTED = {"fork_server": False}
 # Where to strike: the step, and what its output says when it is at work. The warm start has a test
 # of its own: it runs beside `prepare`, so that neither always comes first.
 STRIKES = [
@@ -49,7 +51,7 @@ def kill_orchestrator(process: subprocess.Popen[str], store: Path, step: str) ->
 
 def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path) -> None:
     undisturbed = finished.parent / "store"
-    config = write_config(tmp_path, inputs=warm_started(finished))
+    config = write_config(tmp_path, inputs=warm_started(finished), execution=STARTED)
     store = tmp_path / "store"
     command: list[str | Path] = ["run", config]
     done_before: set[str] = set()
@@ -73,7 +75,7 @@ def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path
 def test_each_stage_is_killed_and_tried_again_within_the_run(
     finished: Path, tmp_path: Path
 ) -> None:
-    execution = {"retries": 1, "retry_delay_seconds": 0}
+    execution = STARTED | {"retries": 1, "retry_delay_seconds": 0}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
     with started("run", config) as process:
         for step, sign in STRIKES:
