@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -224,6 +225,8 @@ def _claim_stdout() -> Any:
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(2, 1)
+    # As stderr does it: every line is in the log before the next one, however the program ends.
+    cast(io.TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
     return stream
 
 
@@ -235,8 +238,9 @@ def _stop(signum: int, frame: object) -> None:
 
 def _exit(code: int) -> NoReturn:
     """Ends the process without waiting for threads that libraries left."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.flush()
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            each.flush()
     os._exit(code)
 
 

@@ -74,7 +74,10 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
     assert any(isinstance(each, Progress) for each in heard)
 
 
-def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(store: LocalStore) -> None:
+def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     request = probe_request(store, prints="noise from a library")
     heard = run(store, request)
     assert not any("noise" in each.model_dump_json() for each in heard)
