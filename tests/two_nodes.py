@@ -26,7 +26,7 @@ def processes_of_second_node(request: Request) -> set[psutil.Process]:
 
 
 def end(processes: set[psutil.Process]) -> bool:
-    """Waits for the end of processes; whether it came."""
+    """Waits for processes to end; False where one has not within two minutes."""
     return not psutil.wait_procs(processes, timeout=120)[1]
 
 
@@ -46,8 +46,8 @@ def tell(fault: str, steps_after: float, over_after: float) -> None:
     """Prints the seconds of an attempt, which `pytest -s` shows.
 
     Args:
-        fault: What befell it.
-        steps_after: From its start to its steps.
-        over_after: From the fault to its end, when the next attempt may start.
+        fault: Name of the fault.
+        steps_after: Seconds from the attempt's start to its steps.
+        over_after: Seconds from the fault to the attempt's end, when the next one may start.
     """
     print(f"{fault}: steps {steps_after:.0f} s after the start, over {over_after:.0f} s after it")

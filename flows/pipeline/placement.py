@@ -114,8 +114,8 @@ class Execution(Settings):
     grace_seconds: float = Field(30, gt=0)
     """Time for a stage to end after it was asked to, before it is killed."""
     fork_server: bool = True
-    """Whether the process runner starts stages without a GPU as forks of a process that has loaded
-    torch and transformers already, which saves seconds a stage."""
+    """Fork server of the process runner: stages without a GPU start as forks of a process that has
+    loaded torch and transformers already, which saves seconds a stage."""
     sync_seconds: float = Field(600, gt=0)
     """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
     so that another host can go on from it."""

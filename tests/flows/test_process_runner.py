@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 @pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
 def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether stages are forks of a fork server."""
+    """True where stages are forks of a fork server."""
     runner = partial(ProcessRunner, fork_server=request.param)
     monkeypatch.setattr(sys.modules[__name__], "ProcessRunner", runner)
     return bool(request.param)

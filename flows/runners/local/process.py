@@ -149,7 +149,7 @@ class ProcessRunner:
 
 
 def _gains_by_fork(request: Request) -> bool:
-    """Whether a fork server serves this stage: vLLM forks by itself, and a GPU's work is long."""
+    """True for stages that a fork server serves: vLLM forks by itself, and a GPU's work is long."""
     return request.image in ("core", "torch") and not request.resources.gpus
 
 

@@ -25,7 +25,7 @@ class Submitter:
     """Submits jobs of an orchestrator.
 
     Args:
-        settings: What jobs ask for.
+        settings: Partitions, accounts and limits of jobs.
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
         stopping: Set when no further job shall be submitted.
         has_live: Whether jobs of the orchestrator are known to be in the queue.
@@ -51,7 +51,7 @@ class Submitter:
         """Submits a job, when Slurm takes it, and returns its number.
 
         Args:
-            request: What the job computes.
+            request: The stage that the job computes.
             name: Name of the job, which no other one has.
             options: Options of sbatch beside those that settings and resources ask for.
             program: Text of the batch program.
@@ -84,7 +84,7 @@ class Submitter:
             if self._stopping.is_set():
                 raise self._stopped(request)
             if looks > _PATIENT_LOOKS:
-                say("waiting: jobs of this run that Slurm takes before this one")
+                say("waiting for its turn: other jobs of this run are submitted first")
 
     def _check(self, request: Request, asked: tuple[str, ...]) -> None:
         """Checks what jobs ask for, once for all that ask for the same."""
