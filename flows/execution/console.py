@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 
 from rich.console import Console
 from rich.markup import escape
@@ -70,7 +71,8 @@ class ConsoleObserver(Observer):
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
-        self._throttles: dict[str, Throttle] = {}
+        # By step and unit, so that the next phase of a stage has a line at once.
+        self._throttles: dict[str, defaultdict[str, Throttle]] = {}
         self._metrics: dict[str, str] = {}
         self._bars = Bars(
             TextColumn("  {task.description}"),
@@ -95,7 +97,7 @@ class ConsoleObserver(Observer):
     def step_started(self, request: Request) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            self._throttles[request.step] = Throttle(_LINE_SECONDS)
+            self._throttles[request.step] = defaultdict(lambda: Throttle(_LINE_SECONDS))
             self._metrics[request.step] = ""
             self._tasks[request.step] = self._bars.add_task(
                 request.step, total=None, unit="starting", metrics=""
@@ -145,8 +147,10 @@ class ConsoleObserver(Observer):
             self._bars.update(
                 task, completed=event.done, total=event.total, unit=event.unit, metrics=metrics
             )
-        throttle = self._throttles.get(name)
-        if not self._console.is_terminal and throttle is not None and throttle.ready():
+        throttles = self._throttles.get(name)
+        if self._console.is_terminal or throttles is None:
+            return
+        if throttles[event.unit].ready():
             share = 100 * event.done / max(event.total, 1)
             self._say(
                 f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}"

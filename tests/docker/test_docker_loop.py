@@ -52,7 +52,12 @@ WITH_VLLM: dict[str, Any] = {
 # One prompt and one pair at a time: a strike after the first of them is one in the middle.
 SLOW: dict[str, Any] = {
     "generate": {"transformers": {"batch_size": 1}, "chunk_prompts": 4},
-    "train": {"checkpoint_every_steps": 1, "micro_batch_tokens": 1, "global_batch_pairs": 4},
+    "train": {
+        "epochs": 4,
+        "checkpoint_every_steps": 1,
+        "micro_batch_tokens": 1,
+        "global_batch_pairs": 4,
+    },
 }
 
 
