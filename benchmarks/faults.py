@@ -68,7 +68,10 @@ class Trial:
         for each in psutil.process_iter():
             # It may end meanwhile.
             with contextlib.suppress(psutil.Error):
-                if each.environ().get(_MARK) == self.mark and each.status() != "zombie":
+                # Forks of a fork server have a title in place of their environment.
+                named = any(str(self.store) in part for part in each.cmdline())
+                marked = named or each.environ().get(_MARK) == self.mark
+                if marked and each.status() != "zombie":
                     found.append(each)
         return found
 
