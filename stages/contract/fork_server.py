@@ -50,9 +50,15 @@ def serve(requests: socket.socket) -> None:
             return
         order = json.loads(packet)
         _load(order["program"][0], errors=descriptors[2])
-        if os.fork() == 0:
-            requests.close()
-            _run(order["program"], order["grace_seconds"], *descriptors)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # The start fails with this as its last line, and may be tried again.
+            os.write(descriptors[2], f"the fork server cannot fork: {error}\n".encode())
+        else:
+            if pid == 0:
+                requests.close()
+                _run(order["program"], order["grace_seconds"], *descriptors)
         for each in descriptors:
             os.close(each)
 

@@ -31,7 +31,7 @@ class Part:
     scale: float
 
     def __str__(self) -> str:
-        return f"{self.weight:g}/{self.scale:g}*{self.oracle.identity}"
+        return f"{self.weight:.15g}/{self.scale:.15g}*{self.oracle.identity}"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from flows.runners.local import fork_client
+from flows.runners.local import fork_client, process
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
 from stages.contract.local_store import LocalStore
@@ -117,3 +119,21 @@ def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
         [log] = store.log_path("probe", request.key).glob("*.log")
         said.append("a library greets" in log.read_text())
     assert said == [True, False]
+
+
+def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_SUPERVISOR_SECONDS", 0.0)
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    hanging = tmp_path / "python"
+    hanging.write_text(f"#!/bin/sh\necho asked > {asked}\nexec sleep 1000\n")
+    hanging.chmod(0o755)
+    runner = ProcessRunner({"probe": str(hanging)}, grace_seconds=0.1)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(runner.run, probe_request(store), lambda event: None)
+        asked.read_text()
+        runner.stop_all()
+        with pytest.raises(StoppedError):
+            run.result()

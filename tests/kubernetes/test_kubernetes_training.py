@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 # Some 60 steps, of which a fault comes after the first few.
 SETTINGS = {
-    "epochs": 16,
+    "epochs": 24,
     "micro_batch_tokens": 16,
     "checkpoint_every_steps": 4,
     "deepspeed": {"zero_stage": 2},

@@ -55,11 +55,11 @@ def start_forked(
                 server = _Server(interpreter, environment, errors=streams.theirs[2])
                 if not server.send(packet, streams.theirs):
                     # It ended at once, and said why: the start fails, the next one tries again.
-                    return ForkedProcess(*streams.ours())
+                    return ForkedProcess(server, *streams.ours())
             _servers[key] = server
             while len(_servers) > _KEPT_SERVERS:
                 _servers.popitem(last=False)[1].close()
-        return ForkedProcess(*streams.ours())
+        return ForkedProcess(server, *streams.ours())
 
 
 class _Streams:
@@ -134,13 +134,15 @@ class ForkedProcess:
     """A supervisor that a fork server forked, with what the runner needs of `subprocess.Popen`.
 
     Args:
+        server: The server that was asked for it.
         stdin: Descriptor to write to.
         stdout: Descriptor to read from.
         stderr: Descriptor to read from.
         answers: Descriptor from which the process id and the exit code are read.
     """
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, answers: int) -> None:
+    def __init__(self, server: _Server, stdin: int, stdout: int, stderr: int, answers: int) -> None:
+        self._server = server
         self.stdin: IO[str] | None = os.fdopen(stdin, "w", encoding="utf-8")
         self.stdout: IO[str] | None = os.fdopen(stdout, encoding="utf-8", errors="replace")
         self.stderr: IO[str] | None = os.fdopen(stderr, encoding="utf-8", errors="replace")
@@ -165,10 +167,17 @@ class ForkedProcess:
         return self._code
 
     def kill(self) -> None:
-        """Kills the supervisor, and with it the stage, if it has started and not ended."""
-        if self._pid is not None and self._code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+        """Kills the supervisor, and with it the stage; before there is one, the server.
+
+        An import may hang in the server, as on a file system that does not answer.
+        """
+        if self._code is not None:
+            return
+        if self._pid is None:
+            self._server.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
