@@ -234,12 +234,12 @@ class PackedTrainer(Trainer, Generic[B]):
         return torch.zeros(self._num_sums, dtype=torch.float64, device=self.args.device)
 
     def check_finite(self, logs: dict[str, float]) -> None:
-        """Ends a training whose loss is infinite or no number."""
+        """Ends a training whose loss or gradient is infinite or no number."""
         # A retry would come to the same step with the same numbers.
         terms = {
             name: logs[name] for name in ("loss", "bonus", "kappa", "grad_norm") if name in logs
         }
-        if not math.isfinite(logs["loss"]):
+        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
             raise UserError(
                 f"training diverged at step {self.state.global_step}: "
                 + ", ".join(f"{name} {value:g}" for name, value in terms.items()),
