@@ -33,7 +33,7 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
                 own = _samples(found.results(experiment, setting, method, "KL"))
                 if method.startswith(_GEB) and own and base:
                     drawn[f"log-pi-ref-{len(drawn) + 1}"] = histogram_figure(
-                        f"{setting}: log π_ref of the last iteration's training responses",
+                        f"{setting}, KL: training responses",
                         {BASELINE: base, method: own},
                         "log π_ref",
                     )
