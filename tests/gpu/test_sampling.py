@@ -78,7 +78,7 @@ def test_temperature_zero_is_the_same_on_gpu_and_cpu(sampled):
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_two_engines_answer_all_prompts(sampled, backend):
     if torch.cuda.device_count() < 2:
-        pytest.skip("engines or ranks on devices of their own want two GPUs, and there is one")
+        pytest.skip("each of the two engines needs a GPU of its own, and this machine has one")
     rows = sampled("store", gpus=2, backend=backend, vllm=VLLM)
     expected = sampled("one", backend=backend, vllm=VLLM)
     assert [each[:2] for each in tokens_of(rows)] == [each[:2] for each in tokens_of(expected)]

@@ -58,7 +58,7 @@ def test_a_curve_in_float32_is_the_cpu_s(losses, layout):
 @pytest.mark.parametrize("stage", ["off", 2, 3])
 def test_two_gpus_over_nccl_have_the_curve_of_one(losses, stage):
     if torch.cuda.device_count() < 2:
-        pytest.skip("engines or ranks on devices of their own want two GPUs, and there is one")
+        pytest.skip("nccl takes one process for a GPU: two need two GPUs, and this machine has one")
     settings = {"precision": "float32", "deepspeed": {"zero_stage": stage}}
     assert losses(2, **settings) == pytest.approx(losses(1, **settings), abs=FLOAT32)
 

@@ -17,7 +17,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from stages.contract.errors import EXIT_FAILED
@@ -112,7 +111,7 @@ class _Server:
         return True
 
     def close(self) -> None:
-        """Lets the server end when all that it was asked for have ended."""
+        """End of new starts: the server exits once the stages that it has forked are over."""
         self._requests.close()
         threading.Thread(target=self._process.wait, daemon=True).start()
 
@@ -182,12 +181,7 @@ class ForkedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for stream in (self.stdout, self.stderr, self.stdin):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
