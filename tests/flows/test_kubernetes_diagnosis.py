@@ -43,6 +43,16 @@ def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
     return pod("Pending", conditions=(condition,))
 
 
+def gated(gate: str) -> dict[str, Any]:
+    """A pod as Kubernetes 1.27 and later shows it while it has a scheduling gate."""
+    shown = unscheduled(
+        "Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"
+    )
+    shown["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    shown["spec"]["schedulingGates"] = [{"name": gate}]
+    return shown
+
+
 def waiting(reason: str, message: str) -> dict[str, Any]:
     return pod("Pending", state={"waiting": {"reason": reason, "message": message}})
 
@@ -67,7 +77,13 @@ def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any
             "no claim 'store'",
             "execution.kubernetes.volumes",
         ),
-        (unscheduled("", "SchedulingGated"), "always", "queue", ""),
+        (
+            gated("kueue.x-k8s.io/admission"),
+            "always",
+            "queued by Kueue, in the local queue 'gpus'",
+            "",
+        ),
+        (gated("example.com/hold"), "always", "scheduling gates: example.com/hold", ""),
         (
             waiting("ErrImagePull", 'failed to resolve "geb-torch:1": not found'),
             "never",
@@ -142,6 +158,21 @@ def test_volumes_that_cannot_be_mounted_show_in_events_alone() -> None:
             ),
             "taken",
             "pod of higher priority",
+        ),
+        (
+            terminated(
+                143,
+                conditions=(
+                    {
+                        "type": "TerminationTarget",
+                        "status": "True",
+                        "reason": "StoppedByKueue",
+                        "message": "Preempted to accommodate a higher priority Workload",
+                    },
+                ),
+            ),
+            "taken",
+            "stopped by Kueue: Preempted",
         ),
     ],
 )

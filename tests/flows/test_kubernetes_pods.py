@@ -247,15 +247,27 @@ def test_with_a_store_in_a_bucket_pods_must_see_its_cache(
 
 def test_several_nodes_are_pods_of_one_group_on_different_hosts(store: LocalStore) -> None:
     request = request_for(store, TrainParams(), resources=Resources(nodes=2))
-    first, second = pods(request, queue="research")
+    first, second = pods(request, queue="research", queue_priority="low")
     command = second["spec"]["containers"][0]["command"]
     work = str(store.work_path("train", request.key))
     assert command[-3:] == ["-m", "stages.training.node", work]
     assert "stages.train" in first["spec"]["containers"][0]["command"]
+    group = first["metadata"]["name"][:-2]
     for made in (first, second):
         metadata = made["metadata"]
-        assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == first["metadata"]["name"][:-2]
-        assert metadata["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+        of_kueue = {
+            name: value
+            for name, value in (metadata["labels"] | metadata["annotations"]).items()
+            if name.startswith("kueue.x-k8s.io/")
+        }
+        assert of_kueue == {
+            "kueue.x-k8s.io/queue-name": "research",
+            "kueue.x-k8s.io/priority-class": "low",
+            "kueue.x-k8s.io/pod-group-name": group,
+            # Pods that fail are not replaced: the next attempt is another group.
+            "kueue.x-k8s.io/pod-group-total-count": "2",
+            "kueue.x-k8s.io/retriable-in-group": "false",
+        }
         [term] = made["spec"]["affinity"]["podAntiAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]

@@ -20,6 +20,7 @@ from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_pat
 from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
 from flows.runners.slurm.preflight import check_job
 from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
+from flows.runners.slurm.runner import SlurmRunner
 from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import Tail
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
@@ -39,7 +40,7 @@ def request_(tmp_path: Path) -> Request:
     return request_for(tmp_path / "store")
 
 
-def test_settings_of_a_stage_lie_over_those_of_all() -> None:
+def test_changesof_a_stage_lie_over_those_of_all() -> None:
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
@@ -53,7 +54,7 @@ def test_settings_of_a_stage_lie_over_those_of_all() -> None:
     assert (train.partition, train.account, train.environment) == ("gpu", "lab", {"A": "1"})
 
 
-def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
+def test_a_job_asks_for_what_resources_and_changessay(tmp_path: Path) -> None:
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
     settings = SlurmSettings(
         partition="gpu", gpu_type="a100", time_limit="4:00:00", sbatch_options=("--exclusive",)
@@ -312,8 +313,10 @@ def submitted(request: Request, name: str, *, has_live: bool = True) -> str:
     return chosen.submit(request, name, [], "", lambda event: None)
 
 
-def submitter(*, has_live: bool = True, stopping: threading.Event | None = None) -> Submitter:
-    settings = SlurmSettings(poll_seconds=0.01)
+def submitter(
+    *, has_live: bool = True, stopping: threading.Event | None = None, **changes: Any
+) -> Submitter:
+    settings = SlurmSettings(poll_seconds=0.01, **changes)
     return Submitter(settings, 5, stopping or threading.Event(), has_live=lambda: has_live)
 
 
@@ -331,6 +334,47 @@ def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
     # What all ask for is checked once, and the queue is not looked at.
     assert scheduler.calls[:5] == ["test", "refused", "refused", "taken", "refused"]
     assert scheduler.calls[5:] == ["taken"] * 7
+
+
+def test_a_full_partition_holds_up_no_job_for_another_one(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch)
+    taken, full = threading.Event(), threading.Event()
+
+    def submit(options: list[str], program: str) -> subprocess.CompletedProcess[str]:
+        if "--partition=gpu" in options and not taken.is_set():
+            full.set()
+            return subprocess.CompletedProcess([], 1, "", FULL)
+        return subprocess.CompletedProcess([], 0, "1\n", "")
+
+    monkeypatch.setattr(client, "submit", submit)
+    chosen = submitter(stages={"train": {"partition": "gpu"}})
+    training = request_.model_copy(update={"stage": "train"})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(chosen.submit, training, "train", [], "", lambda event: None)
+        assert full.wait(60)
+        chosen.submit(request_, "other", [], "", lambda event: None)
+        assert not waiting.done()
+        taken.set()
+        assert waiting.result(60) == "1"
+    assert scheduler.calls == ["test", "test"]
+
+
+def test_jobs_that_are_taken_over_are_found_by_one_call_of_squeue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    requests = [probe_request(store, message=str(number)) for number in range(20)]
+    dead = owner_path(store, "dead")
+    scheduler = Scheduler(monkeypatch)
+    for number, request in enumerate(requests):
+        folder = JobFolder.create(store, new_name(request), request, dead)
+        scheduler.queue.append(client.QueuedJob(str(number), "RUNNING", "None", "n1", folder.name))
+    runner = SlurmRunner(SlurmSettings(poll_seconds=600))
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(runner.has_running, requests))
+    assert scheduler.calls == ["squeue"]
 
 
 def test_a_full_queue_is_waited_for_while_a_job_in_it_will_make_room(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.runners.kubernetes.labels import Pod
+from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
 
 Event = dict[str, Any]
@@ -24,7 +24,7 @@ _OWN_LIMIT = re.compile(r"exceeds the (?:total )?limit|local ephemeral storage u
 # Conditions DisruptionTarget (Kubernetes) and TerminationTarget (Kueue), by their reason.
 _DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
-    "PreemptionByKueueScheduler": "preempted in its queue",
+    "StoppedByKueue": "stopped by Kueue",
     "DeletionByTaintManager": "its node got a taint that it does not tolerate",
     "EvictionByEvictionAPI": "evicted by request: its node is drained, or its queue needs room",
     "DeletionByPodGC": "its node is gone",
@@ -91,7 +91,7 @@ def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle 
         return None
     for condition in pod["status"].get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _unscheduled(condition, stage)
+            return _unscheduled(pod, condition, stage)
     waiting = _container(pod).get("state", {}).get("waiting", {})
     reason, said = waiting.get("reason", ""), waiting.get("message", "")
     image = pod["spec"]["containers"][0]["image"]
@@ -118,10 +118,10 @@ def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle 
     return None
 
 
-def _unscheduled(condition: dict[str, Any], stage: str) -> Obstacle:
+def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
     said = condition.get("message", "")
     if condition.get("reason") == "SchedulingGated":
-        return Obstacle("it waits in its queue", "", "always")
+        return _gated(pod)
     missing = _NO_CLAIM.search(said)
     if missing is not None:
         return Obstacle(
@@ -134,6 +134,16 @@ def _unscheduled(condition: dict[str, Any], stage: str) -> Obstacle:
         f"lower resources.{stage}, correct execution.kubernetes.node_selector or tolerations, "
         "or raise pending_seconds where the cluster is only busy",
     )
+
+
+def _gated(pod: Pod) -> Obstacle:
+    """A pod that the scheduler does not look at before others have taken its gates away."""
+    gates = [each["name"] for each in pod["spec"].get("schedulingGates") or ()]
+    if any(each.startswith(KUEUE) for each in gates):
+        where = f"queued by Kueue, in the local queue {label(pod, QUEUE)!r}"
+    else:
+        where = f"held back by its scheduling gates: {', '.join(gates)}"
+    return Obstacle(where, "", "always")
 
 
 def has_started(pod: Pod) -> bool:

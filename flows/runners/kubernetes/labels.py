@@ -27,11 +27,14 @@ STEP = "geb/step"
 NODES = "geb/nodes"
 DEATH = "geb/on-orchestrator-death"
 
-QUEUE = "kueue.x-k8s.io/queue-name"
-QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
-GROUP = "kueue.x-k8s.io/pod-group-name"
-GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
-GROUP_RETRIES = "kueue.x-k8s.io/retriable-in-group"
+# https://kueue.sigs.k8s.io/docs/reference/labels-and-annotations. Without its annotation for fast
+# admission Kueue admits a group when all of its pods are there.
+KUEUE = "kueue.x-k8s.io/"
+QUEUE = KUEUE + "queue-name"
+QUEUE_PRIORITY = KUEUE + "priority-class"
+GROUP = KUEUE + "pod-group-name"
+GROUP_SIZE = KUEUE + "pod-group-total-count"
+GROUP_RETRIES = KUEUE + "retriable-in-group"
 
 # The API's limit for the value of a label.
 _LONGEST = 63

@@ -1,20 +1,22 @@
-"""Polling of the queue: one call of squeue a round for all jobs of an orchestrator."""
+"""Queue of an orchestrator's jobs: one call of squeue a round, for all that ask."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError, own_jobs
+from flows.runners.slurm import client
+from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class QueuePoller:
-    """Polls the queue while somebody waits for a job.
+    """Polls the queue while somebody waits for a job, and answers questions between two rounds.
 
     Args:
         poll_seconds: Time between two calls of squeue.
@@ -26,7 +28,8 @@ class QueuePoller:
         self._num_watchers = 0
         self._thread: threading.Thread | None = None
         self._jobs: dict[str, QueuedJob] = {}
-        self._seen_at = 0.0
+        self._seen_at = -math.inf
+        self._asking = threading.Lock()
         self._hurry = threading.Event()
 
     @contextmanager
@@ -57,6 +60,18 @@ class QueuePoller:
         with self._changed:
             return self._seen_at > since, self._jobs.get(job)
 
+    def recent(self) -> list[QueuedJob]:
+        """The queue as it was a round ago at the most; of those who ask, one calls squeue.
+
+        Raises:
+            SlurmUnavailableError: The controller does not answer.
+        """
+        with self._asking:
+            if time.monotonic() - self._seen_at > self._poll_seconds:
+                self._ask()
+            with self._changed:
+                return list(self._jobs.values())
+
     def hurry(self) -> None:
         """Makes the next round come at once."""
         self._hurry.set()
@@ -66,13 +81,16 @@ class QueuePoller:
             with self._changed:
                 self._changed.wait_for(lambda: self._num_watchers > 0)
             self._hurry.clear()
-            began = time.monotonic()
             try:
-                jobs = {each.id: each for each in own_jobs()}
+                with self._asking:
+                    self._ask()
             except SlurmUnavailableError as error:
                 # Jobs go on without their controller; their own files tell how they end.
                 _LOGGER.debug("%s", error)
-            else:
-                with self._changed:
-                    self._jobs, self._seen_at = jobs, began
             self._hurry.wait(self._poll_seconds)
+
+    def _ask(self) -> None:
+        began = time.monotonic()
+        jobs = {each.id: each for each in client.own_jobs()}
+        with self._changed:
+            self._jobs, self._seen_at = jobs, began

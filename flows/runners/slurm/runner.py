@@ -118,7 +118,7 @@ class SlurmRunner:
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
-        return any(not folder.has_owner() for _, folder in _jobs_for(request))
+        return any(not folder.has_owner() for _, folder in self._jobs_for(request))
 
     @property
     def _signal_seconds(self) -> float:
@@ -142,7 +142,7 @@ class SlurmRunner:
     ) -> tuple[str, JobFolder] | None:
         """A job that computes the request; None where another run's job has done so."""
         say = log_once(on_event)
-        while jobs := _jobs_for(request):
+        while jobs := self._jobs_for(request):
             for job, folder in jobs:
                 if folder.take_over(owner):
                     on_event(Log(message=f"taking over job {job}, which computes this already"))
@@ -153,6 +153,16 @@ class SlurmRunner:
             if store.load(request.stage, request.key) is not None:
                 return None
         return self._submit(store, request, owner, on_event)
+
+    def _jobs_for(self, request: Request) -> list[tuple[str, JobFolder]]:
+        """Jobs at work or pending that compute a request, with their folders."""
+        store = LocalStore.open(request.store)
+        folders = {each.name: each for each in job_folders(store) if computes(each.name, request)}
+        # Mostly there is none, and Slurm is not asked.
+        jobs = self._poller.recent() if folders else []
+        return [
+            (job.id, folders[job.name]) for job in jobs if not job.is_over and job.name in folders
+        ]
 
     def _submit(
         self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
@@ -220,15 +230,6 @@ class SlurmRunner:
         self._poller.hurry()
         if left:
             _LOGGER.error("Slurm has not ended by now: jobs %s", ", ".join(sorted(left)))
-
-
-def _jobs_for(request: Request) -> list[tuple[str, JobFolder]]:
-    """Jobs at work or pending that compute a request, with their folders."""
-    store = LocalStore.open(request.store)
-    folders = {each.name: each for each in job_folders(store) if computes(each.name, request)}
-    # Mostly there is none, and Slurm is not asked.
-    jobs = client.own_jobs() if folders else []
-    return [(job.id, folders[job.name]) for job in jobs if not job.is_over and job.name in folders]
 
 
 def _wait_until_gone(jobs: set[str], seconds: float) -> set[str]:

@@ -1,4 +1,7 @@
-"""Submission of jobs, one at a time, so that a full queue is asked for room once in a poll."""
+"""Submission of jobs, one at a time for each of Slurm's queues.
+
+A queue that is full is asked for room once in a poll, and holds up no jobs for others.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Submitter:
         self._grace_seconds = grace_seconds
         self._stopping = stopping
         self._has_live = has_live
-        self._turn = threading.Lock()
+        self._turns: dict[tuple[object, ...], threading.Lock] = {}
         self._checked: set[tuple[str, ...]] = set()
 
     def submit(
@@ -64,7 +67,8 @@ class Submitter:
         asked = submit_options(request, self._settings, self._grace_seconds)
         command = ["--parsable", f"--job-name={name}", *options, *asked]
         say = log_once(on_event)
-        self._await_turn(request, say)
+        turn = self._turn_of(request)
+        self._await(turn, request, say)
         try:
             # Jobs that are cancelled as the run stops make room, which is not for further ones.
             if self._stopping.is_set():
@@ -75,11 +79,17 @@ class Submitter:
                     raise self._stopped(request)
             return job
         finally:
-            self._turn.release()
+            turn.release()
 
-    def _await_turn(self, request: Request, say: Callable[[str], None]) -> None:
+    def _turn_of(self, request: Request) -> threading.Lock:
+        """The turn of all jobs to which the same limits of Slurm apply."""
+        job = self._settings.job(request.stage)
+        queue = (job.partition, job.account, job.qos, *job.sbatch_options)
+        return self._turns.setdefault(queue, threading.Lock())
+
+    def _await(self, turn: threading.Lock, request: Request, say: Callable[[str], None]) -> None:
         looks = 0
-        while not self._turn.acquire(timeout=_LOOK_SECONDS):
+        while not turn.acquire(timeout=_LOOK_SECONDS):
             looks += 1
             if self._stopping.is_set():
                 raise self._stopped(request)
