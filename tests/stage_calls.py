@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.context import StageContext
-from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from stages.contract.digests import digest_of, prompt_id
 from stages.contract.events import Emitter, Event, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
@@ -22,11 +22,7 @@ from stages.score.params import ORACLES, ScoreParams
 
 def file_input(path: Path) -> FileInput:
     """A file or folder outside the store as an input."""
-    if path.is_dir():
-        files = [each for each in path.rglob("*") if each.is_file()]
-        names = {each.relative_to(path).as_posix(): sha256_file(each) for each in files}
-        return FileInput(location=str(path), digest=sha256_tree(names))
-    digest = sha256_file(path) if path.exists() else "of nothing"
+    digest = digest_of(path) if path.exists() else "of nothing"
     return FileInput(location=str(path), digest=digest)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.pipeline.config import RunConfig
-from stages.contract.digests import files_of, sha256_file, sha256_tree
+from stages.contract.digests import digest_of, files_of
 from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput, FileInput, HubInput
@@ -225,16 +225,6 @@ def _file_states(path: Path) -> _FileStates:
     files = [path] if path.is_file() else files_of(path)
     states = [(str(each), each.stat()) for each in files]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in states)
-
-
-def digest_of(path: Path) -> str:
-    """Digest of a file's bytes, or of all files of a folder that are not hidden."""
-    if path.is_file():
-        return sha256_file(path)
-    files = {each.relative_to(path).as_posix(): sha256_file(each) for each in files_of(path)}
-    if not files:
-        raise UserError(f"{path} is an empty folder", "name a checkpoint or a data file")
-    return sha256_tree(files)
 
 
 def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stages.contract.errors import UserError
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -52,6 +54,20 @@ def files_of(place: Path) -> list[Path]:
         if each.is_file()
         and not any(part.startswith(".") for part in each.relative_to(place).parts)
     ]
+
+
+def digest_of(place: Path) -> str:
+    """Digest of a file's bytes, or of all files of a folder that are not hidden.
+
+    Raises:
+        UserError: The folder holds no such file.
+    """
+    if place.is_file():
+        return sha256_file(place)
+    files = {each.relative_to(place).as_posix(): sha256_file(each) for each in files_of(place)}
+    if not files:
+        raise UserError(f"{place} is an empty folder", "name a checkpoint or a data file")
+    return sha256_tree(files)
 
 
 def derive_seed(seed: int, *names: str | int) -> int:

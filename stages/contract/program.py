@@ -22,7 +22,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from pydantic import ValidationError
 
 from stages.contract.context import ResolvedInput, StageContext
-from stages.contract.digests import sha256_of
+from stages.contract.digests import digest_of, files_of, sha256_of
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -51,6 +51,9 @@ from stages.contract.store import Artifact
 P = TypeVar("P", bound=StageParams)
 
 USAGE = "usage: python -m stages.{name} REQUEST.json"
+# Oracles, templates and most prompts. Larger inputs, such as weights, are seldom edited during a
+# run, and hashing them takes minutes.
+_COMPARED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -182,10 +185,7 @@ def _resolve(
     if isinstance(source, HubInput):
         return ResolvedInput(source, None)
     if isinstance(source, FileInput):
-        path = Path(source.location)
-        if not path.exists():
-            raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
-        return ResolvedInput(source, path)
+        return ResolvedInput(source, _checked_file(name, source))
     artifact = store.load(source.stage, source.key, source.path)
     if artifact is None or artifact.manifest.digest(source.path) != source.digest:
         raise DamagedArtifactError(
@@ -193,6 +193,25 @@ def _resolve(
             f"digest {source.digest[:12]}"
         )
     return ResolvedInput(source, artifact.path / source.path, artifact)
+
+
+def _checked_file(name: str, source: FileInput) -> Path:
+    """Place of an external input, whose content is compared with the request's unless it is large.
+
+    Raises:
+        UserError: It is not there, or was changed since the request was made: its artifact would
+            stand for another content ever after.
+    """
+    path = Path(source.location)
+    if not path.exists():
+        raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
+    size = sum(each.stat().st_size for each in ([path] if path.is_file() else files_of(path)))
+    if size <= _COMPARED_BYTES and digest_of(path) != source.digest:
+        raise UserError(
+            f"input {name!r}: {path} has changed since the run looked at it",
+            "resume the run, which then reads it as it is now, or restore it",
+        )
+    return path
 
 
 def main(stage: Stage[Any]) -> NoReturn:

@@ -6,8 +6,7 @@ import functools
 import socket
 from pathlib import Path
 
-from flows.pipeline.inputs import digest_of
-from stages.contract.digests import files_of
+from stages.contract.digests import digest_of, files_of
 from stages.contract.errors import UserError
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import FileInput, Input, Request

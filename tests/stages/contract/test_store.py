@@ -25,9 +25,10 @@ from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage, execute
 from stages.contract.request import Request, make_request
+from stages.contract.signature import InputSpec
 from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, write_table
-from tests.stage_calls import EventLog
+from tests.stage_calls import EventLog, file_input
 
 
 class WriterParams(StageParams):
@@ -369,3 +370,28 @@ def test_no_store_is_made_where_something_else_is(tmp_path, make):
     make(path)
     with pytest.raises(UserError, match=f"{path} is no folder"):
         LocalStore.open(str(path), create=True)
+
+
+class ReaderParams(StageParams):
+    """A stage that reads one external input."""
+
+    stage: ClassVar[str] = "reader"
+    version: ClassVar[str] = "1"
+    inputs: ClassVar = {"code": InputSpec("file")}
+
+
+@pytest.mark.parametrize("edited", ["oracle.py", "model/config.json"])
+def test_an_input_edited_after_the_request_was_made_is_refused(store, tmp_path, edited):
+    """Else what was made of the edited file would be the artifact of the one before, for good."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / edited).write_text("one\n")
+    place = tmp_path / edited.partition("/")[0]
+    asked = make_request(
+        ReaderParams(), inputs={"code": [file_input(place)]}, seed=0, store=str(store.root)
+    )
+    (tmp_path / edited).write_text("two\n")
+    stage = Stage(ReaderParams, lambda ctx: None)
+    with pytest.raises(UserError, match=re.escape(f"'code': {place} has changed since")):
+        execute(stage, asked, Emitter(io.StringIO()))
+    (tmp_path / edited).write_text("one\n")
+    execute(stage, asked, Emitter(io.StringIO()))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from stages.contract.digests import digest_of, prompt_id
 from stages.contract.events import Emitter, Event, Metric, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.program import execute
@@ -73,10 +73,7 @@ def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), see
 
 def file_input(path: Path) -> FileInput:
     """A file or folder as a request's input."""
-    if path.is_file():
-        return FileInput(location=str(path), digest=sha256_file(path))
-    files = {str(each.relative_to(path)): sha256_file(each) for each in sorted(path.rglob("*"))}
-    return FileInput(location=str(path), digest=sha256_tree(files))
+    return FileInput(location=str(path), digest=digest_of(path))
 
 
 @dataclass(frozen=True)
