@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from stages.contract.digests import files_of, sha256_file, sha256_tree
 from stages.contract.errors import UserError
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.manifest import FileRecord
 from stages.contract.remote.bucket import Bucket
 from stages.contract.remote.transfer import download_files, is_here, upload_files
@@ -83,15 +84,13 @@ class ExternalInputs:
             return None
         listed = _Files.model_validate_json(found.data)
         place = self._root / source.digest / listed.name
-        for name, record in listed.files.items():
-            target = place / name if name else place
-            if not is_here(target, record):
-                download_files(
-                    self._bucket,
-                    [(f"{folder}/{record.sha256}", record, target)],
-                    self._parts,
-                    on_bytes,
-                )
+        # Shards that start together want the same files, and would write into the same parts.
+        with exclusive_lock(self._parts / f"{source.digest}.guard"):
+            for name, record in listed.files.items():
+                target = place / name if name else place
+                if not is_here(target, record):
+                    wanted = (f"{folder}/{record.sha256}", record, target)
+                    download_files(self._bucket, [wanted], self._parts, on_bytes)
         return place
 
 

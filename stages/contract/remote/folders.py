@@ -49,7 +49,7 @@ class SyncedFolders:
             stale = [name for name, entry in listed.items() if entry.etag != self._etag(name)]
             for name, found in self._bucket.get_all(stale).items():
                 self._write(name, found.data, listed[name])
-                self._remember(name, found.version.etag)
+                self._remember(name, found.version.etag, self._stat(name))
             known = {name for name in self._index if name.startswith(f"{folder}/")}
             here = self._local_records(folder) if exact else known
             for name in here - set(listed):
@@ -62,8 +62,8 @@ class SyncedFolders:
         """Uploads files that differ from what the bucket was last known to have."""
 
         def upload(name: str) -> None:
-            data = (self._root / name).read_bytes()
-            self._remember(name, self._bucket.put(name, data).etag)
+            data, state = self._read(name)
+            self._remember(name, self._bucket.put(name, data).etag, state)
 
         with self._lock, ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
             list(pool.map(upload, [name for name in names if self._etag(name) is None]))
@@ -77,10 +77,10 @@ class SyncedFolders:
         with self._lock:
             for name in sorted(self._local_records(folder)):
                 if self._etag(name) is None:
-                    data = (self._root / name).read_bytes()
+                    data, state = self._read(name)
                     before = self._pulled(name)
                     put = self._bucket.put(name, data, absent=before is None, replaces=before)
-                    self._remember(name, put.etag)
+                    self._remember(name, put.etag, state)
 
     def _pulled(self, name: str) -> Version | None:
         """The version in the bucket if it is the one that was pulled; None if none was."""
@@ -96,9 +96,16 @@ class SyncedFolders:
         etag, *stat = self._index.get(name, ("", 0, 0))
         return etag if stat == self._stat(name) else None
 
-    def _remember(self, name: str, etag: str) -> None:
-        size, changed = self._stat(name)
+    def _remember(self, name: str, etag: str, state: list[int]) -> None:
+        size, changed = state
         self._index[name] = (etag, size, changed)
+
+    def _read(self, name: str) -> tuple[bytes, list[int]]:
+        """Content of a local file, and a state that it does not have any more once it changes."""
+        # First the state: of a file that is replaced while it travels the next push brings the new
+        # content.
+        state = self._stat(name)
+        return (self._root / name).read_bytes(), state
 
     def _stat(self, name: str) -> list[int]:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from stages.contract.atomic import fsync
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.manifest import FileRecord, check_file
 from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket
@@ -133,6 +134,8 @@ def _download(
         )
     part.chmod(0o644)
     os.utime(part, ns=(record.mtime_ns, record.mtime_ns))
+    # A file of the right size and time is not hashed again: its content must be on the disk.
+    fsync(part)
     target.parent.mkdir(parents=True, exist_ok=True)
     part.replace(target)
 

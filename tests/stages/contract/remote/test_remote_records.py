@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,12 @@ from flows.execution.run_record import RunRecord, StepRecord, runs
 from flows.pipeline.config import RunConfig
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
-from stages.contract.remote.bucket import ConflictError
+from stages.contract.remote import external_inputs, transfer
+from stages.contract.remote.bucket import Bucket, ConflictError, Version
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import ArtifactInput
 from tests.object_storage import objects
+from tests.stage_calls import file_input
 
 
 def checkpoint(name: str) -> ArtifactInput:
@@ -121,6 +126,63 @@ def test_what_did_not_change_does_not_travel_again(here: RemoteStore, there: Rem
     for _ in range(2):
         RunRecord.existing(there, "nightly")
     assert fetched == ["runs/nightly/config.json"]
+
+
+def test_a_record_that_changes_while_it_travels_is_shared_the_next_time(here, there, monkeypatch):
+    path = here.run_path("one") / "steps" / "train.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("running")
+    put = Bucket.put
+
+    def changed_meanwhile(bucket: Bucket, name: str, data: bytes, **rest: Any) -> Version:
+        path.write_text("done")
+        return put(bucket, name, data, **rest)
+
+    monkeypatch.setattr(Bucket, "put", changed_meanwhile)
+    here.share(path)
+    monkeypatch.setattr(Bucket, "put", put)
+    here.share(path)
+    there.refresh("runs/one")
+    assert (there.run_path("one") / "steps" / "train.json").read_text() == "done"
+
+
+def test_two_stages_that_want_one_input_download_it_once(here, there, tmp_path, monkeypatch):
+    """Both would write into the same unfinished file."""
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    wanted = file_input(source)
+    here.external_inputs.upload(wanted)
+    both, downloads = threading.Barrier(2), []
+    download_files = external_inputs.download_files
+
+    def meets_the_other(*arguments: Any) -> None:
+        # Only where nothing keeps the two apart.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        downloads.append(arguments)
+        download_files(*arguments)
+
+    monkeypatch.setattr(external_inputs, "download_files", meets_the_other)
+    with ThreadPoolExecutor(2) as pool:
+        places = list(pool.map(there.external_inputs.download, [wanted, wanted]))
+    assert len(downloads) == 1
+    assert [(each / "config.json").read_text() for each in places] == ["{}", "{}"]
+
+
+def test_a_download_is_on_the_disk_before_it_has_its_name(here, there, tmp_path, monkeypatch):
+    """After a loss of power its size and time would be right, and it would not be hashed again."""
+    source = tmp_path / "prompts.jsonl"
+    source.write_text("one")
+    here.external_inputs.upload(file_input(source))
+    synced: list[str] = []
+
+    def sync(path: Path) -> None:
+        synced.append(path.read_text())
+
+    monkeypatch.setattr(transfer, "fsync", sync)
+    there.external_inputs.download(file_input(source))
+    assert synced == ["one"]
 
 
 def test_logs_and_reports_are_shared(here: RemoteStore):
