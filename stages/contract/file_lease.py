@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from stages.contract.atomic import write_atomically
+from stages.contract.errors import GebError
 from stages.contract.file_locks import AliveLock, exclusive_lock, is_held
 from stages.contract.lease import EXPIRY_SECONDS, Lease
 from stages.contract.records import MisplacedError, read_record
@@ -79,12 +80,23 @@ class FileLease(Lease):
 
     def _heartbeat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            with self._guard():
-                record = self._read()
-                if record is None or record["owner"] != self._owner:
-                    self._lost.set()
-                    return
-                self._write()
+            try:
+                is_ours = self._renew()
+            except (OSError, GebError):
+                # A full disk or a file server that restarts may pass. Whether another took the
+                # lease meanwhile is seen when it has; until then nobody can publish either.
+                continue
+            if not is_ours:
+                self._lost.set()
+                return
+
+    def _renew(self) -> bool:
+        with self._guard():
+            record = self._read()
+            if record is None or record["owner"] != self._owner:
+                return False
+            self._write()
+        return True
 
     def _give_back(self) -> None:
         with self._guard():

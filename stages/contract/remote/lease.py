@@ -100,8 +100,9 @@ class RemoteLease(Lease):
             except ConflictError:
                 self._lost.set()
                 return
-            except GebError:
-                # The bucket is gone, or refuses credentials that have expired meanwhile.
+            except Exception:
+                # The bucket is gone, or credentials have expired meanwhile; whatever the library
+                # that renews these raises, the lease is not lost yet, nor is it held for ever.
                 if time.monotonic() - renewed > EXPIRY_SECONDS:
                     self._lost.set()
                     return

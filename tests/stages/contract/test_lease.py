@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stages.contract import file_lease as lease_module
+from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import LeaseLostError
 from stages.contract.file_lease import FileLease
 
@@ -147,6 +150,29 @@ def test_a_living_holder_renews(path, monkeypatch):
     monkeypatch.setattr(FileLease, "_write", counted)
     with FileLease(path) as lease:
         lease.acquire()
+        assert renewed.wait(30)
+        lease.check()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE])
+def test_a_holder_goes_on_renewing_after_a_failure_that_passes(path, monkeypatch, number):
+    """Without, another host takes the lease when it expires, and both compute the key."""
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
+    failed, renewed = threading.Event(), threading.Event()
+    write = lease_module.write_atomically
+
+    def fails_once(place: Path, content: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            with explain_disk_errors(place):
+                raise OSError(number, os.strerror(number))
+        write(place, content)
+        renewed.set()
+
+    with FileLease(path) as lease:
+        lease.acquire()
+        monkeypatch.setattr(lease_module, "write_atomically", fails_once)
+        assert failed.wait(30)
         assert renewed.wait(30)
         lease.check()
 

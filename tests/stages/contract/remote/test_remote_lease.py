@@ -123,7 +123,10 @@ def test_a_living_holder_renews(bucket, monkeypatch):
         lease.check()
 
 
-@pytest.mark.parametrize("error", [StoreError("no network"), UserError("expired credentials")])
+@pytest.mark.parametrize(
+    "error",
+    [StoreError("no network"), UserError("expired credentials"), OSError("no answer of SSO")],
+)
 def test_a_holder_that_cannot_renew_for_long_gives_up(bucket, monkeypatch, error):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(lease_module, "EXPIRY_SECONDS", 0.05)
