@@ -52,10 +52,7 @@ class Prompt:
         try:
             return bytes.fromhex(prompt_id(self.messages))
         except UnicodeEncodeError as error:
-            raise InvalidRowError(
-                f"the text holds a lone surrogate ({error.object[error.start]!r})",
-                "repair the encoding of the source",
-            ) from error
+            raise _lone_surrogate("text", error) from error
 
 
 def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
@@ -152,6 +149,11 @@ def _reference(row: Mapping[str, Any], params: PrepareParams) -> str | None:
 
 
 def _reference_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _lone_surrogate("reference answer", error) from error
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -159,6 +161,13 @@ def _reference_text(value: Any) -> str | None:
     raise InvalidRowError(
         f"the reference answer is {type(value).__name__}, not text or a number",
         "point `reference_column` at a text column",
+    )
+
+
+def _lone_surrogate(what: str, error: UnicodeEncodeError) -> InvalidRowError:
+    return InvalidRowError(
+        f"the {what} holds a lone surrogate ({error.object[error.start]!r})",
+        "repair the encoding of the source",
     )
 
 

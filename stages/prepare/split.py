@@ -90,7 +90,9 @@ def split(
         test, kept = train[:test_prompts], train[test_prompts:]
         overlap = np.zeros(0, dtype=bool)
     part[test] = TEST
-    part[kept] = _iterations(sources[kept], iterations, prompts_per_iteration)
+    # By all rows: prompts of the other sources may all have come in the first one.
+    several = sources.max(initial=0) > 1
+    part[kept] = sources[kept] if several else _cut(len(kept), iterations, prompts_per_iteration)
     unused = 0
     for iteration in range(1, iterations + 1):
         mine = kept[part[kept] == iteration]
@@ -111,21 +113,17 @@ def split(
     )
 
 
-def _iterations(
-    sources: npt.NDArray[np.int32], iterations: int, cap: int | None
-) -> npt.NDArray[np.int32]:
-    """[M] the iteration of each training prompt, in shuffled order: its source's, or a cut.
+def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.int32]:
+    """[M] the iteration of each prompt of a single source, in shuffled order.
 
-    With enough prompts for a cap, parts of the one source are cut at multiples of it, and the last
-    part takes the rest: more iterations then leave the parts of the first ones as they were.
-    Otherwise parts differ by at most one prompt.
+    With enough prompts for a cap, parts are cut at multiples of it, and the last one takes the
+    rest: more iterations then leave the parts of the first ones as they were. Otherwise parts
+    differ by at most one prompt.
     """
-    if sources.max(initial=0) > 1:
-        return sources
-    places = np.arange(len(sources), dtype=np.int64)
-    if cap is not None and cap * iterations <= len(sources):
+    places = np.arange(num_prompts, dtype=np.int64)
+    if cap is not None and cap * iterations <= num_prompts:
         return np.minimum(1 + places // cap, iterations).astype(np.int32)
-    return (1 + places * iterations // max(len(sources), 1)).astype(np.int32)
+    return (1 + places * iterations // max(num_prompts, 1)).astype(np.int32)
 
 
 def _first_occurrences(ids: Ids, is_test: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -250,17 +250,22 @@ def bad_file(path: Path, content: bytes) -> Path:
 
 def test_bad_files_are_refused(store, tmp_path):
     good = jsonl(tmp_path / "good.jsonl", questions(9))
-    empty_folder = tmp_path / "empty"
-    empty_folder.mkdir()
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    (other_folder / "README.md").write_text("no prompts")
     broken = b'{"prompt": "a"}\n{"prompt": \n'
     cases = [
         ([bad_file(tmp_path / "a.jsonl", broken)], "line 2: not a line of JSON"),
         ([bad_file(tmp_path / "b.jsonl", b"[1, 2]\n")], "line 1: a list, not an object"),
         ([bad_file(tmp_path / "c.jsonl", b'{"prompt": "\xff"}\n')], "line 1: not a line of JSON"),
+        (
+            [bad_file(tmp_path / "g.jsonl", rb'{"prompt": "a", "reference_answer": "\ud83d"}')],
+            r"line 1: the reference answer holds a lone surrogate ('\ud83d')",
+        ),
         ([bad_file(tmp_path / "d.jsonl", b"\n\n")], "d.jsonl holds no prompts"),
         ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
-        ([empty_folder], "holds no prompt files"),
+        ([other_folder], "holds no prompt files"),
         ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
         ([good, good], "2 training sources for 3 iterations"),
         ([], "0 training sources for 3 iterations"),

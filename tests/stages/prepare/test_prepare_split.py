@@ -127,5 +127,8 @@ def test_holding_out_everything_is_refused():
 def test_an_empty_part_is_refused():
     with pytest.raises(UserError, match="no prompts are left for iteration 2 of 3"):
         divide([[1, 2], [2, 1], [3]], [9])
+    # Also where prompts of the first source alone are left, which would do for all iterations.
+    with pytest.raises(UserError, match="no prompts are left for iteration 2 of 3"):
+        divide([[1, 2, 3], [3, 2], [1]], [9])
     with pytest.raises(UserError, match="no prompts are left for iteration"):
         divide([[1, 2, 3]], test_prompts=1)
