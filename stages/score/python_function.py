@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stages.contract.context import StageContext
@@ -17,6 +19,7 @@ from stages.contract.errors import GebError, UserError
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
+_MODULE_PREFIX = "geb_oracle_"
 _SIGNATURE = "(prompts, responses, references) -> scores"
 
 
@@ -125,11 +128,15 @@ def load_file(path: Path, name: str) -> PythonOracle:
 
 
 def _execute(path: Path) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    module = ModuleType(_MODULE_PREFIX + path.stem.replace(".", "_"))
+    module.__file__ = str(path)
+    # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a
+    # name that hides no module that the file imports.
+    sys.modules[module.__name__] = module
     remedy = "the oracle's file must be importable on its own in the score stage's environment"
     with _user_code(str(path), remedy):
-        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
-    return namespace
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module.__dict__
 
 
 @contextmanager

@@ -42,6 +42,24 @@ class TestPython:
         )
         assert [each["score"] for each in scores[::2]] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 9]
 
+    def test_the_file_is_a_module_to_what_it_defines(self, score):
+        """`dataclass` looks up the module of annotations that are text."""
+        scores, _, _ = score(
+            code="""
+            from __future__ import annotations
+            import pickle
+            from dataclasses import dataclass
+
+            @dataclass
+            class Mark:
+                value: int
+
+            def score(prompts, responses, references):
+                return [pickle.loads(pickle.dumps(Mark(7))).value for _ in responses]
+            """
+        )
+        assert {each["score"] for each in scores} == {7.0}
+
     def test_metrics_are_those_of_the_scores(self, score):
         scores, metrics, events = score(code=LENGTHS, rows_per_batch=3)
         values = [each["score"] for each in scores]
