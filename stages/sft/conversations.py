@@ -57,7 +57,20 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
         )
     if "user" not in roles:
         raise UserError(f"{place} has no user turn (roles: {', '.join(roles)})", "add one")
+    _require_unicode(conversation, place)
     return conversation
+
+
+def _require_unicode(conversation: Conversation, place: str) -> None:
+    """Refuses what no tokenizer reads."""
+    for turn in conversation:
+        try:
+            turn["content"].encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{place} holds a lone surrogate ({error.object[error.start]!r})",
+                "repair the encoding of the file",
+            ) from error
 
 
 def _is_message(turn: Any) -> bool:

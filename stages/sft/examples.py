@@ -74,8 +74,13 @@ def make_examples(
     """
     examples = []
     num_dropped = 0
-    for conversation in conversations:
-        example = make_example(tokenizer, conversation)
+    for number, conversation in enumerate(conversations, 1):
+        try:
+            example = make_example(tokenizer, conversation)
+        except UserError as error:
+            raise UserError(
+                f"conversation {number} of the data: {error.message}", error.remedy
+            ) from error
         if example.num_tokens <= max_length:
             examples.append(example)
         else:

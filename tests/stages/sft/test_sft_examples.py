@@ -47,6 +47,13 @@ def test_a_template_that_does_not_continue_the_prompt_is_refused():
         make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION)
 
 
+def test_a_conversation_that_the_template_refuses_is_told_by_its_number():
+    template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
+    tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
+    with pytest.raises(UserError, match="conversation 1 of the data: the chat template refuses"):
+        make_examples(tokenizer, [CONVERSATION], 99)
+
+
 def test_long_conversations_are_left_out_and_counted(tokenizer):
     length = make_example(tokenizer, CONVERSATION).num_tokens
     short = CONVERSATION[-2:]

@@ -242,6 +242,7 @@ ANSWER = {"role": "assistant", "content": "Here are one cats."}
         ([{"messages": [USER, {"role": "assistant"}]}], "line 1 has neither messages"),
         ([{"prompt": "Count one cats."}], "line 1 has neither messages"),
         ([{"prompt": "Count", "response": 3}], "line 1 has neither messages"),
+        ([{"prompt": "Count", "response": "\ud83d"}], "line 1 holds a lone surrogate"),
         ([["Count one cats."]], r"line 1: a \w+, not an object"),
         ([{"messages": [{"role": "tool", "content": "x"}, USER, ANSWER]}], "roles tool, user"),
     ],
