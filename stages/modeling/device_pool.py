@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from stages.contract.errors import StageFailedError
 from stages.contract.request import Resources
-from stages.modeling.devices import device_environments, end_with_parent, num_devices
+from stages.modeling.devices import device_environments, end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,14 +41,17 @@ class DevicePool(Generic[Item, Result]):
     """
 
     def __init__(self, load: Callable[[], Callable[[Item], Result]], resources: Resources) -> None:
-        self.size = num_devices(resources)
+        devices = device_environments(resources)
+        # CUDA_VISIBLE_DEVICES may name fewer than the stage has: one more process would wait for
+        # a device for ever.
+        self.size = len(devices)
         self._call: Callable[[Item], Result] | None = None
         if self.size == 1:
             self._call = load()
             return
         context = multiprocessing.get_context("spawn")
         environments = context.SimpleQueue()
-        for environment in device_environments(resources):
+        for environment in devices:
             environments.put(environment)
         self._processes = ProcessPoolExecutor(
             self.size, context, _start, (environments, pickle.dumps(load))

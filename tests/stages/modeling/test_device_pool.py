@@ -91,3 +91,12 @@ def test_a_person_s_mistake_keeps_its_remedy() -> None:
 def test_a_process_that_dies_is_missed() -> None:
     with closing(DevicePool(load_dying, TWO)) as pool, pytest.raises(StageFailedError):
         list(pool.map([9]))
+
+
+def test_no_process_waits_for_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with closing(
+        DevicePool(partial(load_describe, "CUDA_VISIBLE_DEVICES"), Resources(gpus=2))
+    ) as pool:
+        assert pool.size == 1
+        assert list(pool.map([5])) == [(5, "3", os.getpid())]
