@@ -7,7 +7,14 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TextIO, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 T = TypeVar("T")
 
@@ -43,6 +50,9 @@ class Progress(BaseModel):
 
 class Metric(BaseModel):
     """Values worth watching while a stage works (loss, reward, tokens per second)."""
+
+    # By default they would be written as null, and the line would be no metric when it is read.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     type: Literal["metric"] = "metric"
     step: int

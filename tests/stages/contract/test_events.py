@@ -22,6 +22,7 @@ from stages.contract.events import (
     [
         Progress(done=1, total=2, unit="rows", note="n"),
         Metric(step=3, values={"loss": 0.5}),
+        Metric(step=3, values={"loss": 0.5, "ratio": float("inf")}),
         Log(level="warning", message="careful\nnow"),
         Failure(kind="user", message="bad", remedy="good"),
         Done(path="/somewhere"),
