@@ -132,7 +132,7 @@ class StepExecutor:
                     if self.stopping:
                         raise StoppedError(f"{step.name}: not started, the run stops")
                     self._run_to_its_end(request, status)
-                artifact = self.store.load(request.stage, request.key)
+                artifact = self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
                 status.ended("stopped", str(error))
@@ -142,11 +142,6 @@ class StepExecutor:
             with contextlib.suppress(StoreError):
                 status.ended("failed", str(error))
             raise
-        if artifact is None:
-            raise DamagedArtifactError(
-                f"{step.name} ended well, but {self.store.location} has no artifact "
-                f"{request.stage}/{request.key[:12]}: does the stage see the same store?"
-            )
         status.ended("done")
         return StepResult(artifact, reused=False)
 
@@ -166,6 +161,16 @@ class StepExecutor:
                 status.preempted(str(error))
             if self._stopping.wait(self.config.execution.retry_delay_seconds):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
+
+    def _made(self, request: Request) -> Artifact:
+        """The artifact of a stage that has just ended well."""
+        artifact = self.store.load(request.stage, request.key)
+        if artifact is None:
+            raise DamagedArtifactError(
+                f"{request.place} ended well, but {self.store.location} has no artifact "
+                f"{request.stage}/{request.key[:12]}: does the stage see the same store?"
+            )
+        return artifact
 
     def _find(self, request: Request, on_event: OnEvent) -> Artifact | None:
         return self.store.find(

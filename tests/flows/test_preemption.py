@@ -21,7 +21,12 @@ from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner
 from flows.runners.work_pool.failure import StageFailure
-from stages.contract.errors import PreemptedError, StageFailedError, StoppedError
+from stages.contract.errors import (
+    DamagedArtifactError,
+    PreemptedError,
+    StageFailedError,
+    StoppedError,
+)
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from tests.flows.probe_flow import ProbeConfig, probes
@@ -133,6 +138,21 @@ def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it
         executor.execute(STEP, {})
     stopper.join()
     assert runner.attempts == 1
+
+
+class Forgetful(Preempting):
+    """A place that runs stages well, over another store than the run's."""
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """Ends well, and leaves nothing."""
+
+
+def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig) -> None:
+    executor, heard = executor_with(config, Forgetful()), Heard()
+    with observing(heard), pytest.raises(DamagedArtifactError, match="see the same store"):
+        executor.execute(STEP, {})
+    assert heard.calls == ["started", "failed"]
+    assert [each.state for each in RunRecord(executor.store, config.name).steps()] == ["failed"]
 
 
 def test_it_reaches_the_orchestrator_from_another_host() -> None:
