@@ -174,6 +174,16 @@ class RunConfig(StageSettings):
             }
         )
 
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All evaluations by their section: that on held-out prompts, then the suites."""
+        suites = {f"suites.{name}": suite for name, suite in self.suites.items()}
+        return {"evaluation": self.evaluation, **suites}
+
+    def backends(self) -> set[str]:
+        """Engines that sample, for training and for evaluations."""
+        own = {each.backend for each in self.evaluations().values() if each.backend is not None}
+        return {self.generate.backend, *own}
+
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""
         return self.generate.model_copy(update=self.evaluation.sampling())

@@ -33,7 +33,7 @@ def check_placement(config: RunConfig) -> None:
 
 def _check_engine(config: RunConfig) -> None:
     """Refuses engines of vLLM that do not come out even on the devices of their stage."""
-    if "vllm" not in (config.generate.backend, config.evaluation.backend):
+    if "vllm" not in config.backends():
         return
     engine, resources = config.generate.vllm, config.resources.generate
     pipeline, wanted = engine.pipeline_parallel_size, engine.num_devices

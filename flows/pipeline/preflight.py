@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
-from flows.pipeline.inputs import External
+from flows.pipeline.inputs import External, suite_input
 from flows.pipeline.placement import EVAL
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
@@ -27,13 +27,15 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
         UserError: One has no chat template.
     """
     # A warm start may bring the template.
-    names = [] if config.inputs.warm_start else ["policy"]
-    names.append("oracle_model")
-    for name in names:
+    names = {} if config.inputs.warm_start else {"inputs.policy": "policy"}
+    names["inputs.oracle_model"] = "oracle_model"
+    suites = [suite_input(name, "oracle_model") for name in config.suites]
+    # A suite without an oracle of its own has the run's.
+    for place, name in {**names, **{each: each for each in suites}}.items():
         for each in external[name]:
             if isinstance(each, FileInput) and not _has_chat_template(Path(each.location)):
                 raise UserError(
-                    f"inputs.{name}: the checkpoint {each.location} has no chat template",
+                    f"{place}: the checkpoint {each.location} has no chat template",
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
@@ -45,7 +47,7 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
     Raises:
         UserError: Heads or layers cannot be dealt out.
     """
-    if "vllm" not in (config.generate.backend, config.evaluation.backend):
+    if "vllm" not in config.backends():
         return
     engine = config.generate.vllm
     pipeline = engine.pipeline_parallel_size

@@ -44,11 +44,12 @@ def _check_server(config: RunConfig) -> None:
             f"that iterations 2 to {config.iterations} would train on another policy's samples; "
             "set iterations to 1"
         )
-    if config.evaluation.backend is None:
-        raise ValueError(
-            "generate.backend is 'openai', and the server does not have the trained policy: "
-            "set evaluation.backend to 'vllm' or 'transformers'"
-        )
+    for place, evaluation in config.evaluations().items():
+        if evaluation.backend is None:
+            raise ValueError(
+                "generate.backend is 'openai', and the server does not have the trained policy: "
+                f"set {place}.backend to 'vllm' or 'transformers'"
+            )
     unknown = config.generate.openai.without_token_ids == "tokenize"
     if unknown and config.train.reference_logprobs == "sampler":
         raise ValueError(

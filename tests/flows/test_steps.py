@@ -86,6 +86,21 @@ def test_other_oracles_get_no_opponents():
         ),
         (
             [
+                "generate={backend: openai, openai: {url: u, model: m}}",
+                *("iterations=1", "evaluation.backend=transformers"),
+                "suites={extra: {prompts: more.jsonl}}",
+            ],
+            "set suites.extra.backend",
+        ),
+        (
+            [
+                "suites={extra: {prompts: more.jsonl, backend: vllm}}",
+                "generate.vllm.tensor_parallel_size=2",
+            ],
+            "are 1.: set gpus",
+        ),
+        (
+            [
                 "generate={backend: openai, openai: "
                 "{url: u, model: m, without_token_ids: tokenize}}",
                 "iterations=1",

@@ -37,6 +37,13 @@ def inputs(step: Step) -> dict[str, list[str]]:
     }
 
 
+def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(tmp_path)}
+    with pytest.raises(UserError, match=r"^suites\.front\.oracle_model: .* has no chat template"):
+        steps_of(suites={"front": suite})
+
+
 def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
     made = steps_of(suites={"front": EACH, "math": LAST})
     beside = set(made) - set(steps_of())
