@@ -82,7 +82,7 @@ class RunRecord:
         path = self.path / "config.json"
         text = config.to_json()
         if os.path.lexists(path) and not self.holds(config):
-            kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%S')}.json"
+            kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
             _keep(path, kept)
             self.store.share(kept)
         write_atomically(path, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.planning.record import PlannedCost, planned_costs
 from flows.report.summary import Summary
+from flows.runners.local.attempt_log import started
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
-
-_ATTEMPT = "%Y%m%d-%H%M%S"
 
 
 @dataclass
@@ -90,9 +88,6 @@ def _lost_seconds(record: RunRecord, step: StepRecord, artifact: Artifact | None
 def _attempts(folder: Path) -> Iterator[tuple[float, float]]:
     """Start and end of each attempt at a key: its log's name, and when that was last written."""
     for path in folder.glob("*.log"):
-        try:
-            start = time.mktime(time.strptime("-".join(path.stem.split("-")[:2]), _ATTEMPT))
-        except ValueError:
-            # Some other log: of a worker, say.
-            continue
-        yield start, max(start, path.stat().st_mtime)
+        # Others hold the output that a dead orchestrator's stage had after its death.
+        if (start := started(path)) is not None:
+            yield start, max(start, path.stat().st_mtime)

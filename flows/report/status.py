@@ -14,6 +14,7 @@ from typing import Any
 from flows.execution.attempts import Attempt, attempts
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.algorithm import step_names
+from flows.runners.local.attempt_log import started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.contract.store import Store
 
@@ -163,7 +164,16 @@ def run_status(record: RunRecord) -> RunStatus:
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
     """Logs of a step's attempts on this host, oldest first."""
     folder = store.root / "logs" / record.stage / record.key
-    return sorted(folder.glob("*.log"), key=lambda path: path.name)
+    return sorted(folder.glob("*.log"), key=_began)
+
+
+def _began(log: Path) -> tuple[float, float]:
+    """Start of an attempt, and its last word.
+
+    Output that a dead orchestrator's stage left was kept before the next attempt began.
+    """
+    begun, last = started(log), log.stat().st_mtime
+    return (last if begun is None else begun), last
 
 
 def clock(moment: float | None) -> str:

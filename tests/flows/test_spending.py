@@ -58,7 +58,7 @@ def ended(record: RunRecord, name: str) -> None:
 def attempt(record: RunRecord, key: str, start: float, seconds: float) -> None:
     folder = record.store.root / "logs" / "train" / key
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(start))}-1-1.log"
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime(start))}-1-1.log"
     path.write_text("")
     os.utime(path, (start + seconds, start + seconds))
 

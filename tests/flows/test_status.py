@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from flows.report.status import RunStatus, StepStatus, duration
+from flows.report.status import RunStatus, StepStatus, duration, step_logs
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
 from stages.contract.local_store import LocalStore
 from tests.flows.loop import geb, plan, steps, write_config
@@ -215,6 +217,20 @@ def test_logs_without_a_step_are_those_of_what_failed_and_follow_to_the_end(
     said = shown(record, "logs", "small", "--follow")
     assert "iteration-1/train failed, attempt 2 of 2" in said
     assert said.splitlines()[1:] == ["bar 100 %", "the last word"]
+
+
+def test_the_last_log_is_that_of_the_newest_attempt(record: RunRecord) -> None:
+    step = note(record, "sft", "running")
+    folder = record.store.root / "logs" / step.stage / step.key
+    folder.mkdir(parents=True)
+    # In local time, as before; what the reaper kept of it; and one that was started after that.
+    before, left = folder / "20260101-120000-1-1.log", folder / "left-0123456789ab.log"
+    now = folder / "20260103-000000Z-1-1.log"
+    for log in (before, left, now):
+        log.touch()
+    kept = calendar.timegm((2026, 1, 2, 12, 0, 0))
+    os.utime(left, (kept, kept))
+    assert step_logs(record.store, step) == [before, left, now]
 
 
 def test_lineage_names_each_artifact_once_and_draws_it(finished: Path, tmp_path: Path) -> None:

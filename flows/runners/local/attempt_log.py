@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -15,13 +17,31 @@ from stages.contract.events import Log, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
+# In UTC: hosts of several time zones may share a store, and clocks are put back in autumn.
+_STARTED = "%Y%m%d-%H%M%SZ"
+_STARTED_BEFORE = "%Y%m%d-%H%M%S"
+
 
 def new_log(request: Request) -> Path:
-    """Path for the log of a new attempt; its folder is made."""
+    """Path for the log of a new attempt, named by its start; its folder is made."""
     folder = LocalStore.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}-{threading.get_ident() % 10**6}"
-    return folder / f"{stem}.log"
+    stamp = time.strftime(_STARTED, time.gmtime())
+    return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
+
+
+def started(log: Path) -> float | None:
+    """Start of an attempt by its log's name, in seconds since the epoch; None of any other log."""
+    stamp = "-".join(log.stem.split("-")[:2])
+    try:
+        return calendar.timegm(time.strptime(stamp, _STARTED))
+    except ValueError:
+        pass
+    try:
+        # Of an earlier version, in the time of its host.
+        return time.mktime(time.strptime(stamp, _STARTED_BEFORE))
+    except ValueError:
+        return None
 
 
 def left_log(store: Path, stage: str, key: str, name: str) -> Path:
