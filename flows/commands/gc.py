@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from flows.execution.run_record import RunRecord, recorded
-from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import ModelRegistry
+from flows.commands.needed import Needed
 from stages.contract.store import Held, Store
 
 # Nobody takes so long to write a record.
@@ -40,11 +37,12 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())
     present = {(each.stage, each.key) for each in listed if each.kind == "artifact"}
-    needed = _needed(store)
+    needed = Needed(store)
+    needed.update()
     found = [
         Garbage(held, why)
         for held in listed
-        if (why := _why(held, needed, present))
+        if (why := _why(held, needed.keys(), present))
         and not _is_computed(store, held)
         and _is_older(held, older_than)
     ]
@@ -58,12 +56,12 @@ def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
         What was deleted.
     """
     removed = []
-    records: set[tuple[str, int]] | None = None
+    needed, present = Needed(store), set(store.artifacts())
     for each in garbage:
         # A run writes down the keys that it wants before it computes or reads them.
-        if (now := _records(store)) != records:
-            records, needed, present = now, _needed(store), set(store.artifacts())
-        if _why(each.held, needed, present) and not _is_computed(store, each.held):
+        if needed.update():
+            present = set(store.artifacts())
+        if _why(each.held, needed.keys(), present) and not _is_computed(store, each.held):
             store.remove(each.held)
             removed.append(each)
     return removed
@@ -82,18 +80,6 @@ def _is_computed(store: Store, held: Held) -> bool:
     )
 
 
-def _records(store: Store) -> set[tuple[str, int]]:
-    """State of all records that make artifacts needed: their paths and modification times."""
-    store.refresh("runs")
-    store.refresh("models")
-    found = [*store.root.glob("runs/*/steps/*.json"), *store.root.glob("models/**/*.json")]
-    state = set()
-    for path in found:
-        with contextlib.suppress(FileNotFoundError):
-            state.add((str(path), path.stat().st_mtime_ns))
-    return state
-
-
 def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]) -> str:
     """Reason why an entry can be removed if its key is not being computed; empty if it cannot."""
     name = held.stage, held.key
@@ -109,31 +95,3 @@ def _why(held: Held, needed: set[tuple[str, str]], present: set[tuple[str, str]]
             return "set aside"
         case "temporary":
             return "a record that was being written when its writer was killed"
-
-
-def _needed(store: Store) -> set[tuple[str, str]]:
-    waiting = [
-        (step.stage, step.key)
-        for run in recorded(store)
-        for step in RunRecord(store, run).steps(strict=True)
-    ]
-    waiting += [
-        (each.checkpoint.stage, each.checkpoint.key) for each in ModelRegistry(store).all_versions()
-    ]
-    needed: set[tuple[str, str]] = set()
-    while waiting:
-        stage, key = waiting.pop()
-        if (stage, key) in needed:
-            continue
-        needed.add((stage, key))
-        try:
-            manifest = store.manifest(stage, key)
-        except DamagedArtifactError:
-            continue
-        if manifest is None:
-            continue
-        for group in manifest.inputs.values():
-            waiting += [
-                (each["stage"], each["key"]) for each in group if each["kind"] == "artifact"
-            ]
-    return needed

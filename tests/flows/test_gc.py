@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from flows.execution.run_record import RunRecord, StepRecord
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage
-from stages.contract.store import Artifact
+from stages.contract.store import Artifact, Held
 from tests.stage_calls import call
 
 
@@ -40,9 +41,9 @@ def made(store: LocalStore, text: str) -> Artifact:
     return call(NOTE, NoteParams(text=text), {}, store)
 
 
-def needs(store: LocalStore, artifact: Artifact) -> None:
+def needs(store: LocalStore, artifact: Artifact, run: str = "nightly") -> None:
     """Writes down that a run uses an artifact."""
-    RunRecord(store, "nightly").save_step(
+    RunRecord(store, run).save_step(
         StepRecord(
             step=artifact.manifest.key[:8],
             stage="note",
@@ -66,6 +67,34 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store: LocalStore) -> Non
     assert [each.held.key for each in remove(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", each.manifest.key) for each in (first, second)}
     assert collect(store) == []
+
+
+def test_of_many_runs_only_those_at_work_are_read_for_each_deletion(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(store, made(store, "kept"), run="old")
+    long_ago = time.time() - 3600
+    os.utime(store.run_path("old") / "steps", (long_ago, long_ago))
+    garbage = [*map(str, range(3))]
+    artifacts = [made(store, text) for text in garbage]
+    found = collect(store)
+    steps, remove_one, read = RunRecord.steps, LocalStore.remove, []
+
+    def counted(record: RunRecord, *, strict: bool = False) -> Iterator[StepRecord]:
+        read.append(record.name)
+        return steps(record, strict=strict)
+
+    def remove_beside_a_run(store: LocalStore, gone: Held) -> None:
+        remove_one(store, gone)
+        left = [each for each in artifacts if each.path.exists()]
+        if left:
+            needs(store, left[-1])
+
+    monkeypatch.setattr(RunRecord, "steps", counted)
+    monkeypatch.setattr(LocalStore, "remove", remove_beside_a_run)
+    assert len(remove(store, found)) < len(garbage), "what the run has come to need is gone"
+    assert read.count("old") == 1
+    assert read.count("nightly") >= 1
 
 
 def test_what_is_computed_after_the_look_stays(store: LocalStore) -> None:
