@@ -23,6 +23,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelling
 
 from flows.execution.cancellation import stops_when_cancelled
+from flows.execution.outage import survives_outage
 from stages.contract.errors import RunCancelledError
 
 Overlap = Literal["go_on", "wait", "skip", "cancel_earlier"]
@@ -71,6 +72,7 @@ def _wait(client: SyncPrefectClient, names: str) -> None:
                 raise RunCancelledError(f"cancelled while it waited for {names}")
 
 
+@survives_outage
 def _earlier_runs(client: SyncPrefectClient) -> list[FlowRun]:
     """Runs of this deployment that are at work and began before this one."""
     at_work = client.read_flow_runs(

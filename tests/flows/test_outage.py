@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
+from flows.execution import overlap
 from flows.execution.outage import survives_outage
 from tests.flows.standing import free_port
 
@@ -42,3 +48,32 @@ def test_another_error_is_not_taken_for_an_outage() -> None:
 
     with pytest.raises(httpx.ReadTimeout):
         fail()
+
+
+def test_the_wait_for_an_earlier_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = (
+        SimpleNamespace(id=uuid4(), name=name, start_time=n) for n, name in enumerate("ab")
+    )
+    own.start_time = 2
+    answers: list[Any] = [[own, other], httpx.ConnectError("being started"), [own]]
+
+    class Client:
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def read_flow_runs(self, **filters: Any) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(uuid4()))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(own.id))
+    monkeypatch.setattr(overlap, "get_client", lambda sync_client: Client())
+    monkeypatch.setattr(overlap, "get_run_logger", lambda: logging.getLogger())
+    monkeypatch.setattr(overlap, "stops_when_cancelled", lambda *_: nullcontext())
+    overlap.settle_overlap("wait")
+    assert answers == []
