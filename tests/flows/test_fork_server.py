@@ -137,3 +137,7 @@ def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
         runner.stop_all()
         with pytest.raises(StoppedError):
             run.result()
+    # The next one, of another run of this process, asks another server, which says how it ends.
+    hanging.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(StageFailedError, match="printed nothing"):
+        ProcessRunner({"probe": str(hanging)}).run(probe_request(store), lambda event: None)

@@ -103,6 +103,9 @@ class _Server:
 
     def send(self, packet: bytes, descriptors: list[int]) -> bool:
         """Asks for a start; False where the server is gone."""
+        if self._requests.fileno() < 0:
+            # Killed because the start of a stage hung in it.
+            return False
         try:
             socket.send_fds(self._requests, [packet], descriptors)
         except (BrokenPipeError, ConnectionResetError):
