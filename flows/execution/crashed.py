@@ -53,10 +53,11 @@ def mark_crashed(record: RunRecord, present: Sequence[str] = ()) -> list[str]:
     marked = []
     tried = attempts(record)
     alive = {*present, *(id for each in tried if each.state == "running" for id in each.flow_runs)}
+    crashed = [each for each in tried if each.state == "crashed" and each.flow_runs]
+    if not crashed:
+        return []
     with get_client(sync_client=True) as client:
-        for attempt in tried:
-            if attempt.state != "crashed" or not attempt.flow_runs:
-                continue
+        for attempt in crashed:
             try:
                 for each in map(UUID, set(attempt.flow_runs) - alive):
                     found = client.read_flow_run(each)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.execution import crashed
 from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
@@ -112,6 +113,15 @@ def attempt_host(record: RunRecord) -> str:
     [attempt] = attempts(record)
     (record.path / f"attempts/{attempt.id}.json").unlink()
     return attempt.host
+
+
+def test_where_nothing_has_crashed_no_server_is_asked(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorded_attempt(record, ("some flow run",)):
+        pass
+    monkeypatch.delattr(crashed, "get_client")
+    assert crashed.mark_crashed(record, ["another"]) == []
 
 
 def test_steps_of_earlier_attempts_wait_and_all_steps_count(record: RunRecord) -> None:
