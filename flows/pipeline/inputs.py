@@ -230,10 +230,30 @@ def _file_states(path: Path) -> _FileStates:
 def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
     # Only here, so that runs on local files neither need nor load the client.
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
+    except HFValidationError as error:
+        raise UserError(
+            f"no such file or folder: {repo}, and no name of the hub: {error}",
+            "correct the path, or name a hub id (owner/name)",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise UserError(
+            f"the {repo_type} {repo!r} of the hub has no revision {revision!r}",
+            f"name a branch, a tag or a commit that its page lists (`{repo}@main`)",
+        ) from error
+    except GatedRepoError as error:
+        raise UserError(
+            f"the {repo_type} {repo!r} of the hub is given to those alone who accept its terms",
+            "accept them on its page, and set HF_TOKEN to a token of that account",
+        ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
             f"no {repo_type} {repo!r} on the hub, and no such file or folder",

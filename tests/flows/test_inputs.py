@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
+
 from flows.pipeline.inputs import inputs_resolved_once, resolve
+from stages.contract.errors import UserError
 
 
 def rewrite(path: Path, text: str, modified: int) -> None:
@@ -30,3 +36,41 @@ def test_a_file_is_read_once_in_a_block_and_again_where_it_was_changed(tmp_path:
     assert changed.digest != first.digest
     rewrite(weights, "old", 2)
     assert resolve(str(checkpoint), "model") == first, "outside of a block nothing is remembered"
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub that refuses every revision; why, the repository's name says."""
+
+    def do_GET(self) -> None:
+        why = "GatedRepo" if "gated" in self.path else "RevisionNotFound"
+        self.send_response(403 if why == "GatedRepo" else 404)
+        self.send_header("X-Error-Code", why)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("owner/prompts@2024", "the dataset 'owner/prompts' of the hub has no revision '2024'"),
+        ("owner/gated", "'owner/gated' of the hub is given to those alone who accept its terms"),
+        ("owner/-prompts", "no such file or folder: owner/-prompts, and no name of the hub"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_wrong_name_is_told_from_a_hub_that_does_not_answer(place: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve(place, "dataset")
