@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from typing import Any
 
 from prefect import flow
@@ -14,7 +13,7 @@ from prefect.states import State
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
-from flows.pipeline.presets import STORE_VARIABLE
+from flows.pipeline.presets import store_of
 from flows.report.comparison_files import WrittenComparison, compare_runs, figures
 from flows.report.comparison_tables import tables
 from flows.report.failure import failed
@@ -22,8 +21,6 @@ from flows.report.plots import png
 from flows.report.table import markdown_table
 from stages.contract.errors import GebError, RunCancelledError
 from stages.contract.stores import open_store
-
-_DEFAULT_STORE = "store"
 
 
 def _flow_run_name() -> str:
@@ -41,8 +38,7 @@ def compare(runs: list[str], name: str = "", store: str = "") -> WrittenComparis
         store: The store: a folder, or s3://, gs:// or az://; empty takes that of GEB_STORE.
     """
     try:
-        place = store or os.environ.get(STORE_VARIABLE) or _DEFAULT_STORE
-        found = compare_runs(open_store(place), runs, name)
+        found = compare_runs(open_store(store_of({"store": store})), runs, name)
     except RunCancelledError:
         raise
     except GebError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -35,7 +34,7 @@ from flows.pipeline.paper_cells import (
     reported_runs,
     tuning_runs,
 )
-from flows.pipeline.presets import STORE_VARIABLE, configs_folder
+from flows.pipeline.presets import configs_folder, store_of
 from flows.report.failure import failed
 from flows.report.paper_report import WrittenReport, write_report
 from flows.report.paper_values import Findings, Result
@@ -45,14 +44,13 @@ from stages.contract.digests import sha256_of
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.request import key_fields
 from stages.contract.store import Artifact
-from stages.contract.stores import location_of, open_store
+from stages.contract.stores import open_store
 
 Scale = Annotated[str, OneOf(lambda: SCALES)]
 LaidOver = Annotated[
     dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
 ]
 _ALL: list[str] = []
-_DEFAULT_STORE = "store"
 
 
 def report_name(scale: str) -> str:
@@ -113,7 +111,7 @@ def _paper(
         artifact = _bandit(rows, asked, overrides)
         tuning, chosen = _tuned(rows, overrides)
         reported = _results(reported_runs(rows, overrides, chosen))
-    store = open_store(_store(overrides), create=True)
+    store = open_store(store_of(overrides), create=True)
     found = Findings(scale, rows, reported, tuning, chosen, errors)
     written = write_report(store, report_name(scale), found, artifact)
     _publish(scale, written)
@@ -134,16 +132,12 @@ def _bandit(
     if not known:
         return None
     path = configs_folder() / f"{known[0].configuration}.yaml"
-    settings = load_settings(path, [f"store={json.dumps(_store(overrides))}"], BanditConfig)
+    settings = load_settings(path, [f"store={json.dumps(store_of(overrides))}"], BanditConfig)
     if known[0] in asked:
         return bandit_flow(settings)
     step = bandit_step(settings)
     key = sha256_of(key_fields(step.params, step.seed, {}))
     return open_store(settings.store, create=True).load(step.stage, key)
-
-
-def _store(overrides: Mapping[str, Any]) -> str:
-    return location_of(overrides.get("store") or os.environ.get(STORE_VARIABLE) or _DEFAULT_STORE)
 
 
 def _compute(runs: Sequence[PaperRun], parallel_runs: int) -> dict[str, str]:

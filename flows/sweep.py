@@ -27,7 +27,7 @@ from flows.report.failure import failed
 from flows.report.publish import publish_image
 from flows.report.sweep_files import write_sweep
 from flows.report.swept import Finding, Sweep
-from stages.contract.errors import GebError, RunCancelledError
+from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.stores import open_store
 
 Shared = Annotated[
@@ -125,7 +125,15 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
     Args:
         planned: The cells, whose runs have names of their own.
         parallel_runs: Runs at the same time.
+
+    Raises:
+        UserError: There are to be none.
     """
+    if parallel_runs < 1:
+        raise UserError(
+            f"parallel_runs is {parallel_runs}, and at least one run must be at work",
+            "set it to 1 or more",
+        )
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.
         return [_run(cell) for cell in planned]

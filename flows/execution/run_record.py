@@ -6,7 +6,6 @@ A record informs people. Whether a step is done, only the store's artifacts tell
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
+from flows.pipeline.names import is_name
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import DamagedRecordError, UserError
 from stages.contract.records import MisplacedError, read_json_record, read_record
 from stages.contract.store import Store
 from stages.train.params import DEFAULT_KAPPA
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
 
 
@@ -66,7 +65,7 @@ class RunRecord:
             UserError: The store has no such run.
         """
         # Before a path is made of it: `../elsewhere` is no name.
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise UserError(
                 f"{name!r} is not the name of a run", "`geb status` lists the runs of a store"
             )

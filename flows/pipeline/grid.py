@@ -6,14 +6,15 @@ import hashlib
 import itertools
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import with_fields
+from flows.pipeline.names import require_name
+from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
 _MAX_NAME = 100
@@ -49,8 +50,8 @@ def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
         name, separator, text = axis.partition("=")
         name = name.strip()
         try:
-            values = yaml.safe_load(f"[{text}]")
-        except yaml.YAMLError:
+            values = parse_yaml(f"[{text}]", axis)
+        except UserError:
             values = []
         if not separator or not name or not values:
             raise UserError(
@@ -78,18 +79,25 @@ def cells(
         seeds: Seeds of the runs.
 
     Raises:
-        UserError: A field or a value is wrong, or there are no seeds.
+        UserError: The name, a field or a value is wrong, or there are no seeds.
     """
+    require_name(name, "sweep")
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"seeds {list(seeds)} name none, or one twice", "give each seed once")
-    found = []
-    for values in itertools.product(*axes.values()):
-        fields = dict(zip(axes, values, strict=True))
-        for seed in seeds:
-            run = _run_name(name, fields, seed)
-            changed = {**fields, "name": run, "model": None, "seed": seed}
-            found.append(Cell(fields, with_fields(config, changed, f"sweep {name}")))
-    return found
+    combinations = [
+        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+    ]
+    planned = [(fields, seed) for fields in combinations for seed in seeds]
+    names = _run_names(name, planned)
+    return [
+        Cell(
+            fields,
+            with_fields(
+                config, {**fields, "name": run, "model": None, "seed": seed}, f"sweep {name}"
+            ),
+        )
+        for (fields, seed), run in zip(planned, names, strict=True)
+    ]
 
 
 def spread(values: Sequence[float | None], form: str) -> str:
@@ -103,10 +111,29 @@ def spread(values: Sequence[float | None], form: str) -> str:
     return f"{mean} ± {format(statistics.stdev(known), '.2g')}"
 
 
-def _run_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
+def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:
+    """A name for each run; values that read alike without their signs are told by a digest."""
+    whole = [_whole_name(sweep, *each) for each in planned]
+    names = [_cut(_plain(each), _plain(each)) for each in whole]
+    counted = Counter(names)
+    return [
+        _cut(plain, each, always=counted[plain] > 1)
+        for plain, each in zip(names, whole, strict=True)
+    ]
+
+
+def _whole_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
     parts = [f"{name.rpartition('.')[2]}_{value}" for name, value in fields.items()]
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([sweep, *parts, f"s{seed}"]))
-    if len(plain) <= _MAX_NAME:
-        return plain
-    digest = hashlib.sha256(plain.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{plain[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"
+    return "-".join([sweep, *parts, f"s{seed}"])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def _cut(name: str, told_by: str, *, always: bool = False) -> str:
+    """A name that is not too long, with a digest where it is cut."""
+    if len(name) <= _MAX_NAME and not always:
+        return name
+    digest = hashlib.sha256(told_by.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{name[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"

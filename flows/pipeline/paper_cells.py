@@ -95,7 +95,8 @@ def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) 
         folder: Folder of the tables; the shipped one if None.
 
     Raises:
-        UserError: There is no such scale, no cell has a name of ``only``, or a row cannot be read.
+        UserError: There is no such scale, no cell has the names of ``only``, or a row cannot be
+            read.
     """
     if scale not in SCALES:
         raise UserError(f"there is no scale {scale!r}", f"one of: {', '.join(SCALES)}")
@@ -112,11 +113,17 @@ def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) 
             f"no cell has {', '.join(map(repr, sorted(unknown)))}",
             f"experiments, settings, methods and divergences: {', '.join(sorted(known))}",
         )
-    return [
+    found = [
         row
         for row in rows
         if all(not kept or name in kept for name, kept in zip(row.names(), kinds, strict=True))
     ]
+    if not found:
+        raise UserError(
+            f"no cell has {' and '.join(map(repr, only))} at once",
+            f"leave one out; `geb paper --scale {scale} --dry-run` lists the cells",
+        )
+    return found
 
 
 def _dicts(file: Iterable[str]) -> Iterable[dict[str, str]]:

@@ -13,6 +13,7 @@ import yaml
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config, load_overridden
 from stages.contract.errors import UserError
+from stages.contract.stores import location_of
 
 DEFAULT_PRESET = "quickstart"
 # In place of a preset's name where the fields given are a whole configuration.
@@ -21,6 +22,7 @@ NO_PRESET = ""
 _FOLDER_VARIABLE = "GEB_CONFIGS"
 # The store of runs whose parameters name none.
 STORE_VARIABLE = "GEB_STORE"
+_DEFAULT_STORE = "store"
 _SHIPPED = Path(__file__).parents[2] / "configs"
 # Files here are presets; what they extend lies in folders of its own.
 _PLACES = ("", "paper")
@@ -52,6 +54,12 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     if preset not in found:
         raise UserError(f"there is no preset {preset!r}", f"one of: {', '.join(preset_names())}")
     return load_overridden(found[preset], given, f"preset {preset} with the fields given")
+
+
+def store_of(overrides: Mapping[str, Any]) -> str:
+    """The store that ``overrides`` name, else that of ``GEB_STORE``, else ``store`` here."""
+    named = overrides.get("store") or os.environ.get(STORE_VARIABLE)
+    return location_of(named or _DEFAULT_STORE)
 
 
 def configs_folder() -> Path:

@@ -14,7 +14,7 @@ from flows.pipeline.paper_cells import (
     reported_runs,
     tuning_runs,
 )
-from flows.pipeline.presets import configured
+from flows.pipeline.presets import store_of
 from flows.planning.budget import Budget, budget
 from flows.planning.show import count, duration, size
 
@@ -149,7 +149,7 @@ def paper_budget(
     cells = [CellBudget(row, []) for row in rows if row.experiment == BANDIT]
     cells += [_cell(found, each) for each in _grouped(runs)]
     cells.sort(key=lambda each: places[each.row])
-    store = configs[0].store if configs else configured(rows[0].configuration, overrides).store
+    store = configs[0].store if configs else store_of(overrides)
     return PaperBudget(cells, found, store)
 
 

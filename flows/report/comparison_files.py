@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flows.execution.run_record import RunRecord, recorded
+from flows.pipeline.names import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_tables import TextTable, latex, tables
 from flows.report.last_iteration import last_iteration, training_log_pi_ref
@@ -76,10 +76,7 @@ def _name(runs: Sequence[str]) -> str:
 
 def _checked(store: Store, name: str) -> str:
     """The name, which becomes that of a folder beside those of runs."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UserError(
-            f"{name!r} cannot name a comparison", "use letters, digits, dots, dashes, underscores"
-        )
+    require_name(name, "comparison")
     if name in recorded(store):
         raise UserError(f"{name!r} is a run of the store", "give the comparison another name")
     return name

@@ -12,6 +12,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, parse_axes, spread
 from flows.pipeline.presets import NO_PRESET, configured
 from flows.report.summary import Summary
+from flows.sweep import run_cells
 from stages.contract.errors import UserError
 
 
@@ -40,6 +41,33 @@ def test_a_long_name_is_cut_and_stays_a_name_of_its_own() -> None:
     names = [each.config.name for each in cells("try", config, axes, [0])]
     assert len(set(names)) == 2
     assert max(map(len, names)) <= 100
+
+
+def test_values_that_only_signs_tell_apart_have_names_of_their_own() -> None:
+    config = configured("quickstart", {})
+    axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}
+    found = cells("try", config, axes, [0, 1])
+    names = [each.config.name for each in found]
+    assert len(set(names)) == 6
+    assert names[-1] == "try-policy_owner_other-s1", "others keep their names"
+    assert names == [each.config.name for each in cells("try", config, axes, [0, 1])]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "two words", "", "-x", "x" * 201])
+def test_a_name_that_is_no_folder_of_the_store_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="cannot name a sweep"):
+        cells(name, configured("quickstart", {}), {}, [0])
+
+
+def test_no_runs_at_a_time_are_refused() -> None:
+    with pytest.raises(UserError, match="parallel_runs is 0"):
+        run_cells([], 0)
+
+
+def test_words_are_those_of_a_configuration_file() -> None:
+    assert parse_axes(["train.deepspeed.zero_stage=off,1"]) == {
+        "train.deepspeed.zero_stage": ["off", 1]
+    }
 
 
 @pytest.mark.parametrize(

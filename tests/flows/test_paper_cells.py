@@ -102,6 +102,8 @@ def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cell has 'PPO'") as refused:
         read_rows("small", ["PPO"], folder)
     assert "GEB-π" in str(refused.value.remedy)
+    with pytest.raises(UserError, match="no cell has 'GEB-π' and 'Hellinger' at once"):
+        read_rows("small", ["GEB-π", "Hellinger"], folder)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,13 @@ def test_the_budget_lists_tuning_and_reported_runs_of_a_cell(tmp_path: Path) -> 
         ("GEB-π", "train.kappa=chosen", "0 1"),
     ]
     assert found.lines(1)[0].startswith("8 runs of 2 cells: ")
+
+
+def test_the_bandit_alone_has_no_runs_and_the_store_that_is_named(tmp_path: Path) -> None:
+    found = paper_budget(read_rows("small", [BANDIT]), {"store": str(tmp_path)})
+    assert [each.row.experiment for each in found.cells] == [BANDIT]
+    assert found.store == str(tmp_path)
+    assert found.lines(1)[0].startswith("0 runs of 1 cells")
 
 
 def test_a_dry_run_of_the_paper_needs_no_hub(tmp_path: Path) -> None:
