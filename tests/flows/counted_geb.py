@@ -15,13 +15,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flows.commands.cli import main
-from flows.pipeline import inputs
+from stages.contract import digests
 
 if __name__ == "__main__":
     place = Path(sys.argv.pop(1))
     hashed: Counter[str] = Counter()
     figures = 0
-    save, digest = Figure.savefig, inputs.sha256_file
+    save, digest = Figure.savefig, digests.sha256_file
 
     def count_hashed(path: Path) -> str:
         hashed[os.fspath(path)] += 1
@@ -32,7 +32,7 @@ if __name__ == "__main__":
         figures += 1
         save(figure, *arguments, **options)
 
-    inputs.sha256_file = count_hashed  # type: ignore[attr-defined]
+    digests.sha256_file = count_hashed  # type: ignore[attr-defined]
     Figure.savefig = count_saved  # type: ignore[method-assign]
     try:
         main()
