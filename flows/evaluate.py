@@ -28,7 +28,7 @@ from flows.pipeline.inputs import (
     suite_inputs,
 )
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
-from flows.pipeline.steps import Steps
+from flows.pipeline.steps import Model, Steps
 from flows.report.failure import failed
 from flows.report.two_models import ModelComparison, Models, read_comparison
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -141,8 +141,8 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
         external = {"prompts": [], "test_prompts": held_out, **_oracle_inputs(config)}
     return {
         **external,
-        "policy": [resolve_model(models.policy, store)],
-        "base": [resolve_model(base, store)],
+        "policy": resolve_model(models.policy, store),
+        "base": resolve_model(base, store),
     }
 
 
@@ -164,7 +164,7 @@ def _oracle_inputs(config: RunConfig) -> dict[str, list[External]]:
 def _compare(config: RunConfig, external: dict[str, list[External]], tasks: StepTasks) -> None:
     steps = Steps(config, external)
     prompts = tasks.submit(steps.prepare()).at("test.parquet")
-    [policy], [base] = external["policy"], external["base"]
+    policy, base = Model(*external["policy"]), Model(*external["base"])
     sampling, do = steps.for_evaluation(), tasks.submit
     base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
     own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)

@@ -14,15 +14,18 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.bases import fault_of_base
 from flows.commands.common import AsJson, Overrides, StorePath, chosen, console, print_json
 from flows.commands.gc import Garbage, collect, remove
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
+from flows.pipeline.inputs import inputs_resolved_once
 from flows.pipeline.loading import load_settings
 from flows.runners.health import Finding, reap_for, runner_findings
 from flows.runners.local.gpu_health import gpu_findings
 from flows.standing.home import Home, default_home
 from stages.contract.errors import DamagedArtifactError, GebError
+from stages.contract.store import Store
 from stages.contract.stores import cache_home, open_store
 
 _MIN_PYTHON = (3, 11)
@@ -37,17 +40,13 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
-    """Hash every file of every artifact; exit code 1 when one is damaged."""
+    """Hash every file of every artifact; exit code 1 when one is damaged, or lacks its base."""
     opened = open_store(store)
-    damaged = {}
     keys = list(opened.artifacts())
-    for stage, key in keys:
-        try:
-            # None where `geb gc` has removed it meanwhile.
-            if (artifact := opened.load(stage, key)) is not None:
-                opened.verify(artifact)
-        except DamagedArtifactError as error:
-            damaged[f"{stage}/{key}"] = str(error)
+    # The base outside the store that many adapters share is hashed once.
+    with inputs_resolved_once():
+        faults = {f"{stage}/{key}": _fault(opened, stage, key) for stage, key in keys}
+    damaged = {name: fault for name, fault in faults.items() if fault is not None}
     if as_json:
         print_json({"artifacts": len(keys), "damaged": damaged})
     else:
@@ -58,6 +57,17 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
         if not as_json:
             console.print("a run that needs a damaged artifact sets it aside and computes it again")
         raise typer.Exit(1)
+
+
+def _fault(store: Store, stage: str, key: str) -> str | None:
+    try:
+        # None where `geb gc` has removed it meanwhile.
+        if (artifact := store.load(stage, key)) is None:
+            return None
+        store.verify(artifact)
+        return fault_of_base(store, artifact.manifest)
+    except DamagedArtifactError as error:
+        return str(error)
 
 
 def gc(

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from flows.commands.common import StorePath, console
-from flows.report.exported import base_of, export
+from flows.report.exported import base_of, export, place_of
+from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import EXIT_USER, GebError
 from stages.contract.registry import ModelRegistry
 from stages.contract.stores import open_store
@@ -31,7 +32,7 @@ def export_model(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
     store: StorePath = "store",
 ) -> None:
-    """Copy a registered checkpoint, with a model card: lineage, figures, licence of the base."""
+    """Copy a registered checkpoint or adapter, with a model card: lineage, figures, licence."""
     target = folder.expanduser().absolute()
     version = export(open_store(store), model, target)
     console.print(f"{version.name}:{version.version} is in {target}", markup=False)
@@ -53,13 +54,16 @@ def chat(
     opened = open_store(store)
     version, artifact = ModelRegistry(opened).resolve(model)
     name = f"{version.name}:{version.version}"
-    partners = [f"{name}={artifact.file(version.checkpoint.path)}"]
+    own = artifact.file(version.checkpoint.path)
+    over = base_of_adapter(artifact.manifest, version.checkpoint.path)
+    partners = [f"{name}={own if over is None else place_of(opened, over)}"]
     if base:
         found = base_of(opened, artifact)
         partners.append(f"base={found.folder or f'{found.name}@{found.revision}'}")
+    worn = ["--adapter", f"{name}={own}"] if over is not None else []
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "stages.generate.dialogue", *partners),
+            *(sys.executable, "-m", "stages.generate.dialogue", *partners, *worn),
             *("--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)),
         ],
         check=False,

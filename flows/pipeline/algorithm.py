@@ -20,7 +20,7 @@ from flows.pipeline.preflight import (
     check_interpreters,
     check_parallelism,
 )
-from flows.pipeline.steps import Output, Samples, Sampling, Source, Step, Steps, suite_place
+from flows.pipeline.steps import Model, Output, Samples, Sampling, Source, Step, Steps, suite_place
 
 Do = Callable[[Step], Output]
 
@@ -36,8 +36,9 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             order that the inputs demand.
     """
     prompts = do(steps.prepare())
-    base = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
-    assert base is not None
+    first = do(steps.warm_start()).at("checkpoint") if config.inputs.warm_start else start
+    assert first is not None
+    base = Model(first)
     evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", 0, evaluation, base, test_prompts)
     suites = _base_of_suites(config, steps, do, base)
@@ -55,11 +56,11 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         history.append(do(steps.pair(iteration, samples)).at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = do(steps.train(iteration, policy, reference, pairs))
-        policy = trained.at("checkpoint")
+        policy = steps.trained(policy, trained)
         reference = {
             "previous": policy,
             "initial": base,
-            "ema": trained.at("ema"),
+            "ema": Model(trained.at("ema")),
         }[config.train.reference]
         evaluate = f"{place}/evaluate"
         own = sample_and_score(
@@ -78,7 +79,7 @@ def sample_and_score(
     place: str,
     iteration: int,
     sampling: Sampling,
-    policy: Source,
+    policy: Model,
     prompts: Output,
     base: Samples | None = None,
 ) -> Samples:
@@ -114,7 +115,7 @@ class _Suite:
     base_samples: Samples
 
 
-def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Source) -> dict[str, _Suite]:
+def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Model) -> dict[str, _Suite]:
     """Samples and scores the base's responses to the prompts of each suite, once for all."""
     suites = {}
     for name in config.suites:
@@ -130,8 +131,8 @@ def _run_suites(
     suites: Mapping[str, _Suite],
     do: Do,
     iteration: int,
-    policy: Source,
-    base: Source,
+    policy: Model,
+    base: Model,
 ) -> None:
     """Compares the policy with the base on the suites that are due after an iteration."""
     for name, each in suites.items():
@@ -203,7 +204,7 @@ def step_names(config: RunConfig) -> list[str]:
 
 
 def _train_prompts(
-    config: RunConfig, steps: Steps, do: Do, iteration: int, base: Source, prompts: Output
+    config: RunConfig, steps: Steps, do: Do, iteration: int, base: Model, prompts: Output
 ) -> Output:
     """D_t, without the prompts that the starting policy solves where those are screened."""
     table = prompts.at(f"iteration-{iteration}.parquet")

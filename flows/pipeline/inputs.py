@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.pipeline.config import RunConfig
+from stages.contract.adapters import base_of_adapter
 from stages.contract.digests import digest_of, files_of
 from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
@@ -112,21 +113,25 @@ def unread(place: str, repo_type: RepoType) -> External:
     return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
 
 
-def resolve_model(place: str, store: Store) -> External:
-    """Turns a registered model, a checkpoint folder or a hub id into an input with an identity.
+def resolve_model(place: str, store: Store) -> list[External]:
+    """Turns a registered model, a checkpoint folder or a hub id into inputs with an identity.
 
     Args:
         place: ``name``, ``name@alias`` or ``name:version`` of the registry, or see :func:`resolve`.
         store: The store whose registry is asked.
+
+    Returns:
+        The whole checkpoint, and after it the adapter on it where the registered model is one.
 
     Raises:
         UserError: There is no such model.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     if "/" in place or Path(place).expanduser().exists():
-        return resolve(place, "model")
-    version, _ = ModelRegistry(store).resolve(place)
-    return version.checkpoint
+        return [resolve(place, "model")]
+    version, artifact = ModelRegistry(store).resolve(place)
+    base = base_of_adapter(artifact.manifest, version.checkpoint.path)
+    return [version.checkpoint] if base is None else [base, version.checkpoint]
 
 
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:

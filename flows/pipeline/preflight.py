@@ -12,6 +12,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
 from flows.pipeline.inputs import External, suite_input
 from flows.pipeline.placement import EVAL
+from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -24,21 +25,35 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
     """Checks local checkpoints that have to render conversations; the hub's are their stages' task.
 
     Raises:
-        UserError: One has no chat template.
+        UserError: One has no chat template, or is an adapter.
     """
-    # A warm start may bring the template.
-    names = {} if config.inputs.warm_start else {"inputs.policy": "policy"}
-    names["inputs.oracle_model"] = "oracle_model"
-    suites = [suite_input(name, "oracle_model") for name in config.suites]
+    places = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle of its own has the run's.
-    for place, name in {**names, **{each: each for each in suites}}.items():
+    places |= {
+        each: each for each in (suite_input(suite, "oracle_model") for suite in config.suites)
+    }
+    for place, name in places.items():
+        # A warm start may bring the template.
+        has_to_render = name != "policy" or config.inputs.warm_start is None
         for each in external[name]:
-            if isinstance(each, FileInput) and not _has_chat_template(Path(each.location)):
+            if not isinstance(each, FileInput):
+                continue
+            _refuse_adapter(place, Path(each.location))
+            if has_to_render and not _has_chat_template(Path(each.location)):
                 raise UserError(
                     f"{place}: the checkpoint {each.location} has no chat template",
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
+
+
+def _refuse_adapter(place: str, folder: Path) -> None:
+    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+        raise UserError(
+            f"{place}: {folder} is a LoRA adapter and no whole checkpoint",
+            "merge it into its base with peft (merge_and_unload), save the result with the "
+            "tokenizer, and name that folder",
+        )
 
 
 def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flows.pipeline.config import RunConfig
 
+# The highest of `vllm.config.lora.MaxLoRARanks`.
+_VLLM_RANK = 512
+
 
 def check_samples(config: RunConfig) -> None:
     """Refuses samples that later stages of an iteration cannot use.
@@ -35,6 +38,18 @@ def check_samples(config: RunConfig) -> None:
         )
     if config.generate.backend == "openai":
         _check_server(config)
+    if config.train.lora.save == "adapter":
+        _check_rank(config)
+
+
+def _check_rank(config: RunConfig) -> None:
+    backends = {config.generate.backend, config.evaluation.backend}
+    if "vllm" in backends and config.train.lora.rank > _VLLM_RANK:
+        raise ValueError(
+            f"train.lora.save is 'adapter' and train.lora.rank {config.train.lora.rank}: vLLM "
+            f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
+            "train.lora.save to 'merged'"
+        )
 
 
 def _check_server(config: RunConfig) -> None:

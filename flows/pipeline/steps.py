@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, External, suite_input
+from stages.contract.adapters import adapter_input
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams
@@ -46,6 +47,24 @@ class Output:
 
 
 Source = Output | External
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that stages read: a whole checkpoint, or one with a LoRA adapter on it."""
+
+    base: Source
+    adapter: Source | None = None
+
+    @property
+    def registered(self) -> Source:
+        """What stands for it in the registry: an adapter names its base itself."""
+        return self.adapter or self.base
+
+    def inputs(self, name: str) -> dict[str, Sequence[Source]]:
+        """The inputs by which a stage reads it as `name`."""
+        whole: dict[str, Sequence[Source]] = {name: [self.base]}
+        return whole | ({adapter_input(name): [self.adapter]} if self.adapter else {})
 
 
 @dataclass(frozen=True)
@@ -169,14 +188,14 @@ class Steps:
         iteration: int,
         shard: int,
         sampling: Sampling,
-        policy: Source,
+        policy: Model,
         prompts: Output,
     ) -> Step:
         """Samples responses to one shard of a table of prompts."""
         return Step(
             f"{place}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
-            {"policy": [policy], "prompts": [prompts]},
+            {**policy.inputs("policy"), "prompts": [prompts]},
             sampling.seed,
             iteration,
         )
@@ -223,20 +242,30 @@ class Steps:
         )
 
     def train(
-        self, iteration: int, policy: Source, reference: Source, pairs: Sequence[Output]
+        self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
     ) -> Step:
         """Minimises f-DPO loss − κ · bonus from ``policy``, measured against ``reference``."""
         params = self._config.train.model_copy(update={"iteration": iteration})
         return Step(
             f"iteration-{iteration}/train",
             params,
-            {"policy": [policy], "reference": [reference], "pairs": list(pairs)},
+            {
+                **policy.inputs("policy"),
+                **reference.inputs("reference"),
+                "pairs": list(pairs),
+            },
             self._seed("train", iteration),
             iteration,
         )
 
+    def trained(self, policy: Model, made: Output) -> Model:
+        """The policy that a training from ``policy`` made."""
+        checkpoint = made.at("checkpoint")
+        kept = self._config.train.lora.save == "adapter"
+        return Model(policy.base, checkpoint) if kept else Model(checkpoint)
+
     def evaluate(
-        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Source
+        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Model
     ) -> Step:
         """Compares the policy's samples on the held-out prompts with the base's."""
         inputs: dict[str, Sequence[Source]] = {
@@ -244,20 +273,20 @@ class Steps:
             "scores": policy.scores,
             "base_responses": base.responses,
             "base_scores": base.scores,
-            "reference": [reference],
+            **reference.inputs("reference"),
             "length_control": self._external.get("length_control", []),
         }
         return Step(name, self._config.evaluate, _given(inputs), iteration=iteration)
 
     def promote(
-        self, iteration: int, checkpoint: Output, metrics: Output, previous: Output | None
+        self, iteration: int, policy: Model, metrics: Output, previous: Output | None
     ) -> Step:
         """Registers the checkpoint and, if the gates pass, moves the alias to it."""
         params = self._config.promote.model_copy(
             update={"model_name": self._config.model or self._config.name}
         )
-        inputs = {
-            "checkpoint": [checkpoint],
+        inputs: dict[str, Sequence[Source]] = {
+            "checkpoint": [policy.registered],
             "metrics": [metrics],
             "previous_metrics": [previous] if previous else [],
         }

@@ -68,16 +68,16 @@ def training_cost(
     tokens = samples.number * samples.tokens * (params.epochs + samples.reference_pass)
     checkpoint = model.params * setting.weight_bytes + setting.trained * 12
     copies = 2 if writes_average else 1
-    adapters = 4 * setting.trained if params.lora.save == "both" else 0
+    kept = params.lora.save
+    adapters = 0 if kept == "merged" else 4 * setting.trained
+    whole = 0 if kept == "adapter" else model.params * save_bytes * copies
     return Cost(
         tokens=tokens,
         flops=flops,
         seconds=_seconds(setting, samples, resources, executed, assumed),
         memory=memory,
         host_memory=host,
-        disk=model.params * save_bytes * copies
-        + adapters
-        + 4 * samples.number * samples.response_tokens,
+        disk=whole + adapters + 4 * samples.number * samples.response_tokens,
         # The one before is removed when the next is whole.
         work_disk=2 * checkpoint,
         remedy=_remedy(setting),

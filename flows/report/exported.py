@@ -11,9 +11,11 @@ from typing import Any
 
 from flows.report.lineage import Ancestor, lineage_of
 from flows.report.pages import render
+from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.registry_records import ModelVersion
+from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Artifact, Store
 
 ADAPTER = "adapter"
@@ -66,8 +68,9 @@ class BaseModel:
 def export(store: Store, model: str, folder: Path) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
-    Adapters that were saved beside it stay adapters, in the folder `adapter` with a card of its
-    own.
+    Adapters stay adapters: those that are registered in a checkpoint's place, with a card that
+    names their base, and those that were saved beside one, in the folder `adapter` with a card of
+    its own.
 
     Args:
         store: The store whose registry is asked.
@@ -84,15 +87,35 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     ancestors = lineage_of(store, artifact.manifest.stage, artifact.manifest.key)
     # First, so that a card which cannot be made leaves no folder.
     has_adapter = bool(artifact.manifest.files_at(ADAPTER))
-    adapter_base = _adapter_base(store, version, artifact) if has_adapter else None
-    card = _card(version, artifact, ancestors, base_of(store, artifact), adapter_base)
+    is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
+    adapter_base = _adapter_base(store, version, artifact) if has_adapter or is_adapter else None
+    card = _card(version, artifact, ancestors, base_of(store, artifact), adapter_base, is_adapter)
     shutil.copytree(source, folder, dirs_exist_ok=True)
     if has_adapter:
         shutil.copytree(artifact.file(ADAPTER), folder / ADAPTER)
-        own = render("adapter_card.md.jinja", version=version, base=adapter_base)
+        own = render("adapter_card.md.jinja", version=version, adapter_base=adapter_base)
         (folder / ADAPTER / _CARD).write_text(own, encoding="utf-8")
     (folder / _CARD).write_text(card, encoding="utf-8")
     return version
+
+
+def place_of(store: Store, source: ArtifactInput | FileInput | HubInput) -> str:
+    """The folder of a model, or its repository of the hub as `ID@REVISION`.
+
+    Raises:
+        UserError: Its artifact is no longer in the store.
+    """
+    if isinstance(source, HubInput):
+        return f"{source.repo}@{source.revision}"
+    if isinstance(source, FileInput):
+        return source.location
+    made = store.load(source.stage, source.key)
+    if made is None:
+        raise UserError(
+            f"the base {source.stage} {source.key[:12]} is no longer in the store",
+            "resume the run that made it, which makes it again",
+        )
+    return str(made.file(source.path))
 
 
 def base_of(store: Store, artifact: Artifact) -> BaseModel:
@@ -129,12 +152,14 @@ def _card(
     ancestors: Sequence[Ancestor],
     base: BaseModel,
     adapter_base: _AdapterBase | None,
+    is_adapter: bool,
 ) -> str:
     return render(
         "model_card.md.jinja",
         version=version,
         base=base,
         adapter_base=adapter_base,
+        is_adapter=is_adapter,
         figures=_figures(version.metrics),
         params=artifact.manifest.params,
         software=artifact.manifest.software,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Emitter
 from stages.contract.local_store import LocalStore
@@ -22,10 +23,17 @@ P = TypeVar("P", bound=StageParams)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision."""
+    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision.
+
+    Attributes:
+        name_or_path: Folder or hub id of the whole checkpoint.
+        revision: Commit of the hub's repository.
+        adapter: Folder of a LoRA adapter on it; the model is both together.
+    """
 
     name_or_path: str
     revision: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,19 +108,24 @@ class StageContext(Generic[P]):
         return bool(self.inputs.get(name))
 
     def model(self, name: str) -> ModelSource:
-        """Source of the model given as input ``name``.
+        """Source of the model given as input ``name``, with its adapter where the request has one.
 
         Raises:
-            UserError: The request has no such input.
+            UserError: The request has no such input, or an adapter that is none of this model.
         """
         group = self.inputs.get(name, ())
         if len(group) != 1:
             raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
         found = group[0]
+        adapter = None
+        if self.has(adapter_input(name)):
+            folder = self.path(adapter_input(name))
+            check_adapter(folder, found.source)
+            adapter = str(folder)
         if isinstance(found.source, HubInput):
-            return ModelSource(found.source.repo, found.source.revision)
+            return ModelSource(found.source.repo, found.source.revision, adapter)
         assert found.path is not None
-        return ModelSource(str(found.path))
+        return ModelSource(str(found.path), adapter=adapter)
 
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.

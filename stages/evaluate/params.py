@@ -21,6 +21,7 @@ class EvaluateParams(StageParams):
         "base_responses": InputSpec("responses", many=True),
         "base_scores": InputSpec("scores", many=True),
         "reference": InputSpec("model", optional=True),
+        "reference_adapter": InputSpec("model", optional=True),
         "length_control": InputSpec("file", optional=True),
     }
     outputs = {

@@ -1,5 +1,6 @@
 """A dialogue with one or two checkpoints: ``python -m stages.generate.dialogue NAME=MODEL …``.
 
+A model with a LoRA adapter is named by its base, and the adapter by ``--adapter NAME=FOLDER``.
 Reads a message a line from stdin and prints each model's answer. An empty line begins a new
 conversation, end-of-file ends. Uses transformers; each model has its own side of it.
 """
@@ -58,12 +59,15 @@ def main() -> int:
     """Talks until stdin ends; 64 where a model cannot be loaded, with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m stages.generate.dialogue")
     parser.add_argument("models", nargs="+", metavar="NAME=MODEL", help="folder or ID@REVISION")
+    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     disable_progress_bar()
     try:
-        partners = [_load(*each.split("=", 1)) for each in arguments.models]
+        adapters = dict(each.split("=", 1) for each in arguments.adapter)
+        models = [each.split("=", 1) for each in arguments.models]
+        partners = [_load(name, place, adapters.get(name)) for name, place in models]
         _talk(partners, arguments.max_new_tokens, arguments.temperature)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
@@ -94,7 +98,7 @@ def _talk(partners: list[_Partner], max_new_tokens: int, temperature: float) -> 
         sys.stdout.flush()
 
 
-def _load(name: str, place: str) -> _Partner:
+def _load(name: str, place: str, adapter: str | None) -> _Partner:
     """Loads a model in the precision of its checkpoint.
 
     Raises:
@@ -102,7 +106,7 @@ def _load(name: str, place: str) -> _Partner:
     """
     # A folder's name may hold an @, too.
     repo, _, revision = (place, "", "") if Path(place).is_dir() else place.partition("@")
-    source = ModelSource(repo, revision or None)
+    source = ModelSource(repo, revision or None, adapter)
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, repo)
     stored = load_config(source).get_text_config().dtype

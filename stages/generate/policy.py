@@ -16,16 +16,13 @@ from stages.modeling.chat import check_template_args, render_prompt, require_cha
 from stages.modeling.load import context_tokens, load_config
 from stages.modeling.tokenizers import load_tokenizer
 
-ADAPTER_CONFIG = "adapter_config.json"
-
 
 @dataclass(frozen=True)
 class Policy:
     """A policy's tokenizer and limits.
 
     Attributes:
-        source: Where its weights are.
-        adapter: Folder of a LoRA adapter to put on them, if any.
+        source: Where its weights are, and a LoRA adapter on them.
         tokenizer: Its tokenizer; has a chat template.
         stop_ids: Token ids that end a response.
         max_length_tokens: Most tokens of prompt and response together.
@@ -33,11 +30,15 @@ class Policy:
     """
 
     source: ModelSource
-    adapter: Path | None
     tokenizer: Any
     stop_ids: frozenset[int]
     max_length_tokens: int
     vocab_size: int
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the adapter."""
+        return None if self.source.adapter is None else Path(self.source.adapter)
 
     def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context.
@@ -77,28 +78,20 @@ class Policy:
         )
 
 
-def load_policy(
-    source: ModelSource, params: GenerateParams, *, adapter: Path | None = None
-) -> Policy:
+def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     """Reads a checkpoint's tokenizer and configuration.
 
     Raises:
-        UserError: Tokenizer or chat template is missing, the wanted context exceeds the model's, or
-            ``adapter`` is none.
+        UserError: Tokenizer or chat template is missing, or the wanted context exceeds the model's.
     """
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     check_template_args(tokenizer, params.chat_template_args)
-    if adapter is not None and not (adapter / ADAPTER_CONFIG).is_file():
-        raise UserError(
-            f"{adapter} is no LoRA adapter: it has no {ADAPTER_CONFIG}",
-            "name a folder written by peft's save_pretrained",
-        )
     config = load_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
     return Policy(
-        source, adapter, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
+        source, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
     )
 
 

@@ -59,9 +59,7 @@ def run(ctx: Context) -> None:
     """
     started = Clock.now()
     prompts = ctx.path("prompts")
-    policy = load_policy(
-        ctx.model("policy"), ctx.params, adapter=ctx.path("adapter") if ctx.has("adapter") else None
-    )
+    policy = load_policy(ctx.model("policy"), ctx.params)
     first, stop = _shard(ctx, prompts, policy)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
     missing = [chunk for chunk in chunks if not chunk.is_written(ctx.events.warning)]

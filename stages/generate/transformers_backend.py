@@ -20,7 +20,7 @@ from stages.generate.policy import Policy
 from stages.generate.sampling import draw, uniforms
 from stages.generate.units import split_batches
 from stages.modeling.engines import engine_error
-from stages.modeling.load import load_causal_lm, merge_adapter
+from stages.modeling.load import load_causal_lm
 
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
@@ -122,8 +122,6 @@ class TransformersBackend:
 def load(policy: Policy, params: GenerateParams, events: Emitter) -> TransformersBackend:
     """Loads the policy's weights on the GPU, or on the CPU where there is none."""
     model = load_causal_lm(policy.source, dtype=params.dtype)
-    if policy.adapter is not None:
-        model = merge_adapter(model, policy.adapter)
     pad_id = policy.tokenizer.pad_token_id
     return TransformersBackend(model, params, policy.stop_ids, 0 if pad_id is None else pad_id)
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams, VllmSettings
-from stages.generate.policy import ADAPTER_CONFIG, Policy
+from stages.generate.policy import Policy
 from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.vllm_engine import (
     cache_setting,

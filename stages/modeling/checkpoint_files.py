@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.out_of_memory import is_out_of_memory
@@ -73,6 +74,12 @@ def check_config_files(source: ModelSource) -> None:
     if folder is None:
         return
     if not (folder / "config.json").exists():
+        if (folder / ADAPTER_CONFIG).exists():
+            raise UserError(
+                f"{folder} is a LoRA adapter and no whole checkpoint",
+                "give its base, and the adapter beside it; or merge the two with peft "
+                "(merge_and_unload) and save the result",
+            )
         raise UserError(
             f"{folder} is no checkpoint: it has no config.json",
             "pass a folder written by save_pretrained",

@@ -18,6 +18,7 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.checkpoint_files import (
     check_config_files,
+    check_finite_files,
     check_weight_files,
     explained,
     is_finite,
@@ -60,15 +61,16 @@ def load_causal_lm(
     """Loads a causal language model in evaluation mode, with sdpa attention where it has that.
 
     Args:
-        source: Folder or hub id.
+        source: Folder or hub id; its adapter, where it has one, is merged into the weights.
         dtype: Type of the weights in memory.
         device: Where the weights go; :func:`default_device` if unset.
 
     Raises:
         UserError: There is no checkpoint, weights of the model are missing from it or have other
-            shapes, or one is not a finite number.
+            shapes, one is not a finite number, or the adapter does not fit.
     """
-    return _load(AutoModelForCausalLM, source, dtype, device)
+    model = _load(AutoModelForCausalLM, source, dtype, device)
+    return model if source.adapter is None else merge_adapter(model, Path(source.adapter))
 
 
 def merge_adapter(model: Any, adapter: Path) -> Any:
@@ -80,6 +82,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     # Takes a second to import: only where there is an adapter.
     from peft import PeftModel
 
+    check_finite_files(adapter)
     try:
         merged = PeftModel.from_pretrained(model, str(adapter), torch_device=str(model.device))
     except (OSError, ValueError, RuntimeError) as error:

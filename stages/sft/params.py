@@ -85,6 +85,15 @@ class SftParams(TrainingParams):
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the saved weights; `auto` keeps the starting checkpoint's, float32 from scratch."""
 
+    @model_validator(mode="after")
+    def _start_is_whole(self) -> Self:
+        if self.lora.save == "adapter":
+            raise ValueError(
+                "lora.save = 'adapter': a warm start makes the base that later adapters go over; "
+                "set sft.lora.save to 'merged' or 'both'"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _budget_is_in_tokens(cls, given: Any) -> Any:

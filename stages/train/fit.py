@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from stages.train.params import TrainParams
 from stages.train.settings import kappa_controller, objective_settings
 from stages.train.trainer import PairTrainer
 from stages.train.validation import MEASURED, make_validation, split_by_prompt
+from stages.training.adapters import wear_adapters
 from stages.training.batches import make_plan
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
@@ -139,10 +141,17 @@ class PairFit(Fit[TrainParams]):
         (out / "summary.json").write_text(dump_json(summary))
 
     def _load(self, name: str) -> ResponseLogprobs:
-        params = self.job.params
-        return load_logprob_model(
-            self.job.models[name], self.numerics, params.row_layout, stage=params.stage
-        )
+        """A model of the job.
+
+        Its adapter is worn, not merged: training goes on with it, and a reference of the same
+        adapter computes the very same numbers.
+        """
+        params, source = self.job.params, self.job.models[name]
+        base = replace(source, adapter=None)
+        model = load_logprob_model(base, self.numerics, params.row_layout, stage=params.stage)
+        if source.adapter is None:
+            return model
+        return ResponseLogprobs(wear_adapters(model.policy, params.lora, Path(source.adapter)))
 
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:

@@ -120,10 +120,11 @@ class LengthParams(Settings):
 class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Trains a policy on preference pairs by f-DPO with an exploratory bonus.
 
-    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables).
-    Outputs: `checkpoint/`, `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and
-    with `reference = "ema"` also `ema/`, the next iteration's reference; with `lora.save = "both"`
-    also `adapter/`.
+    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables), and
+    `adapter` and `reference_adapter`, LoRA adapters on the two. Outputs: `checkpoint/`,
+    `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and with `reference = "ema"` also
+    `ema/`, the next iteration's reference; with `lora.save = "both"` also `adapter/`. With
+    `lora.save = "adapter"` the checkpoint is an adapter over `policy`.
     """
 
     stage: ClassVar[str] = "train"
@@ -132,6 +133,8 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),
         "pairs": InputSpec("pairs", many=True),
+        "adapter": InputSpec("model", optional=True),
+        "reference_adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
@@ -162,6 +165,15 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     validation_every_steps: int | None = speed_only(None, ge=1)
     """Steps between measurements of the validation pairs; unset, those of an epoch. They are
     measured after the last step always."""
+
+    @model_validator(mode="after")
+    def _average_is_of_whole_models(self) -> Self:
+        if self.lora.save == "adapter" and self.reference == "ema":
+            raise ValueError(
+                "reference = 'ema' with lora.save = 'adapter': the average of two policies is no "
+                "adapter of their rank; set lora.save to 'merged', or reference to 'previous'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sampler_is_the_reference(self) -> Self:

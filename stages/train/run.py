@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stages.contract.adapters import write_base
 from stages.contract.context import StageContext
 from stages.contract.program import Stage
 from stages.train.data import load_pairs
@@ -21,6 +22,8 @@ def run(ctx: StageContext[TrainParams]) -> None:
         _sizes,
         global_batch=ctx.params.global_batch_pairs,
     )
+    if ctx.params.lora.save == "adapter":
+        write_base(ctx.out / "checkpoint", ctx.inputs["policy"][0].source)
 
 
 def load_fit() -> type[Any]:

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.modeling.checkpoint_files import check_finite_files, explained, some_of
 from stages.modeling.logprobs import causal_lm
 from stages.modeling.probe import UnfitModelError, check_training_mode
 from stages.training.params import LoraParams
 
 _ADAPTER = "default"
+# Settings of peft that say what the saved weights add up to; targets show in the weights' names.
+_OF_THE_RESULT = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias")
 _POLICY = "policy."
 
 
@@ -68,6 +71,57 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
     return adapted
 
 
+def wear_adapters(model: Any, params: LoraParams, folder: Path) -> Any:
+    """Wraps a model in LoRA adapters with saved weights, from which training can go on.
+
+    Args:
+        model: The base; its own weights are frozen, and may be sharded.
+        params: Those of the adapters.
+        folder: Adapters in peft's format.
+
+    Raises:
+        UserError: They are of other settings than ``params``, do not fit the model, or hold an
+            infinite weight or one that is no number.
+    """
+    from peft import PeftConfig, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.utils import SAFETENSORS_WEIGHTS_NAME
+
+    def refused(reason: str) -> UserError:
+        return UserError(
+            f"the adapter {folder} {reason}",
+            "set train.lora to the settings by which the adapter was trained, and give its base",
+        )
+
+    with explained("the adapter", ModelSource(str(folder))):
+        saved = PeftConfig.from_pretrained(str(folder))
+        weights = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    if params.rank == 0:
+        raise refused("was given, and train.lora.rank is 0")
+    adapted = add_adapters(model, params)
+    own = adapted.peft_config[_ADAPTER]
+    for name in _OF_THE_RESULT:
+        ours, theirs = getattr(own, name), getattr(saved, name, None)
+        if ours != theirs:
+            raise refused(f"has {name} = {theirs!r}, and train.lora asks for {ours!r}")
+    expected = get_peft_model_state_dict(
+        adapted, adapter_name=_ADAPTER, save_embedding_layers=False
+    )
+    shapes = {name: weight.shape for name, weight in expected.items()}
+    if shapes != {name: weight.shape for name, weight in weights.items()}:
+        differ = shapes.keys() ^ weights.keys() or {
+            name for name in shapes if shapes[name] != weights[name].shape
+        }
+        raise refused(f"has other weights than train.lora asks for: {some_of(differ)}")
+    check_finite_files(folder)
+    set_peft_model_state_dict(adapted, weights, adapter_name=_ADAPTER)
+    return adapted
+
+
+def has_adapters(policy: Any) -> bool:
+    """True for a model that wears adapters."""
+    return causal_lm(policy) is not policy
+
+
 def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """All weights of a policy under the base model's names, adapters merged in float32.
 
@@ -75,7 +129,7 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
         policy: The model, or a peft model around it; its own weights may be sharded.
         weights: Its whole weights by name.
     """
-    if causal_lm(policy) is policy:
+    if not has_adapters(policy):
         return weights
     merged = {_plain(name): weight for name, weight in weights.items() if ".lora_" not in name}
     for adapter in _adapters(policy):

@@ -7,15 +7,17 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic
 
 import torch
+from torch import Tensor
 from transformers import set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.out_of_memory import is_out_of_memory
-from stages.modeling.save import save_checkpoint
+from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints
 from stages.training.adapters import (
     add_adapters,
+    has_adapters,
     merge_adapters,
     save_adapters,
     weights_of_policy,
@@ -58,7 +60,7 @@ class Fit(ABC, Generic[P]):
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
-        """The policy before training, without adapters."""
+        """The policy before training; with adapters only where it goes on with those of before."""
 
     @abstractmethod
     def make_trainer(self, setup: Setup) -> PackedTrainer[Any]:
@@ -162,7 +164,7 @@ class Fit(ABC, Generic[P]):
     def _policy(self) -> ResponseLogprobs:
         params = self.job.params
         model = self.load_model()
-        if params.lora.rank:
+        if params.lora.rank and not has_adapters(model.policy):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if params.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)
@@ -173,19 +175,21 @@ class Fit(ABC, Generic[P]):
         if self.process.is_first:
             # Under ZeRO-3 transformers would go on sharding, and only one process is here.
             unset_hf_deepspeed_config()
-            policy, weights = trainer.model.policy, weights_of_policy(state)
-            save_checkpoint(
-                causal_lm(policy),
-                merge_adapters(policy, weights),
-                self.tokenizer,
-                self.save_dtype(),
-                self.job.out / "checkpoint",
-            )
-            if self.job.params.lora.save == "both":
-                base = self.job.models["policy"]
-                save_adapters(policy, weights, base, self.job.out / "adapter")
+            self._write(trainer.model.policy, weights_of_policy(state))
             self.after_saving()
         self.process.barrier()
+
+    def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
+        """Writes the checkpoint, and adapters in its place or beside it."""
+        out, kept = self.job.out, self.job.params.lora.save
+        if kept == "adapter":
+            save_adapters(policy, weights, self.job.models["policy"], out / "checkpoint")
+            save_tokenizer(self.tokenizer, out / "checkpoint")
+            return
+        whole, dtype = merge_adapters(policy, weights), self.save_dtype()
+        save_checkpoint(causal_lm(policy), whole, self.tokenizer, dtype, out / "checkpoint")
+        if kept == "both":
+            save_adapters(policy, weights, self.job.models["policy"], out / "adapter")
 
 
 def run_fit(fit: type[Fit[P]], job: Job[P], process: Process) -> None:

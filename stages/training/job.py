@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from stages.contract.adapters import adapter_input
 from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import StoppedError
 from stages.contract.events import Emitter
@@ -76,11 +77,13 @@ def make_job(ctx: StageContext[P], *, models: Sequence[str], files: Sequence[str
         files: Names of the inputs that are files.
     """
     found: dict[str, ModelSource] = {}
-    by_digest: dict[str, ModelSource] = {}
+    by_digest: dict[tuple[str, ...], ModelSource] = {}
     for name in models:
         if ctx.has(name):
-            model = ctx.model(name)
-            found[name] = by_digest.setdefault(ctx.inputs[name][0].source.digest, model)
+            # The model and its adapter, where it has one.
+            parts = (*ctx.inputs[name], *ctx.inputs.get(adapter_input(name), ()))
+            digests = tuple(each.source.digest for each in parts)
+            found[name] = by_digest.setdefault(digests, ctx.model(name))
     return Job(
         params=ctx.params,
         seed=ctx.seed,

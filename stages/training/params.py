@@ -22,9 +22,11 @@ class LoraParams(Settings):
     """Dropout on the adapters' input."""
     target_modules: tuple[str, ...] = ()
     """Names of the linear layers that get adapters; empty for all but the head."""
-    save: Literal["merged", "both"] = added_later("merged")
+    save: Literal["merged", "adapter", "both"] = added_later("merged")
     """`merged`: a checkpoint with the adapters merged into its weights. `both`: besides, the
-    adapters alone in peft's format, for the model that training started from."""
+    adapters alone in peft's format, for the model that training started from. `adapter` (`train`
+    only): the adapters in the checkpoint's place; the next iteration goes on training them over the
+    same base."""
 
     @model_validator(mode="after")
     def _saved_adapters_are_trained(self) -> Self:

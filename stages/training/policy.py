@@ -34,7 +34,7 @@ def load_logprob_model(
     """Loads a causal language model whose forward pass gives log-probabilities.
 
     Args:
-        source: Folder or hub id.
+        source: Folder or hub id, without an adapter.
         numerics: Device and dtypes.
         row_layout: Of the rows that it is to compute.
         stage: Name of the stage, for messages.

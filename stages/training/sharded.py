@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 from stages.contract.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs
+from stages.training.adapters import wear_adapters
 from stages.training.numerics import Numerics
 from stages.training.params import TrainingParams
 from stages.training.policy import check_model, remove_dropout
@@ -31,7 +34,7 @@ def sharded_logprob_model(
     It draws no random numbers of the training's, which so is the same where no pass is needed.
 
     Args:
-        source: Folder or hub id.
+        source: Folder or hub id; an adapter on it is worn.
         params: Say how rows are laid out and where parameters may lie.
         numerics: Device and dtypes.
 
@@ -53,12 +56,17 @@ def _sharded(
     # transformers shards what it loads for as long as this lives.
     sharding = HfDeepSpeedConfig(config)
     try:
-        model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
+        base = replace(source, adapter=None)
+        model = load_causal_lm(base, dtype=numerics.weights, device=numerics.device)
+        remove_dropout(model)
+        if source.adapter is None:
+            module = ResponseLogprobs(model)
+        else:
+            worn = wear_adapters(model, params.lora, Path(source.adapter))
+            module = ResponseLogprobs(worn)
     finally:
         del sharding
         unset_hf_deepspeed_config()
-    remove_dropout(model)
-    module = ResponseLogprobs(model)
     engine, *_ = deepspeed.initialize(model=module, config=config)
     try:
         check_model(model, params.row_layout, place=source.name_or_path, stage=params.stage)

@@ -99,6 +99,28 @@ def test_each_iteration_scores_pairs_and_evaluates_its_own_responses() -> None:
         }
 
 
+@pytest.mark.parametrize("reference", ["previous", "initial"])
+def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> None:
+    made = steps_of(f"train.reference={reference}", "train.lora={rank: 2, save: adapter}")
+    for index in range(3):
+        place, before = f"iteration-{index + 1}", TRAINED[:index][-1:]
+        policy = {"policy": [BASE]} | ({"adapter": before} if before else {})
+        worn = {"reference_adapter": before} if before and reference == "previous" else {}
+        assert inputs(made[f"{place}/generate/0"]) == policy | {
+            "prompts": [f"prepare:{place}.parquet"]
+        }
+        assert inputs(made[f"{place}/train"]) == policy | worn | {
+            "reference": [BASE],
+            "pairs": [PAIRS[index]],
+        }
+        assert inputs(made[f"{place}/evaluate/generate/0"]) == {
+            "policy": [BASE],
+            "adapter": [TRAINED[index]],
+            "prompts": ["prepare:test.parquet"],
+        }
+        assert inputs(made[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
+
+
 def test_without_a_warm_start_the_given_policy_is_the_base(tmp_path: Path) -> None:
     policy = make_tiny_llama(tmp_path / "policy")
     made = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")

@@ -41,6 +41,11 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
         ("inputs.prompts=[/nowhere/prompts.jsonl]", ["/nowhere/prompts.jsonl"]),
         ("inputs.warm_start=null", ["no policy to start from"]),
         ("sft.lora={rank: 4, save: both}", ["sft.lora.save is 'both'", "no inputs.policy"]),
+        ("sft.lora={rank: 4, save: adapter}", ["set sft.lora.save to 'merged'"]),
+        (
+            "train={reference: ema, lora: {rank: 4, save: adapter}}",
+            ["reference = 'ema'", "set lora.save to 'merged'"],
+        ),
         ("train.kappa", ["is not NAME=VALUE"]),
         (
             "train={reference_logprobs: sampler, reference: initial}",
@@ -53,6 +58,16 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 ) -> None:
     refused(geb("run", write_config(tmp_path), "--set", change), *parts)
     assert not (tmp_path / "store" / "artifacts").exists()
+
+
+def test_what_an_adapter_cannot_be_is_refused_in_the_plan(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    config = write_config(tmp_path, train={"lora": {"rank": 1024, "save": "adapter"}})
+    start = ("--set", f"inputs.policy={adapter}", "--set", "inputs.warm_start=null")
+    refused(geb("plan", config, *start), f"inputs.policy: {adapter}", "merge_and_unload")
+    refused(geb("plan", config, "--set", "generate.backend=vllm"), "rank 1024", "512 at most")
 
 
 def test_a_runner_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
+from tests.forking import forked_python
 
 SMALLER: dict[str, Any] = {
     "prepare": {"test_prompts": 8, "prompts_per_iteration": 16},
@@ -112,20 +115,50 @@ def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:
     }
 
 
-def test_merged_weights_of_an_adapter_are_the_next_policy(averaged: Path, tmp_path: Path) -> None:
+def test_adapters_go_on_over_their_base_and_are_used_with_it(
+    averaged: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(warm_started(averaged)["policy"], base)
+    lora = {"rank": 2, "save": "adapter"}
     config = write_config(
         tmp_path,
         **SMALLER
-        | {"train": {**SMALLER["train"], "lora": {"rank": 2}}, "inputs": warm_started(averaged)},
-        iterations=2,
+        | {
+            "train": {**SMALLER["train"], "lora": lora},
+            "inputs": {"policy": str(base), "warm_start": None},
+        }
+        | {"iterations": 2},
     )
     done = geb("run", config)
     assert done.returncode == 0, done.stdout + done.stderr
     store = tmp_path / "store"
     found = manifests(store)
-    first = found["iteration-1/train"]
-    policy = [(first["key"], "checkpoint")]
-    assert read(found["iteration-2/generate/0"], "policy") == policy
-    assert read(found["iteration-2/train"], "policy") == policy
-    checkpoint = store / "artifacts/train" / first["key"] / "checkpoint"
-    assert "adapter_config.json" not in {each.name for each in checkpoint.iterdir()}
+    adapter = [(found["iteration-1/train"]["key"], "checkpoint")]
+    assert read(found["iteration-2/generate/0"], "adapter") == adapter
+    assert read(found["iteration-2/train"], "reference_adapter") == adapter
+    rows = (store / "artifacts/train" / found["iteration-2/train"]["key"] / "metrics.jsonl").open()
+    assert json.loads(next(rows))["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
+
+    compared = geb("evaluate", config, "small:2", "--base", "small:1", "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert json.loads(geb("gc", "--store", store, "--json").stdout) == []
+    said = subprocess.run(
+        [
+            *(forked_python(), "-m", "flows.commands.cli", "chat", "small:2"),
+            *("--store", store, "--max-new-tokens", "2"),
+        ],
+        input="We need two maps.\n",
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert [line.partition(":")[0] for line in said.stdout.splitlines()] == ["small", "base"]
+
+    assert geb("verify", "--store", store).returncode == 0
+    (base / "config.json").write_text("{}")
+    damaged = geb("verify", "--store", store)
+    assert damaged.returncode == 1
+    assert str(base) in damaged.stdout.replace("\n", "")

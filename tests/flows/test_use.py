@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+from flows.pipeline.inputs import resolve_model
 from flows.report.exported import base_of, export
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import Manifest, describe_files
@@ -128,6 +130,37 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         assert f"\nBase: {bases[number]}." in card
         named = "\nbase_model: owner/model\n" in card and 'revision="c0ffee")' in card
         assert named == (number == 1), "only the first one's base is a model of the hub"
+
+
+def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
+    tmp_path: Path,
+) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
+    artifact = trained(store, "3" * 64, HUB, *files)
+    ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
+    export(store, "kept", tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        *("adapter_config.json", "base.json", "README.md")
+    }
+    card = (tmp_path / "model/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\nbase_model: owner/model\n")
+    assert "Base of the adapters: owner/model, revision c0ffee." in card
+    assert 'from_pretrained("owner/model", revision="c0ffee")' in card
+    assert "--enable-lora" in card
+    assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
+
+
+def test_an_adapter_whose_base_is_gone_is_damaged(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    base = trained(store, "1" * 64, HUB, "checkpoint/config.json")
+    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
+    trained(store, "2" * 64, base.ref("checkpoint"), *files)
+    assert geb("verify", "--store", store.root).returncode == 0
+    shutil.rmtree(base.path)
+    done = geb("verify", "--store", store.root)
+    assert done.returncode == 1
+    assert f"lacks its base: there is no train/{'1' * 12}" in " ".join(done.stdout.split())
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:

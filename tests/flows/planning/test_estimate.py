@@ -139,13 +139,16 @@ def test_lora_holds_gradients_and_optimizer_of_the_adapters_alone(tmp_path: Path
     assert "head's gradient" not in memory
 
 
-def test_adapters_beside_the_checkpoint_take_room(tmp_path: Path) -> None:
-    merged, both = (
-        step(estimated(configured(tmp_path, "8B", lora)), "iteration-1/train").cost.disk
-        for lora in ("train.lora={rank: 16}", "train.lora={rank: 16, save: both}")
+def test_adapters_beside_the_checkpoint_or_in_its_place_take_room(tmp_path: Path) -> None:
+    merged, both, alone = (
+        step(
+            estimated(configured(tmp_path, "8B", f"train.lora={lora}")), "iteration-1/train"
+        ).cost.disk
+        for lora in ("{rank: 16}", "{rank: 16, save: both}", "{rank: 16, save: adapter}")
     )
     adapters = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
     assert both - merged == 4 * adapters
+    assert both - alone == 2 * PARAMS["8B"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 
+from stages.contract.adapters import write_base
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
 from stages.contract.errors import UserError
@@ -27,10 +28,10 @@ from stages.generate.run import STAGE
 from stages.modeling.load import load_causal_lm, merge_adapter
 from stages.score.params import ScoreParams
 from stages.score.run import STAGE as SCORE
-from tests.stage_calls import call_request, request_for, user_turn, write_prompts
+from tests.stage_calls import call_request, file_input, request_for, user_turn, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
 from tests.tiny_adapters import save_tiny_adapters
-from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama
+from tests.tiny_models import EOS_ID, WORDS, make_tiny_llama, make_tiny_tokenizer
 from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -198,6 +199,9 @@ def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_pat
 
 def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
     adapter = save_tiny_adapters(tmp_path / "adapter", inputs["policy"])
+    # As a training leaves it.
+    make_tiny_tokenizer().save_pretrained(adapter)
+    write_base(adapter, file_input(inputs["policy"]))
     wearing = {**inputs, "adapter": adapter}
     request = request_for(GenerateParams(**PARAMS), wearing, tmp_path / "store", seed=5)
     rows = rows_of(session.finish(request, tmp_path / "request.json"))

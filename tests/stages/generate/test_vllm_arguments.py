@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def load(**settings: Any) -> None:
-    policy = Policy(ModelSource("here", None), None, None, frozenset({2}), 128, 16)
+    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
     params = GenerateParams.model_validate(
         {"backend": "vllm", "dtype": "bfloat16", "vllm": {"kv_cache_gib": 1.5, **settings}}
     )
@@ -67,7 +67,7 @@ def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(
     started: dict[str, Any], tmp_path: Path
 ) -> None:
     save_file({"lora": torch.tensor([float("nan")])}, tmp_path / "adapter_model.safetensors")
-    policy = Policy(ModelSource("here", None), tmp_path, None, frozenset({2}), 128, 16)
+    policy = Policy(ModelSource("here", None, str(tmp_path)), None, frozenset({2}), 128, 16)
     params = GenerateParams(backend="vllm")
     with pytest.raises(UserError, match=r"adapter_model\.safetensors are infinite or not a number"):
         vllm_backend.load(policy, params, Emitter(io.StringIO()))

@@ -107,6 +107,7 @@ def request_for(
     pairs: Sequence[Path],
     *,
     reference: Path | None = None,
+    adapter: Path | None = None,
     seed: int = 0,
     processes: int = 1,
     gpus: int = 0,
@@ -115,7 +116,10 @@ def request_for(
     reference_kind: str = "previous",
     **changes: Any,
 ) -> Request:
-    """A request with :data:`PARAMS` and ``changes`` in a store of its own."""
+    """A request with :data:`PARAMS` and ``changes`` in a store of its own.
+
+    Policy and reference wear ``adapter``.
+    """
     changes["reference"] = reference_kind
     LocalStore.open(str(store), create=True)
     return make_request(
@@ -124,6 +128,11 @@ def request_for(
             "policy": [file_input(policy)],
             "reference": [file_input(reference or policy)],
             "pairs": [file_input(path) for path in pairs],
+            **(
+                {name: [file_input(adapter)] for name in ("adapter", "reference_adapter")}
+                if adapter
+                else {}
+            ),
         },
         seed=seed,
         store=str(store),

@@ -1,0 +1,84 @@
+"""LoRA adapters as models: a folder in peft's format, and the base that it goes over.
+
+A stage that reads a model has an input for the whole checkpoint (`policy`) and an optional one for
+an adapter on it (`adapter`; of another model `<name>_adapter`). The folder that a training writes
+names its base by digest, and a request that puts it on another base is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from stages.contract.errors import UserError
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Input
+
+if TYPE_CHECKING:
+    from stages.contract.manifest import Manifest
+
+ADAPTER_CONFIG = "adapter_config.json"
+BASE = "base.json"
+"""File beside the adapter's: the digest of its base, as requests give it."""
+_INPUT: TypeAdapter[ArtifactInput | FileInput | HubInput] = TypeAdapter(Input)
+
+
+def adapter_input(model: str) -> str:
+    """Name of the input for a model's adapter: `adapter` of `policy`, else `<model>_adapter`."""
+    return "adapter" if model == "policy" else f"{model}_adapter"
+
+
+def write_base(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None:
+    """Writes into an adapter's folder which base it goes over.
+
+    By its digest alone: the same training then gives the same bytes wherever the base lies.
+    """
+    (folder / BASE).write_text(json.dumps({"digest": base.digest}, indent=2) + "\n")
+
+
+def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None:
+    """Checks that a folder is an adapter, and for this base where it names one.
+
+    Raises:
+        UserError: It is none, or names another base.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder} is no LoRA adapter: it has no {ADAPTER_CONFIG}",
+            "name a folder written by peft's save_pretrained",
+        )
+    wanted = _base_digest(folder / BASE)
+    if wanted not in (None, base.digest):
+        raise UserError(
+            f"the adapter {folder} goes over the base with the digest {wanted}, and is given one "
+            f"with {base.digest}",
+            "give the base that the adapter was trained over",
+        )
+
+
+def base_of_adapter(manifest: Manifest, path: str) -> ArtifactInput | FileInput | HubInput | None:
+    """The base of the adapter that an artifact has at `path`; None where a whole model is there.
+
+    An adapter's training reads the base as its `policy`, so that whatever needs an artifact's
+    inputs (garbage collection, lineage) needs the base of its adapter.
+    """
+    if not manifest.files_at(f"{path}/{BASE}"):
+        return None
+    (given,) = manifest.inputs["policy"]
+    if given["kind"] == "hub":
+        given = {name: value for name, value in given.items() if name != "digest"}
+    return _INPUT.validate_python(given)
+
+
+def _base_digest(path: Path) -> str | None:
+    try:
+        digest = json.loads(path.read_bytes())["digest"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not name a base: {error!r}", "copy the adapter again, or pass another one"
+        ) from error
+    return str(digest)
