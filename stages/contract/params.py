@@ -37,7 +37,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     def unused_fields(self) -> frozenset[str]:
-        """Names of fields that nothing reads under the values of the others; not in the key."""
+        """Names of fields that the others make irrelevant to the result; not in the key."""
         return frozenset()
 
     def result_fields(self) -> dict[str, Any]:

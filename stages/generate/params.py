@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.params import Settings, StageParams, added_later, speed_only
 from stages.contract.request import Resources
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 from stages.remote.settings import ServerSettings
@@ -150,11 +150,10 @@ class GenerateParams(StageParams):
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""
-    chunk_prompts: int = speed_only(
-        1024,
-        ge=1,
-        description="Prompts after which what is done is written, so that a retry goes on there.",
-    )
+    chunk_prompts: int = added_later(1024, ge=1)
+    """Prompts after which what is done is written, so that a retry goes on there. Batches of the
+    backend `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there
+    it affects the result, elsewhere speed alone."""
     transformers: TransformersSettings = TransformersSettings()
     """Settings of the backend `transformers`."""
     vllm: VllmSettings = VllmSettings()
@@ -174,9 +173,10 @@ class GenerateParams(StageParams):
         return (resources.gpus or resources.processes) // self.devices_per_engine
 
     def unused_fields(self) -> frozenset[str]:
-        """The sections of the other backends."""
+        """The sections of the other backends, and what theirs alone would depend on."""
         loads_nothing = {"dtype"} if self.backend == "openai" else set()
-        return frozenset((BACKENDS.keys() - {self.backend}) | loads_nothing)
+        streams = {"chunk_prompts"} if self.backend != "transformers" else set()
+        return frozenset((BACKENDS.keys() - {self.backend}) | loads_nothing | streams)
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Image with vLLM where that is the engine."""

@@ -236,7 +236,20 @@ def test_parameters_and_registry_name_the_same_backends():
     assert all(callable(importlib.import_module(each).load) for each in BACKENDS.values())
 
 
+SERVER = {"backend": "openai", "openai": {"url": "http://127.0.0.1:1/v1", "model": "policy"}}
+
+
 def test_what_only_changes_speed_is_not_in_the_key():
-    fast = GenerateParams(transformers={"batch_size": 1}, chunk_prompts=1)
+    fast = GenerateParams(transformers={"batch_size": 1})
     assert fast.result_fields() == GenerateParams().result_fields()
     assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
+
+
+def test_the_size_of_chunks_is_in_the_key_of_the_backend_whose_batches_they_bound():
+    """At its default it is not: artifacts of before stay good."""
+    assert "chunk_prompts" not in GenerateParams().result_fields()
+    assert GenerateParams(chunk_prompts=8).result_fields()["chunk_prompts"] == 8
+    for backend in ({"backend": "vllm"}, SERVER):
+        whole = GenerateParams(**backend)
+        parts = GenerateParams(**backend, chunk_prompts=8)
+        assert parts.result_fields() == whole.result_fields()
