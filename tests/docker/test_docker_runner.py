@@ -37,6 +37,15 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
     assert not store.work_path("probe", request.key).exists()
 
 
+def test_the_password_of_the_prefect_server_stays_out_of_the_container(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PREFECT_API_AUTH_STRING"
+    monkeypatch.setenv(name, "admin:correct horse")
+    heard = run(probe_request(store, behaviour="tell_environment", message=name))
+    assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
+
+
 def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None:
     request = probe_request(store)
     run(request, user="12345:12346")

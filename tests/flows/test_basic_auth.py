@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -11,16 +13,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import refresh_global_settings_context
+from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
 
+from flows.pipeline.placement import Execution, WorkPoolSettings
 from flows.runners.local.process import ProcessRunner
 from flows.standing.server import ensure_prefect_server
 from stages.contract.errors import GebError, UserError
 from stages.contract.events import Log
 from stages.contract.local_store import LocalStore
 from stages.contract.request import make_request
+from tests.flows.cluster import deploy_stage, make_pool, worker
 from tests.flows.loop import geb
 from tests.flows.prefect_server import Server
+from tests.flows.probe_flow import ProbeConfig
+from tests.flows.probes import write_probes
 from tests.probe_stage import ProbeParams, install
 
 PASSWORD = "admin:correct horse"
@@ -100,24 +108,74 @@ def test_no_stage_gets_the_password(
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
 
 
-@pytest.mark.slow
-def test_a_run_reports_to_a_server_behind_a_password(finished: Path, tmp_path: Path) -> None:
-    server = Server(tmp_path, PREFECT_SERVER_API_AUTH_STRING=PASSWORD)
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server behind a password."""
+    server = Server(tmp_path_factory.mktemp("locked"), PREFECT_SERVER_API_AUTH_STRING=PASSWORD)
     server.start()
-    try:
-        ask = ("resume", "small", "--store", finished.parent / "store")
-        refused = geb(*ask, PREFECT_API_URL=server.api)
-        assert refused.returncode == 64, refused.stderr
-        assert "does not let us in" in refused.stderr
-        assert "Traceback" not in refused.stdout + refused.stderr
-        done = geb(*ask, PREFECT_API_URL=server.api, PREFECT_API_AUTH_STRING=PASSWORD)
-        assert done.returncode == 0, done.stderr
-        asked = urllib.request.Request(
-            f"{server.api}/flow_runs/filter",
-            data=b"{}",
-            headers={"Content-Type": "application/json", "Authorization": EXPECTED},
-        )
-        with urllib.request.urlopen(asked) as answer:
-            assert [each["state_type"] for each in json.load(answer)] == ["COMPLETED"]
-    finally:
-        server.stop()
+    yield server
+    server.stop()
+
+
+def ask_server(server: Server, what: str) -> str:
+    """An answer of the server's API to one who knows the password."""
+    asked = urllib.request.Request(
+        f"{server.api}/{what}",
+        data=b"{}",
+        headers={"Content-Type": "application/json", "Authorization": EXPECTED},
+    )
+    with urllib.request.urlopen(asked) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@pytest.mark.slow
+def test_a_run_reports_to_a_server_behind_a_password(finished: Path, locked: Server) -> None:
+    ask = ("resume", "small", "--store", finished.parent / "store")
+    refused = geb(*ask, PREFECT_API_URL=locked.api)
+    assert refused.returncode == 64, refused.stderr
+    assert "does not let us in" in refused.stderr
+    assert "Traceback" not in refused.stdout + refused.stderr
+    done = geb(*ask, PREFECT_API_URL=locked.api, PREFECT_API_AUTH_STRING=PASSWORD)
+    assert done.returncode == 0, done.stderr
+    states = [each["state_type"] for each in json.loads(ask_server(locked, "flow_runs/filter"))]
+    assert states == ["COMPLETED"]
+
+
+@pytest.mark.slow
+def test_stages_on_a_worker_work_behind_a_password_and_nothing_keeps_it(
+    locked: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orchestrator and worker know it; the stage, its artifact, logs and flow runs do not."""
+    install(tmp_path / "code", monkeypatch)
+    name = "PREFECT_API_AUTH_STRING"
+    monkeypatch.setenv("PREFECT_API_URL", locked.api)
+    monkeypatch.setenv(name, PASSWORD)
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    config = ProbeConfig(
+        name="locked",
+        store=str(store.root),
+        probes=(ProbeParams(behaviour="tell_environment", message=name),),
+        execution=Execution(
+            runner="work_pool", retries=0, work_pool=WorkPoolSettings(poll_seconds=0.5)
+        ),
+    )
+    with (
+        SyncPrefectClient(locked.api, auth_string=PASSWORD) as client,
+        temporary_settings({PREFECT_API_AUTH_STRING: PASSWORD}),
+    ):
+        make_pool(client, "locked", "cpu")
+        deploy_stage(client, "cpu", "locked", "cpu")
+        with worker(client, tmp_path, "locked", "cpu", "worker-locked"):
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.flows.probe_flow", write_probes(tmp_path, config)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(f"{name} is None".encode() in content for content in kept.values())
+    assert [path for path, content in kept.items() if b"correct horse" in content] == []
+    said = ask_server(locked, "flow_runs/filter") + ask_server(locked, "logs/filter")
+    assert "correct horse" not in said + done.stdout + done.stderr
