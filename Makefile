@@ -84,9 +84,10 @@ mutants: setup ## Small changes to the core that no test notices (mutmut; hours;
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m mutmut results
 
-chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0 FAULTS=2 ORPHAN_SECONDS=10; 1-3 minutes a run)
+chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0 FAULTS=2 PARALLEL=1 ORPHAN_SECONDS=10; OUT=FILE goes on with the runs there, TABLE=FILE shows them)
 	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0) \
-		--faults $(or $(FAULTS),2) --orphan-seconds $(or $(ORPHAN_SECONDS),10)
+		--faults $(or $(FAULTS),2) --orphan-seconds $(or $(ORPHAN_SECONDS),10) \
+		--parallel $(or $(PARALLEL),1) $(if $(OUT),--out $(OUT)) $(if $(TABLE),--table $(TABLE))
 
 check: setup ## Lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -108,6 +108,8 @@ class Gate:
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
         self._is_open = True
+        self._flows = threading.Event()
+        self._flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -118,12 +120,18 @@ class Gate:
                 each.shutdown(socket.SHUT_RDWR)
         self._connections.clear()
 
+    def hold(self) -> None:
+        """Keeps back all that is sent; connections stay, as where packets are lost."""
+        self._flows.clear()
+
     def open(self) -> None:
-        """Lets connections through again."""
+        """Lets connections through again, and what was kept back."""
         self._is_open = True
+        self._flows.set()
 
     def end(self) -> None:
         """Frees the port."""
+        self.open()
         self.close()
         self._listener.close()
 
@@ -138,20 +146,22 @@ class Gate:
                 continue
             far = socket.create_connection(self._target)
             self._connections += [near, far]
-            threading.Thread(target=_relay, args=(near, far), daemon=True).start()
+            relay = threading.Thread(target=_relay, args=(near, far, self._flows), daemon=True)
+            relay.start()
 
 
-def _relay(near: socket.socket, far: socket.socket) -> None:
+def _relay(near: socket.socket, far: socket.socket, flows: threading.Event) -> None:
     with near, far:
-        back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+        back = threading.Thread(target=_copy, args=(far, near, flows), daemon=True)
         back.start()
-        _copy(near, far)
+        _copy(near, far, flows)
         back.join()
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket, flows: threading.Event) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
+            flows.wait()
             sink.sendall(data)
     for each in (source, sink):
         with contextlib.suppress(OSError):

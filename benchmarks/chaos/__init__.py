@@ -1,0 +1,1 @@
+"""Campaign of faults; see :mod:`benchmarks.chaos.__main__`."""

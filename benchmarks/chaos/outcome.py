@@ -1,0 +1,117 @@
+"""Outcomes of a campaign's runs: lines of a file, by which it goes on, and the table of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TOO_LATE = " (the run was over)"
+"""End of a fault's text where there was nothing left to befall."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """End of one run.
+
+    Attributes:
+        seed: The campaign's.
+        run: Number of the run.
+        setting: Its runner, store and server.
+        steps: Steps that it had to compute.
+        faults: What befell it, each with what it hit.
+        attempts: How often it was resumed, the last time in peace.
+        seconds: Time of all that.
+        identical: True where all artifacts are those of the calm run.
+        orphans: Processes that outlived their orchestrator.
+        tracebacks: Tracebacks that its commands showed.
+    """
+
+    seed: int
+    run: int
+    setting: str
+    steps: int
+    faults: tuple[str, ...]
+    attempts: int
+    seconds: float
+    identical: bool
+    orphans: int
+    tracebacks: int
+
+    @property
+    def is_good(self) -> bool:
+        """True where nothing is wrong."""
+        return self.identical and not self.orphans and not self.tracebacks
+
+    @property
+    def struck(self) -> list[str]:
+        """Names of the faults that did not come too late."""
+        return [each.split(":")[0] for each in self.faults if not each.endswith(TOO_LATE)]
+
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"seed {self.seed} run {self.run} ({self.setting}): {self.steps} steps to do; "
+            f"{'; '.join(self.faults)}; {self.attempts} attempts, {self.seconds:.0f} s: "
+            f"{'identical' if self.identical else 'DIFFERS'}, {self.orphans} orphans, "
+            f"{self.tracebacks} tracebacks"
+        )
+
+
+def append(path: Path, outcome: Outcome) -> None:
+    """Adds a line to a file of outcomes, in place of one that a kill cut short."""
+    if path.exists() and not (text := path.read_text(encoding="utf-8")).endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+def read(path: Path) -> list[Outcome]:
+    """Outcomes of a file, none where there is none; a line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            values = json.loads(line)
+            found.append(Outcome(**values | {"faults": tuple(values["faults"])}))
+    return found
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Markdown: counts by seed, by kind of run and by fault."""
+    found = list(outcomes)
+    return "\n\n".join(
+        [
+            _counts("seed", found, lambda each: [str(each.seed)]),
+            _counts("runner, store", found, lambda each: [each.setting]),
+            _counts("fault", found, lambda each: set(each.struck)),
+        ]
+    )
+
+
+def _counts(
+    title: str, outcomes: Iterable[Outcome], groups: Callable[[Outcome], Iterable[str]]
+) -> str:
+    """A table of the outcomes by group; one may be in several."""
+    counts: dict[str, Counter[str]] = {}
+    for each in outcomes:
+        for group in groups(each):
+            counts.setdefault(group, Counter()).update(
+                runs=1,
+                faults=len(each.struck),
+                attempts=each.attempts,
+                identical=int(each.identical),
+                orphans=each.orphans,
+                tracebacks=each.tracebacks,
+            )
+    columns = ("runs", "faults", "attempts", "identical", "orphans", "tracebacks")
+    rows = [
+        f"| {group} | " + " | ".join(str(counts[group][column]) for column in columns) + " |"
+        for group in sorted(counts)
+    ]
+    return "\n".join(
+        [f"| {title} | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}", *rows]
+    )

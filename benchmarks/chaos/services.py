@@ -1,0 +1,134 @@
+"""Services that the runs of a campaign share: a Prefect server, a worker, and an S3 server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from pathlib import Path
+
+import docker
+from docker.errors import ImageNotFound
+
+from flows.images.table import IMAGES
+from flows.runners.docker.client import connect
+from flows.standing.server import start_server
+from stages.contract.errors import UserError
+from tests.object_storage import aws_environment, make_bucket, s3_server
+
+# A cut of the network is drawn shorter and longer than this.
+_PATIENCE_SECONDS = "4"
+
+
+class PrefectServer:
+    """A Prefect server on loopback that is started again on demand, with the same database.
+
+    Args:
+        home: Its folder: database and log.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.api = f"{self._address}/api"
+        self.restarts = 0
+        self._lock = threading.Lock()
+        self._start()
+
+    def restart(self) -> None:
+        """Ends it and starts it again; returns when it answers."""
+        with self._lock:
+            self.restarts += 1
+            self.end()
+            self._start()
+
+    def wait(self) -> None:
+        """Waits for the end of a restart."""
+        with self._lock:
+            return
+
+    def end(self) -> None:
+        """Ends it; its database stays."""
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+
+    def _start(self) -> None:
+        environment = {"PREFECT_HOME": str(self._home)}
+        self._server = start_server(self._address, self._home / "server.log", environment)
+
+
+class Services:
+    """What the runs of a campaign share, each started when the first run asks for it.
+
+    Args:
+        folder: Folder of their files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._s3_port: int | None = None
+        self._has_worker = False
+        self.prefect = PrefectServer(folder / "prefect")
+        # All that is started from here reports to it, but for runs with a server of their own.
+        os.environ["PREFECT_API_URL"] = self.prefect.api
+        self._stack.callback(self.prefect.end)
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def s3_port(self) -> int:
+        """Port of an S3 server with an empty bucket, which this process reaches from now on."""
+        with self._lock:
+            if self._s3_port is None:
+                self._s3_port = self._stack.enter_context(s3_server())
+                os.environ |= bucket_environment(self._s3_port)
+                make_bucket()
+            return self._s3_port
+
+    def need_worker(self) -> None:
+        """Starts a worker with a work pool of its own, and deploys the flow `stage` to it."""
+        # Imported here: Prefect takes seconds to load.
+        from prefect.client.orchestration import SyncPrefectClient
+
+        from tests.flows.cluster import deploy_stage, make_pool, worker
+
+        with self._lock:
+            if self._has_worker:
+                return
+            client = SyncPrefectClient(self.prefect.api)
+            make_pool(client, "chaos", "cpu")
+            deploy_stage(client, "cpu", "chaos", "cpu")
+            self._stack.enter_context(worker(client, self._folder, "chaos", "cpu", "worker"))
+            self._has_worker = True
+
+
+def bucket_environment(port: int) -> dict[str, str]:
+    """Environment of a process that reaches the S3 server by this port."""
+    return aws_environment(port) | {"GEB_STORE_PATIENCE_SECONDS": _PATIENCE_SECONDS}
+
+
+def has_docker() -> bool:
+    """True where a Docker engine answers and has the images of the stages of a run."""
+    needed = [each.tag for each in IMAGES if each.title in ("core", "torch-cpu")]
+    try:
+        with contextlib.closing(connect()) as client:
+            return all(_has_image(client, tag) for tag in needed)
+    except UserError:
+        return False
+
+
+def _has_image(client: docker.DockerClient, tag: str) -> bool:
+    try:
+        client.images.get(tag)
+    except ImageNotFound:
+        return False
+    return True

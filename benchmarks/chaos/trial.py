@@ -1,0 +1,167 @@
+"""One run under faults: its commands, its processes, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos.places import RUN, BucketPlace, Place
+from benchmarks.chaos.services import Services
+from tests.object_storage import Gate
+
+ROOT = Path(__file__).parents[2]
+# Environment variable that all processes of a run inherit: victims and orphans are known by it.
+_MARK = "GEB_CHAOS_RUN"
+_KEPT_LINES = 60
+_ATTEMPT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Kind of a run.
+
+    Attributes:
+        runner: `execution.runner`.
+        store: `folder`, or `bucket`, whose hosts begin without any local file half of the time.
+        server: Prefect's: `shared` by the campaign, or the run's `own`.
+    """
+
+    runner: str
+    store: str = "folder"
+    server: str = "shared"
+
+    def __str__(self) -> str:
+        own = ", own server" if self.server == "own" else ""
+        return f"{self.runner}, {self.store}{own}"
+
+
+@dataclass
+class Trial:
+    """One run under faults.
+
+    Attributes:
+        setting: Its kind.
+        folder: Folder of its files, on a file system of its own as root.
+        place: Its store.
+        draw: Draws victims and times.
+        services: What it shares with others.
+        gate: Its way to the bucket, if its store is in one.
+        environment: Variables of its commands beside this process's.
+        orphan_seconds: Time for its processes to end after their orchestrator.
+        said: Its faults.
+        mark: Value of the environment variable of its processes.
+    """
+
+    setting: Setting
+    folder: Path
+    place: Place
+    draw: random.Random
+    services: Services
+    gate: Gate | None
+    environment: Mapping[str, str]
+    orphan_seconds: float
+    said: list[str] = field(default_factory=list)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    attempts: int = 0
+    tracebacks: int = 0
+    orphans: int = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Resumes the run; its output goes beside the store."""
+        self.attempts += 1
+        self.services.prefect.wait()
+        environment = {**os.environ, **self.environment, _MARK: self.mark}
+        if self.setting.server == "own":
+            environment.pop("PREFECT_API_URL", None)
+        if isinstance(self.place, BucketPlace):
+            environment["GEB_CACHE"] = str(self._host())
+        with self.log.open("ab") as file:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "flows.commands.cli", "resume", RUN),
+                    *("--store", self.place.location),
+                ],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        """The run's living processes."""
+        found = []
+        for each in psutil.process_iter():
+            # It may end meanwhile.
+            with contextlib.suppress(psutil.Error):
+                # Forks of a fork server have a title in place of their environment.
+                named = any(str(self.folder) in part for part in each.cmdline())
+                marked = named or each.environ().get(_MARK) == self.mark
+                if marked and each.status() != "zombie":
+                    found.append(each)
+        return found
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Waits for the orchestrator and for what it started; counts orphans and tracebacks."""
+        try:
+            code = process.wait(_ATTEMPT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.said.append("HANGS")
+            process.kill()
+            code = process.wait()
+        self.tracebacks = self.log.read_bytes().count(b"Traceback (most recent call last)")
+        # A stage on a worker goes on without its orchestrator, and the next one waits for it.
+        if code and self.setting.runner == "work_pool":
+            return code
+        deadline = time.monotonic() + self.orphan_seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        self.orphans += len(left)
+        for each in left:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        return code
+
+    def last_lines(self) -> str:
+        """The end of what the run's commands printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_KEPT_LINES:])
+
+    def _host(self) -> Path:
+        """The first host again, or one that has never seen the store."""
+        assert isinstance(self.place, BucketPlace)
+        if self.attempts > 1 and self.draw.random() < 0.5:
+            return self.place.new_host()
+        return self.folder / "first-host"
+
+    @property
+    def log(self) -> Path:
+        """What its commands print."""
+        # Not where a full disk would keep it from being written.
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+def role(process: psutil.Process) -> str:
+    """Part of a process in its run."""
+    command = " ".join(process.cmdline())
+    for part, name in (
+        ("flows.commands.cli", "orchestrator"),
+        ("prefect", "server"),
+        ("fork_server", "fork server"),
+        ("supervisor", "supervisor"),
+        (".worker", "worker"),
+        ("-m stages.", "stage"),
+    ):
+        if part in command:
+            return name
+    return "helper"
