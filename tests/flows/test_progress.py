@@ -1,0 +1,49 @@
+"""Progress in Prefect never makes a stage wait for the server."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from flows.execution import prefect_progress
+from flows.execution.prefect_progress import PrefectProgress
+from stages.contract.events import Progress
+from stages.contract.local_store import LocalStore
+from tests.probe_requests import probe_request
+
+
+def test_a_stage_goes_on_while_the_server_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what it says meanwhile, the server gets the latest alone."""
+    asked, answered, last = threading.Event(), threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def create(percent: float, *, description: str, **_: object) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.set()
+        answered.wait()
+        sent.append(description)
+        return "an id"
+
+    def update(artifact: str, *, description: str, **_: object) -> None:
+        sent.append(description)
+        last.set()
+
+    monkeypatch.setattr(prefect_progress, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(prefect_progress, "create_progress_artifact", create)
+    monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
+    request = probe_request(LocalStore.open(str(tmp_path / "store"), create=True))
+    with disable_run_logger(), PrefectProgress("run", "step") as progress:
+        progress.stage_event(request, Progress(done=1, total=9, unit="steps"))
+        asked.wait()
+        for done in range(2, 10):
+            progress.stage_event(request, Progress(done=done, total=9, unit="steps"))
+    # The stage is over, and the server has not answered yet.
+    assert sent == []
+    answered.set()
+    last.wait()
+    assert sent == ["1/9 steps", "9/9 steps"]
