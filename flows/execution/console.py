@@ -48,6 +48,10 @@ class LineObserver(Observer):
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    def run_warning(self, run: str, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        self._console.print(f"{escape(run)}  [yellow]{escape(message)}[/]")
+
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         how = _how(state, seconds)
@@ -93,6 +97,11 @@ class ConsoleObserver(Observer):
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
+
+    def run_warning(self, run: str, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        with self._lock:
+            self._say(f"[bold yellow]warning[/] {escape(message)}")
 
     def step_started(self, request: Request) -> None:
         """See :class:`flows.execution.observer.Observer`."""

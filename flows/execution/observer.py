@@ -18,6 +18,9 @@ class Observer:
     Calls come from several threads. The request names run, step and stage.
     """
 
+    def run_warning(self, run: str, message: str) -> None:
+        """A run goes on without something that a person asked for."""
+
     def step_started(self, request: Request) -> None:
         """A stage is started."""
 

@@ -21,6 +21,7 @@ from flows.pipeline.preflight import (
     check_parallelism,
 )
 from flows.pipeline.steps import Model, Output, Samples, Sampling, Source, Step, Steps, suite_place
+from flows.pipeline.tracking import TRACKERS, check_trackers
 
 Do = Callable[[Step], Output]
 
@@ -152,6 +153,7 @@ def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     check_checkpoints(config, external)
     check_parallelism(config, external)
     check_interpreters(config)
+    check_trackers(config.tracking, config.execution.interpreters.get(TRACKERS))
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 

@@ -14,6 +14,7 @@ from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.placement_checks import check_placement
 from flows.pipeline.sample_checks import check_samples
 from flows.pipeline.shards import resolve_shards
+from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
 from stages.evaluate.params import EvaluateParams
@@ -113,6 +114,8 @@ class RunConfig(StageSettings):
     """Settings by which stages are started: runner, retries, limits."""
     estimation: Estimation = Estimation()
     """Assumptions of the run's estimate: hardware, price, lengths."""
+    tracking: Tracking = Tracking()
+    """Trackers of the whole run (docs/tracking.md)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -121,7 +121,8 @@ class Execution(Settings):
     so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
     """Python interpreter of a stage where it is not the orchestrator's, by stage name; under `eval`
-    that of steps which need the code of lm-eval or AlpacaEval, whatever their stage."""
+    that of steps which need the code of lm-eval or AlpacaEval, whatever their stage; under
+    `trackers` that of the packages of `tracking.report_to`."""
     gpu_limit: str = "gpu"
     """Global concurrency limit of the Prefect server, a slot for each GPU that stages may use at
     once over all runs and hosts: `prefect gcl create gpu --limit 8`. Without one, none is set."""

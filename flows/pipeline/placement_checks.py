@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.pipeline.placement import EVAL
+from flows.pipeline.tracking import TRACKERS
 from stages.contract.stores import cache_home, location_of
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _check_stage_names(config: RunConfig) -> None:
     }
     for name, table in tables.items():
         for stage in table.keys() - stages:
-            if (name, stage) == ("interpreters", EVAL):
+            if name == "interpreters" and stage in (EVAL, TRACKERS):
                 continue
             near = difflib.get_close_matches(stage, stages, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"

@@ -12,6 +12,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
 from flows.pipeline.inputs import External, suite_input
 from flows.pipeline.placement import EVAL
+from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
@@ -110,7 +111,9 @@ def check_interpreters(config: RunConfig) -> None:
             ".venv-eval/bin/python",
         )
     for stage, interpreter in execution.interpreters.items():
-        require_interpreter(stage, interpreter)
+        # The trackers' is looked at with their packages, whatever the runner.
+        if stage != TRACKERS:
+            require_interpreter(stage, interpreter)
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

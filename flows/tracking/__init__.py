@@ -1,0 +1,1 @@
+"""Trackers of a run: one session for each, with the run's figures by iteration."""

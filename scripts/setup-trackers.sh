@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Makes .venv-trackers: the packages of the trackers, apart from .venv so that their dependencies bind
+# neither Prefect nor training. Run again, it does nothing unless what it installs changed.
+#
+#   PYTHON         interpreter to make the environment with (default: python3)
+#   TRACKERS_VENV  where to make it (default: .venv-trackers)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+venv="${TRACKERS_VENV:-.venv-trackers}"
+
+stamp="$venv/.installed"
+wanted="$(cat constraints/trackers.lock scripts/setup-trackers.sh | sha256sum | cut -d' ' -f1)"
+if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
+  echo "$venv is up to date"
+  exit 0
+fi
+
+"$python" scripts/check-python.py
+[[ -x "$venv/bin/python" ]] || "$python" -m venv "$venv"
+rm -f "$stamp"
+"$venv/bin/python" -m pip install --progress-bar off --no-deps --require-hashes \
+  --requirement constraints/trackers.lock
+echo "$wanted" >"$stamp"
