@@ -50,19 +50,17 @@ def parse_export(text: str, questions: Path | None) -> tuple[str, Path]:
     """Format and file of ``FORMAT=FILE``.
 
     Raises:
-        UserError: There is no such format, no file, or no questions where they are needed.
+        UserError: There is no such format, no file, or no questions where they are needed, or they
+            are not Arena-Hard's.
     """
     name, _, place = text.partition("=")
     if name not in FORMATS or not place:
         raise UserError(
             f"--export {text!r} is not FORMAT=FILE", f"formats: {', '.join(sorted(FORMATS))}"
         )
-    if name == "arena_hard" and (questions is None or not questions.is_file()):
-        raise UserError(
-            "Arena-Hard names its prompts by ids of its own, and --questions "
-            + ("is not given" if questions is None else f"{questions} is no file"),
-            "add --questions with its file data/arena-hard-v2.0/question.jsonl",
-        )
+    if name == "arena_hard":
+        # Before the evaluation, which may take hours.
+        _question_ids(questions)
     return name, Path(place).expanduser()
 
 
@@ -94,8 +92,7 @@ def _alpaca_eval(outputs: Outputs) -> str:
 
 def _arena_hard(outputs: Outputs) -> str:
     """`model_answer/MODEL.jsonl` of Arena-Hard v2: the first sample of each prompt."""
-    assert outputs.questions is not None, "parse_export has asked for them"
-    ids = {row["prompt"]: row["uid"] for _, row in read_data_file(outputs.questions)}
+    ids = _question_ids(outputs.questions)
     lines = []
     for samples in outputs.prompts():
         prompt = _instruction(samples[0])
@@ -115,6 +112,26 @@ def _arena_hard(outputs: Outputs) -> str:
             }
         )
     return _lines(lines)
+
+
+def _question_ids(questions: Path | None) -> dict[str, str]:
+    """Ids of Arena-Hard's questions, by their prompts."""
+    remedy = "add --questions with its file data/arena-hard-v2.0/question.jsonl"
+    if questions is None or not questions.is_file():
+        raise UserError(
+            "Arena-Hard names its prompts by ids of its own, and --questions "
+            + ("is not given" if questions is None else f"{questions} is no file"),
+            remedy,
+        )
+    ids = {}
+    for place, row in read_data_file(questions):
+        if missing := {"prompt", "uid"} - row.keys():
+            raise UserError(
+                f"{place}: a question has no {' and no '.join(sorted(missing))}",
+                remedy,
+            )
+        ids[row["prompt"]] = row["uid"]
+    return ids
 
 
 def _lm_eval(outputs: Outputs) -> str:

@@ -100,3 +100,12 @@ def test_arena_hard_s_questions_are_asked_for_before_anything_runs(questions: Pa
     with pytest.raises(UserError) as caught:
         parse_export("arena_hard=answers.jsonl", questions)
     assert "add --questions" in caught.value.remedy
+
+
+def test_questions_that_are_not_arena_hard_s_are_refused_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": "1", "turns": []}\n')
+    with pytest.raises(UserError, match="line 1: a question has no prompt and no uid"):
+        parse_export("arena_hard=answers.jsonl", questions)
