@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
@@ -107,31 +108,31 @@ def _run() -> int:
             errors.print(_STOPPED)
         return result if isinstance(result, int) else 0
     except UserError as error:
-        errors.print(f"[bold red]error[/] {_plain(error.message)}")
+        errors.print(f"[bold red]error[/] {escape(error.message)}")
         if error.remedy:
-            errors.print(f"[bold]remedy[/] {_plain(error.remedy)}")
+            errors.print(f"[bold]remedy[/] {escape(error.remedy)}")
         return EXIT_USER
     except TyperException as error:
-        errors.print(f"[bold red]error[/] {_plain(error.format_message())}")
+        errors.print(f"[bold red]error[/] {escape(error.format_message())}")
         errors.print("[bold]remedy[/] add --help to the command to see what it takes")
         return EXIT_USER
     except StageFailedError as error:
         for line in error.last_lines[-_SHOWN_LINES:]:
-            errors.print(f"[dim]│[/] {_plain(line)}")
-        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+            errors.print(f"[dim]│[/] {escape(line)}")
+        errors.print(f"[bold red]error[/] {escape(str(error))}")
         errors.print(
             "[bold]remedy[/] fix the cause, then run the command again: what is done stays done"
         )
         return EXIT_FAILED
     except RunCancelledError as error:
-        errors.print(_plain(str(error)))
+        errors.print(escape(str(error)))
         return _EXIT_INTERRUPTED
     except NoStoreError as error:
-        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        errors.print(f"[bold red]error[/] {escape(str(error))}")
         errors.print("[bold]remedy[/] correct --store, GEB_STORE or `store` of the configuration")
         return EXIT_USER
     except GebError as error:
-        errors.print(f"[bold red]error[/] {_plain(str(error))}")
+        errors.print(f"[bold red]error[/] {escape(str(error))}")
         return EXIT_FAILED
     except (typer.Abort, StoppedError):
         errors.print(_STOPPED)
@@ -144,7 +145,7 @@ def _run() -> int:
         if error.filename is None:
             raise
         # Permissions, a full disk, a folder where a file should be.
-        errors.print(f"[bold red]error[/] {_plain(str(error.filename))}: {error.strerror}")
+        errors.print(f"[bold red]error[/] {escape(str(error.filename))}: {error.strerror}")
         errors.print("[bold]remedy[/] check that the place exists, is yours, and has room")
         return EXIT_FAILED
 
@@ -160,14 +161,9 @@ def _show_warning(
     """Shows warnings about a configuration or a record as messages, others as Python does."""
     if issubclass(category, RenamedSettingWarning | DamagedRecordWarning):
         errors = Console(stderr=True, highlight=False, soft_wrap=True)
-        errors.print(f"[bold yellow]warning[/] {_plain(str(message))}")
+        errors.print(f"[bold yellow]warning[/] {escape(str(message))}")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-
-def _plain(text: str) -> str:
-    """Keeps brackets of a message from being read as markup."""
-    return text.replace("[", r"\[")
 
 
 if __name__ == "__main__":

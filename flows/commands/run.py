@@ -252,5 +252,5 @@ def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:
     for line in lines:
         style = "cyan" if line.action == "reuse" else "yellow"
         key = line.key[:12] if line.key else "-"
-        table.add_row(line.step, f"[{style}]{line.action}[/]", line.because, key)
+        table.add_row(line.step, f"[{style}]{line.action}[/]", escape(line.because), key)
     console.print(table)

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.commands.cli import app
 from flows.execution.oracle_trial import try_oracle
+from flows.execution.plan import plan
+from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
+from stages.contract.stores import open_store
 from tests.flows.loop import geb, write_config
 
 
@@ -50,6 +55,26 @@ def test_a_file_without_held_out_prompts_is_left_to_its_stage(tmp_path: Path) ->
     own = config(tmp_path, 1000)
     told = cautions(own.model_copy(update={"inputs": own.inputs.model_copy(update=prompts)}))
     assert not any("held-out" in each for each in told)
+
+
+def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    loaded = load_config(path)
+    [first, *_] = plan(loaded)
+    assert first.key is not None
+    failed = StepRecord(
+        step=first.step,
+        stage=first.stage,
+        key=first.key,
+        key_fields={},
+        state="failed",
+        started=0,
+        message="[/data] is full",
+    )
+    RunRecord(open_store(loaded.store), loaded.name).save_step(failed)
+    shown = CliRunner().invoke(app, ["plan", str(path)])
+    assert shown.exception is None
+    assert "it failed: [/data] is full" in shown.output
 
 
 def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
