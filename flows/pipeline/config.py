@@ -128,6 +128,12 @@ class RunConfig(StageSettings):
             for name in names:
                 if name in getattr(self, section).model_fields_set:
                     raise ValueError(f"{section}.{name} is set by the run; leave it out")
+        sources = len(self.inputs.prompts)
+        if sources > 1 and sources != self.iterations:
+            raise ValueError(
+                f"inputs.prompts names {sources} sources, and iterations is {self.iterations}: "
+                f"name one, which is split, or {self.iterations}, one for each iteration"
+            )
         if self.screen.num_samples and self.score.compares:
             raise ValueError(
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "

@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -110,7 +111,7 @@ def _check(
 ) -> S:
     """Validates settings; ``said`` are overrides by the name of the setting that each sets."""
     # Of a run that was stored, or within a whole section that `--set` names.
-    move_renamed(values, place, defaults=RunConfig().model_dump(mode="json"))
+    move_renamed(values, place, defaults=_defaults())
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
@@ -126,6 +127,12 @@ def _check(
     if infinite:
         raise _invalid(place, infinite, "write finite numbers, or leave these settings out")
     return checked
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    """The default configuration; made once, as a store may hold hundreds of configurations."""
+    return RunConfig().model_dump(mode="json")
 
 
 def _with_absolute_store(config: S) -> S:

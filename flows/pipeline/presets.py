@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config, load_overridden
+from flows.pipeline.strict_yaml import read_yaml
 from stages.contract.errors import UserError
 from stages.contract.stores import location_of
 
@@ -88,5 +87,5 @@ def _presets_in(folder: Path) -> dict[str, Path]:
 
 def _is_of_a_run(path: Path) -> bool:
     """Tells configurations of runs from those of other flows by their sections."""
-    loaded = yaml.safe_load(path.read_text())
+    loaded = read_yaml(path)
     return isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}

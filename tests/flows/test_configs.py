@@ -10,6 +10,7 @@ import yaml
 from flows.bandit import BanditConfig
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config, load_settings
+from flows.pipeline.presets import preset_names
 from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,15 @@ def test_later_files_and_settings_win(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\ntrain: {kappa: 2}\n")
     config = load_config(tmp_path / "b.yaml", ["train.kappa=1e-3"])
     assert (config.seed, config.train.beta, config.train.kappa) == (1, 0.2, 1e-3)
+
+
+def test_a_file_among_the_presets_that_is_not_yaml_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: [")
+    monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
+    with pytest.raises(UserError, match=r"mine\.yaml is not YAML"):
+        preset_names()
 
 
 def test_a_file_that_extends_itself_is_refused(tmp_path: Path) -> None:

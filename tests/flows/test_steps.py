@@ -93,6 +93,10 @@ def test_other_oracles_get_no_opponents():
             "set suites.extra.backend",
         ),
         (
+            ["inputs.prompts=[a.jsonl, b.jsonl]", "iterations=3"],
+            "names 2 sources, and iterations is 3: name one, which is split, or 3",
+        ),
+        (
             [
                 "suites={extra: {prompts: more.jsonl, backend: vllm}}",
                 "generate.vllm.tensor_parallel_size=2",
