@@ -10,6 +10,7 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from pydantic import Field
 
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.hooks import remove_containers
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
@@ -53,7 +54,13 @@ class BanditConfig(Experiment):
     """Settings of the runner that starts the stage."""
 
 
-@flow(name="bandit", flow_run_name="{config.name}", persist_result=False)
+@flow(
+    name="bandit",
+    flow_run_name="{config.name}",
+    persist_result=False,
+    on_cancellation=[remove_containers],
+    on_crashed=[remove_containers],
+)
 @ends_cancelled
 def bandit(config: BanditConfig) -> Artifact:
     """Compares f-DPO, GEB and the baselines on a bandit whose best arm is rarely played.

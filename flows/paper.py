@@ -13,6 +13,7 @@ from prefect.states import State
 from flows.bandit import BanditConfig, bandit_step
 from flows.bandit import bandit as bandit_flow
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.hooks import remove_containers
 from flows.execution.outage import survives_outage
 from flows.execution.plan import plan
 from flows.execution.prefect_progress import artifact_key
@@ -58,7 +59,13 @@ def report_name(scale: str) -> str:
     return f"paper-{scale}"
 
 
-@flow(name="paper", flow_run_name="paper, {scale} scale", persist_result=False)
+@flow(
+    name="paper",
+    flow_run_name="paper, {scale} scale",
+    persist_result=False,
+    on_cancellation=[remove_containers],
+    on_crashed=[remove_containers],
+)
 @ends_cancelled
 def paper(
     scale: Scale = "small",

@@ -14,6 +14,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
+from flows.execution.hooks import remove_containers
 from flows.execution.outage import survives_outage
 from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_progress import artifact_key
@@ -37,7 +38,13 @@ _NO_AXES: list[str] = []
 _ONE_SEED = [0]
 
 
-@flow(name="sweep", flow_run_name="{name}", persist_result=False)
+@flow(
+    name="sweep",
+    flow_run_name="{name}",
+    persist_result=False,
+    on_cancellation=[remove_containers],
+    on_crashed=[remove_containers],
+)
 @ends_cancelled
 def sweep(
     name: str = "sweep",

@@ -76,7 +76,8 @@ def this_cpu(cpus: float | None = None) -> Device:
 def _threads(cores: int) -> int:
     """Threads that numpy's matrix products use."""
     named = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
-    return min(next((int(each) for each in named if each.isdigit()), cores), cores)
+    # 0 leaves their number to the library.
+    return min(next((int(each) for each in named if each.isdigit()), 0) or cores, cores)
 
 
 @cache

@@ -75,8 +75,10 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 # Halted, it takes no further flow run and does not kill those that it has.
                 os.kill(worker, signal.SIGSTOP)
-                _end_all(_children(worker))
-                os.kill(worker, signal.SIGCONT)
+                try:
+                    _end_all(_children(worker))
+                finally:
+                    os.kill(worker, signal.SIGCONT)
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -131,5 +133,9 @@ def _end_all(pids: Iterable[int]) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(child) for child in task.read_text().split()]
+    return found

@@ -11,10 +11,13 @@ import pytest
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 
+from flows.bandit import bandit
 from flows.evaluate import evaluate
+from flows.execution.hooks import remove_containers
 from flows.iterate import iterate
 from flows.paper import paper
 from flows.pipeline.presets import configured, preset_names
+from flows.stage import stage
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from stages.score.params import ORACLES
@@ -129,3 +132,9 @@ def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert configured("mine", {}).seed == 7
     with pytest.raises(UserError, match="no preset 'other'"):
         configured("other", {})
+
+
+@pytest.mark.parametrize("flow", [*FLOWS, bandit, stage], ids=lambda flow: flow.name)
+def test_what_a_killed_flow_leaves_in_containers_is_removed(flow: Flow[..., Any]) -> None:
+    assert remove_containers in flow.on_cancellation_hooks
+    assert remove_containers in flow.on_crashed_hooks

@@ -84,9 +84,13 @@ class DockerRunner:
                     target=log_file.write_all, args=(container.lines("stderr"),)
                 )
                 reader.start()
-                for line in container.lines("stdout"):
-                    log_file.handle_line(line, on_event)
-                reader.join()
+                try:
+                    for line in container.lines("stdout"):
+                        log_file.handle_line(line, on_event)
+                    reader.join()
+                finally:
+                    # An interrupt leaves the reader to the end of the container.
+                    log_file.end()
                 ending = container.wait()
             log_file.warn_if_incomplete(log, on_event)
         # Empty by now, but a mount while the container ran: the stage itself could not remove it.

@@ -14,6 +14,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cost import RUNTIME_GPU
 from flows.planning.estimate import Estimate, StepEstimate, estimate
+from flows.planning.hardware import this_cpu
 from flows.planning.schedule import end_of
 from flows.planning.show import to_json
 from stages.contract.errors import UserError
@@ -303,3 +304,11 @@ def test_each_gpu_of_a_shard_is_an_engine_for_its_share(tmp_path: Path) -> None:
     assert eight.seconds is not None
     loading = 60 + 2 * PARAMS["8B"] / 1e9
     assert one.seconds - loading == pytest.approx(8 * (eight.seconds - loading), rel=0.05)
+
+
+def test_threads_that_are_left_to_the_library_do_not_end_the_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    assert this_cpu().float32 > 0
