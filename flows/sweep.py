@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.states import State
 
-from flows.execution.cancellation import ends_cancelled
+from flows.execution.cancellation import ends_cancelled, interruptible_together
 from flows.execution.hooks import remove_containers
 from flows.execution.outage import survives_outage
 from flows.execution.overlap import Overlap, settle_overlap
@@ -126,8 +126,7 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
 def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
-    An interrupt or a cancellation starts no further cell. One at a time, it also ends the one that
-    runs; of several, those that run go to their ends first.
+    An interrupt or a cancellation starts no further cell, and stops those that run.
 
     Args:
         planned: The cells, whose runs have names of their own.
@@ -144,12 +143,16 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.
         return [_run(cell) for cell in planned]
-    with ThreadPoolExecutor(max_workers=parallel_runs) as pool:
+    with (
+        interruptible_together() as interrupted,
+        ThreadPoolExecutor(max_workers=parallel_runs) as pool,
+    ):
         # Each thread needs the flow run's context to be below it.
         futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
         try:
             return [future.result() for future in futures]
         except BaseException:
+            interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +46,8 @@ def paper(
         bool, typer.Option("--dry-run", help="Show cells and budget, and start nothing.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Copy the results as Markdown.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Copy the report as Markdown, with figures."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +81,7 @@ def paper(
     with observing(LineObserver(watched)):
         found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
-        shutil.copyfile(found.markdown, out)
+        found.copy_to(out)
     if as_json:
         print_json(found.to_json())
         return

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -30,11 +31,28 @@ R = TypeVar("R")
 _POLL_SECONDS = 2.0
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 _LOGGER = logging.getLogger(__name__)
+_NEVER = threading.Event()
+_interrupted: ContextVar[threading.Event] = ContextVar("interrupted", default=_NEVER)
+
+
+@contextmanager
+def interruptible_together() -> Iterator[threading.Event]:
+    """Runs that other threads start in copies of the block's context stop once the event is set.
+
+    A signal interrupts the main thread alone, which tells them so.
+    """
+    token = _interrupted.set(threading.Event())
+    try:
+        yield _interrupted.get()
+    finally:
+        _interrupted.reset(token)
 
 
 @contextmanager
 def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
     """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
+
+    So does an interrupt that the block's context is told of (:func:`interruptible_together`).
 
     Args:
         stop: Ends the work; called from another thread.
@@ -49,7 +67,7 @@ def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if poller.cancelled and not isinstance(error, KeyboardInterrupt):
-            raise RunCancelledError(f"{what} was cancelled in Prefect") from error
+            raise RunCancelledError(f"{what} was {poller.cancelled}") from error
         raise
     finally:
         poller.end()
@@ -82,8 +100,9 @@ class _CancellationPoller:
         ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
         self._ids = list({UUID(each) for each in ids if each is not None})
         self._ended = threading.Event()
+        self._interrupted = _interrupted.get()
         self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
-        self.cancelled = False
+        self.cancelled = ""
 
     def start(self) -> None:
         self._thread.start()
@@ -95,8 +114,11 @@ class _CancellationPoller:
     def _poll(self) -> None:
         with get_client(sync_client=True) as client:
             while not self._ended.wait(_POLL_SECONDS):
-                if self._is_cancelled(client):
-                    self.cancelled = True
+                if self._interrupted.is_set():
+                    self.cancelled = "interrupted"
+                elif self._is_cancelled(client):
+                    self.cancelled = "cancelled in Prefect"
+                if self.cancelled:
                     self._stop()
                     return
 

@@ -151,3 +151,10 @@ def shown_figure(estimate: Estimate | None, figure: str, paper: str) -> PaperFig
 def form_of(figure: str) -> str:
     """Format of a figure by its name: as many decimals as the paper gives."""
     return _FORMS.get(figure, ".4f" if figure.startswith("dist-") else ".2f")
+
+
+def file_name(*words: str) -> str:
+    """Name of a table's or figure's files, ``log-pi-ref-front-desk-geb-1-pi``: ASCII, no spaces."""
+    text = "-".join(words).lower().replace("π", "pi")
+    plain = "".join(each if each.isascii() and each.isalnum() else "-" for each in text)
+    return "-".join(filter(None, plain.split("-")))

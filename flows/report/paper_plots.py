@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from flows.report.last_iteration import training_log_pi_ref
-from flows.report.paper_figures import BASELINE, DIVERGENCES
+from flows.report.paper_figures import BASELINE, DIVERGENCES, file_name
 from flows.report.paper_values import Findings, Result
 from flows.report.plots import Line, course_figure, histogram_figure
 from flows.report.statistics import over_seeds
@@ -32,7 +32,7 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
             for method in found.methods(setting, experiment):
                 own = _samples(found.results(experiment, setting, method, "KL"))
                 if method.startswith(_GEB) and own and base:
-                    drawn[f"log-pi-ref-{len(drawn) + 1}"] = histogram_figure(
+                    drawn[file_name("log-pi-ref", setting, method)] = histogram_figure(
                         f"{setting}, KL: training responses",
                         {BASELINE: base, method: own},
                         "log π_ref",
@@ -52,7 +52,7 @@ def _kappa(found: Findings) -> dict[str, Figure]:
         for divergence in DIVERGENCES:
             lines = _kappa_lines(found, setting, divergence)
             if any(len(line.x) > 1 for line in lines.values()):
-                drawn[f"kappa-{len(drawn) + 1}"] = course_figure(
+                drawn[file_name("kappa", setting, divergence)] = course_figure(
                     f"{setting}, {divergence}", lines, "log₁₀ κ", "mean reward"
                 )
     return drawn

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Section:
         tables: Its tables.
         plots: Its figures, as SVG.
         images: Its figures that are images, as data URLs.
+        files: Names of the PNG files of both.
     """
 
     title: str
@@ -56,16 +58,32 @@ class Section:
     tables: Sequence[PaperTable]
     plots: Sequence[str] = ()
     images: Sequence[str] = ()
+    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The report, and the places of its files."""
+    """The report, and the places of its files.
+
+    Attributes:
+        findings: Statements on the methods.
+        page: Place of the page; an address where the store is a bucket.
+        markdown: The same as Markdown.
+        figures: The figures that the Markdown shows, PNG files beside it.
+        document: The same for JSON.
+    """
 
     findings: Sequence[str]
     page: str
     markdown: Path
+    figures: Sequence[Path]
     document: dict[str, Any]
+
+    def copy_to(self, folder: Path) -> None:
+        """Copies the Markdown and its figures into a folder, which is made where it lacks."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in (self.markdown, *self.figures):
+            shutil.copyfile(each, folder / each.name)
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -87,15 +105,14 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     said, shown = statements(found), paper_tables(found)
     drawn = paper_figures(found)
-    for file, figure in drawn.items():
-        (folder / f"{file}.png").write_bytes(png(figure))
+    images = _images(bandit)
+    pictures = {file: png(figure) for file, figure in drawn.items()} | images
+    for file, picture in pictures.items():
+        (folder / f"{file}.png").write_bytes(picture)
     for table in shown:
         (folder / f"{table.name}.tex").write_text(latex(table.plain()), encoding="utf-8")
     plots = {file: svg(figure) for file, figure in drawn.items()}
-    sections = [
-        _section(key, title, shown, plots, _images(bandit) if key == BANDIT else ())
-        for key, title in _ORDER
-    ]
+    sections = [_section(key, title, shown, plots, images) for key, title in _ORDER]
     covered = coverage(found)
     values = {
         "scale": found.scale,
@@ -114,26 +131,35 @@ def write_report(
     document = _document(found, shown, said, covered)
     (folder / "report.json").write_text(json.dumps(document, indent=2, ensure_ascii=False))
     store.share(folder)
-    return WrittenReport(said, store.share(page), markdown, document)
+    figures = [folder / f"{file}.png" for file in pictures]
+    return WrittenReport(said, store.share(page), markdown, figures, document)
 
 
 def _section(
     key: str,
     title: str,
     shown: Sequence[PaperTable],
-    plots: dict[str, str],
-    images: Sequence[str],
+    plots: Mapping[str, str],
+    images: Mapping[str, bytes],
 ) -> Section:
     own = [each for each in shown if each.name.startswith(f"{key}-")]
-    drawn = [each for name, each in plots.items() if name.startswith(f"{key}-")]
-    return Section(title, own[0].note if own else "", own, drawn, images)
+    drawn = {name: each for name, each in plots.items() if name.startswith(f"{key}-")}
+    pictures = {name: each for name, each in images.items() if name.startswith(f"{key}-")}
+    return Section(
+        title,
+        own[0].note if own else "",
+        own,
+        list(drawn.values()),
+        [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in pictures.values()],
+        [f"{name}.png" for name in (*drawn, *pictures)],
+    )
 
 
-def _images(bandit: Artifact | None) -> list[str]:
+def _images(bandit: Artifact | None) -> dict[str, bytes]:
+    """The bandit's figures by the names of their files; its artifact has them as PNG."""
     if bandit is None:
-        return []
-    files = [bandit.file(f"{name}.png").read_bytes() for name in _BANDIT_FIGURES]
-    return [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in files]
+        return {}
+    return {f"{BANDIT}-{name}": bandit.file(f"{name}.png").read_bytes() for name in _BANDIT_FIGURES}
 
 
 def _markdown(table: PaperTable) -> str:

@@ -11,6 +11,7 @@ from flows.report.paper_figures import (
     PaperFigure,
     PaperTable,
     Place,
+    file_name,
     mean_figure,
     shown_figure,
     spread_figure,
@@ -109,7 +110,7 @@ def _table(
             if any(each.text != MISSING or each.paper for each in figures) or method in own:
                 rows.append((method, figures))
         header = ["method", *(f"{divergence} {figure}" for divergence, figure in shown)]
-        table = PaperTable(_slug(name, setting), title, setting, note, header, rows)
+        table = PaperTable(file_name(name, setting), title, setting, note, header, rows)
         if table.computed or published:
             tables.append(table)
     return tables
@@ -168,7 +169,9 @@ def _hard(found: Findings) -> list[PaperTable]:
         ]
         header = ["method", *columns]
         if columns:
-            tables.append(PaperTable(_slug("hard", setting), title, setting, note, header, rows))
+            tables.append(
+                PaperTable(file_name("hard", setting), title, setting, note, header, rows)
+            )
     return tables
 
 
@@ -214,8 +217,3 @@ def _responses(found: Findings) -> list[PaperTable]:
         ],
         fill,
     )
-
-
-def _slug(name: str, setting: str) -> str:
-    plain = "".join(each if each.isalnum() else "-" for each in f"{name}-{setting}".lower())
-    return "-".join(filter(None, plain.split("-")))

@@ -33,7 +33,7 @@ def configs(tmp_path: Path) -> Path:
 
 
 def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
-    store, out = tmp_path / "store", tmp_path / "results.md"
+    store, out = tmp_path / "store", tmp_path / "results"
     arguments = ("paper", "--store", store, "--json", "--out", out)
     done = geb(*arguments, GEB_CONFIGS=str(configs))
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     }
     made = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
     assert (made["sft"], made["prepare"], made["pair"], made["train"]) == (1, 1, 1, 3)
-    assert "### front desk" in out.read_text()
+    assert "### front desk" in (out / "report.md").read_text()
     assert Path(found["page"]).exists()
     again = geb(*arguments, GEB_CONFIGS=str(configs))
     assert again.returncode == 0, again.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
 def test_kappa_is_drawn_from_the_runs_that_tune() -> None:
     low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
     tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
-    assert list(paper_figures(findings([low], tuning=tuning))) == ["kappa-1"]
+    assert list(paper_figures(findings([low], tuning=tuning))) == [
+        f"kappa-{MISTRAL.lower().replace('.', '-')}-kl"
+    ]
     assert paper_figures(findings([low])) == {}
 
 
@@ -185,6 +188,17 @@ def test_the_report_says_how_much_is_computed(two: Findings, tmp_path: Path) -> 
     document = json.loads((folder / "report.json").read_text())
     assert len(document["runs"]) == 6
     assert written.findings == document["statements"]
+
+
+def test_a_copy_of_the_report_has_the_figures_that_it_shows(tmp_path: Path) -> None:
+    low, high = (main("GEB-1/π", grid={"train.kappa": [value]}) for value in (0.1, 1))
+    tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
+    store = open_store(str(tmp_path / "store"), create=True)
+    written = write_report(store, "paper-full", findings([low], tuning=tuning), None)
+    written.copy_to(tmp_path / "docs" / "results")
+    text = (tmp_path / "docs/results/report.md").read_text()
+    [shown] = re.findall(r"!\[Figure 3 · .*\]\((.+)\)", text)
+    assert (tmp_path / "docs/results" / shown).read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_computed_is_said(tmp_path: Path) -> None:

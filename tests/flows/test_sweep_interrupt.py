@@ -1,0 +1,42 @@
+"""An interrupt of a sweep with several runs at a time stops them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.loop import geb, wait_for_line, write_config
+
+pytestmark = pytest.mark.slow
+
+RUNS = {"two-s0", "two-s1"}
+
+
+def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flows.commands.cli", "sweep", str(config)),
+            *("--seeds", "0,1", "--parallel-runs", "2", "--name", "two"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    started: set[str] = set()
+    while started < RUNS:
+        line = wait_for_line(process, "prepare")
+        started |= {run for run in RUNS if run in line}
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    done = json.loads(geb("status", "--store", tmp_path / "store", "--json").stdout)
+    assert {done[run]["state"] for run in RUNS} == {"cancelled"}, done
