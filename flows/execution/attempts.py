@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.execution.run_record import RunRecord
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import RunCancelledError, StoppedError, StoreError
+from stages.contract.errors import RunCancelledError, RunInterruptedError, StoppedError, StoreError
 from stages.contract.file_locks import AliveLock, is_held
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
@@ -99,6 +99,8 @@ def forget_flow_runs(record: RunRecord, attempt: Attempt) -> None:
 
 
 def _state_of(error: BaseException) -> AttemptState:
+    if isinstance(error, RunInterruptedError):
+        return "stopped"
     if isinstance(error, RunCancelledError):
         return "cancelled"
     is_failure = isinstance(error, Exception) and not isinstance(error, StoppedError)

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, State
 
-from stages.contract.errors import RunCancelledError
+from stages.contract.errors import RunCancelledError, RunInterruptedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,14 +60,15 @@ def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
 
     Raises:
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
+        RunInterruptedError: Another thread was interrupted; likewise.
     """
-    poller = _CancellationPoller(stop)
+    poller = _CancellationPoller(stop, what)
     poller.start()
     try:
         yield
     except BaseException as error:
-        if poller.cancelled and not isinstance(error, KeyboardInterrupt):
-            raise RunCancelledError(f"{what} was {poller.cancelled}") from error
+        if poller.found is not None and not isinstance(error, KeyboardInterrupt):
+            raise poller.found from error
         raise
     finally:
         poller.end()
@@ -95,14 +96,15 @@ def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
 class _CancellationPoller:
     """Thread that polls the state of the present flow run and of those that it is part of."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], what: str) -> None:
         self._stop = stop
+        self._what = what
         ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
         self._ids = list({UUID(each) for each in ids if each is not None})
         self._ended = threading.Event()
         self._interrupted = _interrupted.get()
         self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
-        self.cancelled = ""
+        self.found: RunCancelledError | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -115,10 +117,10 @@ class _CancellationPoller:
         with get_client(sync_client=True) as client:
             while not self._ended.wait(_POLL_SECONDS):
                 if self._interrupted.is_set():
-                    self.cancelled = "interrupted"
+                    self.found = RunInterruptedError(f"{self._what} was interrupted")
                 elif self._is_cancelled(client):
-                    self.cancelled = "cancelled in Prefect"
-                if self.cancelled:
+                    self.found = RunCancelledError(f"{self._what} was cancelled in Prefect")
+                if self.found is not None:
                     self._stop()
                     return
 

@@ -64,6 +64,10 @@ class RunCancelledError(GebError):
     """A person cancelled the run; it can be resumed."""
 
 
+class RunInterruptedError(RunCancelledError):
+    """Ctrl-C or SIGTERM stopped the run, which another thread than the interrupted one drives."""
+
+
 class StageFailedError(GebError):
     """A stage ended with an exit code that a retry may cure.
 

@@ -39,4 +39,4 @@ def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     done = json.loads(geb("status", "--store", tmp_path / "store", "--json").stdout)
-    assert {done[run]["state"] for run in RUNS} == {"cancelled"}, done
+    assert {done[run]["state"] for run in RUNS} == {"stopped"}, done
