@@ -62,15 +62,15 @@ def read_scored(
     """Yields the responses of all shards with their scores, whole prompts in each batch.
 
     Args:
-        responses: Responses tables; no prompt is in two of them.
+        responses: Responses tables; no prompt is in two of them, and the rows of one are together.
         scores: Scores tables, in the same order.
         columns: Columns of the responses wanted; None for all.
         score_columns: Columns of the scores wanted beside the score itself.
         batch_rows: Rows read at a time. A prompt with more responses makes its batch larger.
 
     Raises:
-        UserError: The tables are not each other's: counts, rows or their order differ, a score is
-            not a number, or the rows of a prompt are not together.
+        UserError: The tables are not each other's: counts, rows or their order differ; or a score
+            is not a number.
     """
     if len(responses) != len(scores):
         raise UserError(

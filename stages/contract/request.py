@@ -102,12 +102,12 @@ class Request(_Frozen):
 
     def write(self, path: Path) -> None:
         """Writes the request as JSON."""
-        path.write_text(self.model_dump_json(indent=2))
+        path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Request:
         """Reads a request written by :meth:`write`."""
-        return cls.model_validate_json(path.read_text())
+        return cls.model_validate_json(path.read_bytes())
 
 
 def kind_of(source: ArtifactInput | FileInput | HubInput) -> Kind | None:

@@ -101,7 +101,9 @@ def _listed(folder: Path) -> dict[str, str]:
     path = folder / DIGESTS
     try:
         listed = json.loads(path.read_bytes())
-        if not isinstance(listed, dict) or not all(isinstance(each, str) for each in listed):
+        if not isinstance(listed, dict) or not all(
+            isinstance(each, str) for each in listed.values()
+        ):
             raise ValueError("no mapping")
     except (OSError, ValueError) as error:
         raise DamagedArtifactError(

@@ -39,10 +39,17 @@ class Remote:
         check: What to look at when the server refuses a request, for messages.
 
     Raises:
-        UserError: The environment variable that shall hold the key is not set.
+        UserError: The address is none, or the environment variable that shall hold the key is not
+            set.
     """
 
     def __init__(self, settings: ServerSettings, *, url: str, section: str, check: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            # It would be asked again and again, and pass for a server that is down.
+            raise UserError(
+                f"{section}.url is {settings.url!r}, which is no address of a server",
+                "write it whole, with http:// or https:// in front",
+            )
         self.url = url
         self._settings = settings
         self._key_setting = f"{section}.key_env"

@@ -127,8 +127,8 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
 def _read_template(path: Path) -> Template:
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True)
     try:
-        return environment.from_string(path.read_text())
-    except TemplateError as error:
+        return environment.from_string(path.read_text(encoding="utf-8"))
+    except (TemplateError, UnicodeDecodeError) as error:
         raise UserError(
             f"the judge's template {path} cannot be read: {error}", "correct the template"
         ) from error

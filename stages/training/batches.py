@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -206,5 +206,8 @@ def make_plan(
     )
 
 
+# The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million
+# samples.
+@lru_cache(maxsize=2)
 def _permutation(length: int, seed: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(seed)).permutation(length)

@@ -108,7 +108,7 @@ class LocalCopies:
             shutil.rmtree(folder, ignore_errors=True)
             scratch = self._parts / f"manifest-{uuid.uuid4().hex[:8]}"
             scratch.mkdir(parents=True)
-            (scratch / MANIFEST).write_text(manifest.model_dump_json(indent=2))
+            (scratch / MANIFEST).write_bytes(manifest.model_dump_json(indent=2).encode())
             folder.parent.mkdir(parents=True, exist_ok=True)
             scratch.rename(folder)
 

@@ -30,7 +30,9 @@ def score(tmp_path):
         inputs = {"responses": responses}
         if template is not None:
             inputs["code"] = tmp_path / "judge.jinja"
-            inputs["code"].write_text(template)
+            inputs["code"].write_bytes(
+                template if isinstance(template, bytes) else template.encode()
+            )
         defaults = {
             "url": url,
             "model": "some-judge",
@@ -109,11 +111,20 @@ class TestTemplate:
 
     @pytest.mark.parametrize(
         ("template", "what"),
-        [("{{ answer }}", "'answer' is undefined"), ("{% if %}", "cannot be read")],
+        [
+            ("{{ answer }}", "'answer' is undefined"),
+            ("{% if %}", "cannot be read"),
+            ("für {{ response }}".encode("latin-1"), "cannot be read"),
+        ],
     )
     def test_a_wrong_one_is_refused(self, score, template, what):
         with pytest.raises(UserError, match=what):
             score("http://127.0.0.1:9", template=template)
+
+
+def test_an_address_without_a_scheme_is_refused_rather_than_asked_again(score):
+    with pytest.raises(UserError, match=r"score\.judge\.url is '127\.0\.0\.1:9'"):
+        score("127.0.0.1:9", ROWS[:1])
 
 
 def test_a_mark_asked_for_several_times_is_their_mean(serve, score):
