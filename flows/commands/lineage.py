@@ -14,6 +14,9 @@ from stages.contract.errors import UserError
 from stages.contract.store import Store
 from stages.contract.stores import open_store
 
+# Of artifacts that a beginning of a key fits.
+_SHOWN = 10
+
 
 def register(app: typer.Typer) -> None:
     """Adds this command."""
@@ -43,7 +46,9 @@ def lineage(
 def _named(store: Store, artifact: str) -> tuple[str, str]:
     matches = [(stage, key) for stage, key in store.artifacts() if key.startswith(artifact)]
     if len(matches) != 1:
-        found = ", ".join(f"{stage}/{key[:16]}" for stage, key in matches) or "none"
+        shown = [f"{stage}/{key[:16]}" for stage, key in matches[:_SHOWN]]
+        shown += [f"{len(matches) - _SHOWN} more"] if len(matches) > _SHOWN else []
+        found = ", ".join(shown) or "none"
         raise UserError(
             f"{artifact!r} does not name one artifact of {store.location}; it fits: {found}",
             "give more of the key; `geb status RUN` shows the keys of a run",

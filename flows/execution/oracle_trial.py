@@ -92,7 +92,8 @@ def _rows(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _prompts(config: RunConfig) -> list[tuple[list[dict[str, str]], str | None]]:
-    path = Path(config.inputs.prompts[0])
+    # That none is named, the plan says.
+    path = Path(next(iter(config.inputs.prompts), ""))
     if path.suffix not in DATA_SUFFIXES or not path.is_file():
         return [([{"role": "user", "content": "A trial prompt."}], None)]
     rows = itertools.islice(read_data_file(path), _PROMPTS)

@@ -142,3 +142,14 @@ def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
     monkeypatch.setenv("GEB_TEST_OTHER", "there")
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
     try_oracle(load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)})))
+
+
+def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text(
+        "def score(prompts, responses, references):\n"
+        "    assert str(prompts[0]).count('A trial prompt.') == 1\n"
+        "    return [0.0] * len(responses)\n"
+    )
+    inputs = {"oracle_code": str(oracle), "prompts": []}
+    try_oracle(load_config(write_config(tmp_path, inputs=inputs)))

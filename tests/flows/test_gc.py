@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.commands.cli import app
 from flows.commands.gc import collect, remove
 from flows.execution.run_record import RunRecord, StepRecord
+from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.program import Stage
@@ -163,3 +166,12 @@ def test_an_age_limit_keeps_what_is_younger(store: LocalStore) -> None:
     [garbage] = collect(store, older_than=3600)
     assert garbage.held.key == old.manifest.key
     assert collect(store, older_than=10800) == []
+
+
+def test_a_beginning_that_fits_many_artifacts_names_a_few(store: LocalStore) -> None:
+    for number in range(12):
+        made(store, str(number))
+    asked = CliRunner().invoke(app, ["lineage", "", "--store", store.location])
+    assert isinstance(asked.exception, UserError)
+    assert str(asked.exception).count("note/") == 10
+    assert "2 more" in str(asked.exception)
