@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 # Stages that train, on as many nodes as they are given.
 _TRAINED = ("sft", "train")
+_ON_ONE_MACHINE = (
+    ". An engine of vLLM is on one machine: spread the model over more of its GPUs "
+    "(generate.vllm.tensor_parallel_size), or quantize it (generate.vllm.quantization); raise "
+    "generate.num_shards to use more machines"
+)
 
 
 def check_placement(config: RunConfig) -> None:
@@ -65,8 +70,7 @@ def _check_nodes(config: RunConfig) -> None:
         if stage not in _TRAINED:
             raise ValueError(
                 f"resources.{stage}.nodes is {nodes}, and only {' and '.join(_TRAINED)} work on "
-                "several nodes: leave it out"
-                + (", and raise num_shards to use more machines" if stage == "generate" else "")
+                "several nodes: leave it out" + (_ON_ONE_MACHINE if stage == "generate" else "")
             )
         if "://" in config.store:
             raise ValueError(
@@ -74,12 +78,18 @@ def _check_nodes(config: RunConfig) -> None:
                 "bucket: the nodes meet in the work folder, so put the store on a file system "
                 "that all see"
             )
-        runner = config.execution.runner
+        runner, launcher = config.execution.runner, config.execution.work_pool.launcher
         by_hand = bool(getattr(config.resources, stage).rendezvous)
-        if runner in ("process", "docker", "work_pool") and not by_hand:
+        if runner == "work_pool" and launcher != "process" and not by_hand:
+            raise ValueError(
+                f"resources.{stage}.nodes is {nodes}, and execution.work_pool.launcher is "
+                f"{launcher!r}, whose containers would not meet: set it to 'process', or "
+                "execution.runner to 'slurm' or 'kubernetes'"
+            )
+        if runner in ("process", "docker") and not by_hand:
             raise ValueError(
                 f"resources.{stage}.nodes is {nodes}, and the runner {runner!r} starts one: "
-                "set execution.runner to 'slurm' or 'kubernetes', or resources."
+                "set execution.runner to 'slurm', 'kubernetes' or 'work_pool', or resources."
                 f"{stage}.rendezvous to the first node's host:port and start `python -m "
                 "stages.training.node` on the others yourself (docs/training.md)"
             )

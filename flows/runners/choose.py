@@ -74,3 +74,14 @@ def check_place(execution: Execution, resources: Settings) -> None:
 def make_runner(execution: Execution) -> Runner:
     """The runner that a configuration asks for."""
     return RUNNERS[execution.runner](execution)
+
+
+def make_node_runner(execution: Execution, node: int) -> Runner:
+    """The runner of another node than the first, on its own host.
+
+    Args:
+        execution: How stages are started.
+        node: Its number, from 1.
+    """
+    runner = ProcessRunner(execution.interpreters, execution.grace_seconds, node=node)
+    return GpuLimitRunner(runner, execution.gpu_limit)

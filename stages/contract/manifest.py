@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import importlib.metadata
@@ -10,6 +11,7 @@ import platform
 import socket
 import stat
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,11 @@ from stages.contract.request import Request
 MANIFEST = "manifest.json"
 IMAGE_VARIABLE = "GEB_IMAGE"
 """Environment variable by which a runner tells a stage the container image that it is in."""
+IMAGE_FILE_VARIABLE = "GEB_IMAGE_FILE"
+"""Environment variable with the path of a file in which the runner names that image with its
+digest, as soon as the stage's node has told it."""
+# A runner writes it within a second of the stage's start, if it lives.
+_IMAGE_FILE_SECONDS = 5.0
 # Also where a link leads nowhere, or a file is in a folder's place.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 # Files that are hashed at once; hashlib frees the interpreter meanwhile.
@@ -188,9 +195,19 @@ def software_versions() -> dict[str, str]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if image := os.environ.get(IMAGE_VARIABLE):
+    if image := _image():
         versions["image"] = image
     return versions
+
+
+def _image() -> str | None:
+    told = os.environ.get(IMAGE_FILE_VARIABLE)
+    deadline = time.monotonic() + _IMAGE_FILE_SECONDS
+    while told and time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            return Path(told).read_text()
+        time.sleep(0.1)
+    return os.environ.get(IMAGE_VARIABLE)
 
 
 def accelerator_name() -> str:

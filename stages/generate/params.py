@@ -63,6 +63,18 @@ class VllmSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_nodes(self) -> VllmSettings:
+        # The engine would wait for the other nodes, which nothing starts.
+        for name in ("nnodes", "node_rank", "master_addr", "data_parallel_address"):
+            if name in self.extra_engine_args:
+                raise ValueError(
+                    f"extra_engine_args.{name}: an engine is on one machine. Spread the model over "
+                    "more of its GPUs (tensor_parallel_size), quantize it (quantization), or raise "
+                    "generate.num_shards to use more machines"
+                )
+        return self
+
     @property
     def pipeline_parallel_size(self) -> int:
         """Parts of consecutive layers that one engine spreads the model over."""

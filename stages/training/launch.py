@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTime
 from stages.contract.context import StageContext
 from stages.contract.errors import EXIT_OK, EXIT_USER, StageFailedError, StoppedError, UserError
 from stages.contract.events import Emitter, parse_event
+from stages.training.fence import Fence
 from stages.training.job import Job, P
 from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 from stages.training.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
@@ -80,7 +81,7 @@ def run_workers(job_file: Path, rendezvous: Rendezvous, events: Emitter) -> None
             _relay(events) as stdout,
             _own_signal_handlers(),
         ):
-            agent = _Agent(job_file, rendezvous, _Logs(folder, stdout))
+            agent = _Agent(job_file, rendezvous, _Logs(folder, stdout), Fence(events))
             result = agent.run()
     except SignalException as error:
         raise StoppedError("asked to stop (SIGTERM)") from error
@@ -108,8 +109,11 @@ class _Agent(LocalElasticAgent):
     torch's own waits 30 seconds for the others' end, and never asks how other nodes are.
     """
 
-    def __init__(self, job_file: Path, rendezvous: Rendezvous, logs: DefaultLogsSpecs) -> None:
+    def __init__(
+        self, job_file: Path, rendezvous: Rendezvous, logs: DefaultLogsSpecs, fence: Fence
+    ) -> None:
         self._rendezvous_of_nodes = rendezvous
+        self._fence = fence
         self._culprits: set[int] = set()
         self._failed_elsewhere = ""
         stage = json.loads(job_file.read_text())["stage"]
@@ -151,7 +155,8 @@ class _Agent(LocalElasticAgent):
         context: Any = self._pcontext
         ended = {rank: each.proc.poll() for rank, each in context.subprocess_handlers.items()}
         self._culprits = {rank for rank, code in ended.items() if code not in (None, EXIT_OK)}
-        self._failed_elsewhere = self._rendezvous_of_nodes.failure() or ""
+        with self._fence:
+            self._failed_elsewhere = self._rendezvous_of_nodes.failure() or ""
         if self._culprits or self._failed_elsewhere:
             context.close(signal.SIGTERM, GRACE_SECONDS)
         if self._failed_elsewhere and not self._culprits:

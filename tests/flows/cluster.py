@@ -45,7 +45,7 @@ def deploy_stage(client: SyncPrefectClient, name: str, pool: str, queue: str) ->
 
 @contextmanager
 def worker(
-    client: SyncPrefectClient, folder: Path, pool: str, queue: str, name: str
+    client: SyncPrefectClient, folder: Path, pool: str, queue: str, name: str, limit: int = 100
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker with a home and a working directory of its own; gone at the end of the block."""
     home = folder / name
@@ -60,7 +60,7 @@ def worker(
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "flows.commands.cli", "worker", pool),
-                *("--queue", queue, "--name", name),
+                *("--queue", queue, "--name", name, "--limit", str(limit)),
             ],
             cwd=home,
             env=environment,

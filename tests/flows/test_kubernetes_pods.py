@@ -14,6 +14,7 @@ from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
+from stages.contract.manifest import software_versions
 from stages.contract.params import StageParams
 from stages.contract.request import FileInput, Request, Resources, make_request
 from stages.pair.params import PairParams
@@ -165,12 +166,28 @@ def test_the_digest_of_an_image_is_learned_from_a_node(
     request = request_for(store)
     images = Images(KubernetesSettings(image=name))
     assert images.find(request) == name
-    images.learn(request, {"status": {"containerStatuses": [{"imageID": image_id}]}})
+    images.learn(request, started_pod(request, image_id))
     assert images.find(request) == (pinned or name)
 
 
-def test_a_stage_is_told_its_image(store: LocalStore) -> None:
-    assert environment(request_for(store))["GEB_IMAGE"]["value"] == "geb-core:1"
+def started_pod(request: Request, image_id: str) -> dict[str, Any]:
+    """A pod of a request as the API shows it once its node has fetched the image."""
+    [pod] = pods(request)
+    return pod | {"status": {"containerStatuses": [{"imageID": image_id}]}}
+
+
+@pytest.mark.parametrize(
+    "image_id",
+    [f"ghcr.io/me/geb-core@{DIGEST}", f"docker-pullable://mirror/geb@{DIGEST}", DIGEST],
+)
+def test_a_stage_names_its_image_with_the_digest_that_its_node_tells(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, image_id: str
+) -> None:
+    request = request_for(store)
+    Images(KubernetesSettings(image="geb-core:1")).learn(request, started_pod(request, image_id))
+    for name in ("GEB_IMAGE", "GEB_IMAGE_FILE"):
+        monkeypatch.setenv(name, environment(request)[name]["value"])
+    assert software_versions()["image"] == f"geb-core:1@{DIGEST}"
 
 
 def test_secrets_are_named_and_their_values_nowhere(

@@ -132,10 +132,21 @@ def test_other_oracles_get_no_opponents():
             "2 engines leave 1 of them idle; set gpus to a multiple of 2",
         ),
         (["resources.generate.nodes=2"], "only sft and train work on several nodes.*num_shards"),
+        (
+            [VLLM, "generate.vllm.extra_engine_args={nnodes: 2}"],
+            "extra_engine_args.nnodes: an engine is on one machine",
+        ),
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2"], "the runner 'process' starts one: set execution.runner"),
-        (["resources.train.nodes=2", "execution.runner=work_pool"], "'work_pool' starts one"),
+        (
+            [
+                "resources.train.nodes=2",
+                "execution.runner=work_pool",
+                "execution.work_pool.launcher=docker",
+            ],
+            "execution.work_pool.launcher is 'docker'",
+        ),
         (
             [*BY_HAND, "execution.runner=docker"],
             "set execution.docker.network.train",
@@ -179,6 +190,7 @@ def test_shards_that_are_left_to_what_there_is(runner, expected):
         BY_HAND,
         [*BY_HAND, "execution.runner=work_pool"],
         ["resources.train.nodes=2", "execution.runner=slurm"],
+        ["resources.train.nodes=2", "execution.runner=work_pool"],
         [
             *BY_HAND,
             "execution.runner=docker",

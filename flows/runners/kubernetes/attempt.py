@@ -1,7 +1,7 @@
 """One attempt at a stage in its pods: followed until all of them have ended.
 
-The first pod runs the stage's program, whose artifact and exit code count. The end of any of them
-is the end of all: the others are asked to end, and get their grace period.
+The first pod runs the stage's program, whose artifact and exit code count. Its end, and the failure
+of another one, is the end of all: the others are asked to end, and get their grace period.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flows.runners.kubernetes.logs import LogReader
 from flows.runners.kubernetes.manifest import SUPERVISOR_SECONDS
 from flows.runners.kubernetes.starting import Starting
 from flows.runners.kubernetes.watch import PodChange, PodWatch
-from stages.contract.errors import EXIT_STOPPED, StageFailedError
+from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError
 from stages.contract.request import Request
 
 _TICK_SECONDS = 1.0
@@ -126,13 +126,20 @@ class PodAttempt:
                     self._handle_what_came(on_line)
                     check()
                     self._check_api(watch)
-                    if stopping.is_set() or any(node.ending for node in self._nodes.values()):
+                    if stopping.is_set() or self._is_decided():
                         self._end_all()
                     else:
                         self._check_starts()
         finally:
             self._finish_logs(on_line)
         return [node.ending for node in self._nodes.values() if node.ending is not None]
+
+    def _is_decided(self) -> bool:
+        """True once the first pod has ended, or another one without success."""
+        first, *others = (node.ending for node in self._nodes.values())
+        # The first pod still saves what others have helped to train.
+        failed = (each for each in others if each is not None and each.code != EXIT_OK)
+        return first is not None or any(failed)
 
     def remove(self) -> None:
         """Removes the pods, running or not; without an API server the reaper finds them."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from flows.pipeline.kubernetes import KubernetesSettings, PodSettings
 from flows.runners.base import supervised, thread_variables
+from flows.runners.kubernetes.images import image_file
 from flows.runners.kubernetes.labels import (
     ATTEMPT,
     GROUP,
@@ -25,7 +26,7 @@ from flows.runners.kubernetes.labels import (
     labels_for,
 )
 from flows.runners.kubernetes.mounts import mounts_for, volumes_for
-from stages.contract.manifest import IMAGE_VARIABLE
+from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
 from stages.contract.request import Request
 
 CONTAINER = "stage"
@@ -179,7 +180,7 @@ def _container(
         "image": attempt.image,
         "imagePullPolicy": settings.pull_policy,
         "command": command,
-        "env": _environment(request, settings.pod_of(request.stage), attempt.image),
+        "env": _environment(request, settings.pod_of(request.stage), attempt),
         # The same as limits and requests: memory that is not there cannot be taken from a stage.
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
@@ -207,11 +208,13 @@ def _command(
     return supervised("python", attempt.grace_seconds, *options, program=program)
 
 
-def _environment(request: Request, chosen: PodSettings, image: str) -> list[dict[str, Any]]:
+def _environment(request: Request, chosen: PodSettings, attempt: Attempt) -> list[dict[str, Any]]:
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
     plain |= thread_variables(request.resources) | chosen.environment
-    plain[IMAGE_VARIABLE] = image
+    plain[IMAGE_VARIABLE] = attempt.image
+    if "@" not in attempt.image and attempt.request_path:
+        plain[IMAGE_FILE_VARIABLE] = str(image_file(attempt.request_path))
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [
         *({"name": name, "value": value} for name, value in plain.items()),

@@ -35,6 +35,8 @@ class ProcessRunner:
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
         fork_server: Whether stages without a GPU start as forks of a process that has loaded their
             libraries.
+        node: Number of this host among those that train together. Others than the first, 0, train
+            along with it and write no artifact.
     """
 
     name = "process"
@@ -45,17 +47,19 @@ class ProcessRunner:
         grace_seconds: float = 30.0,
         *,
         fork_server: bool = True,
+        node: int = 0,
     ) -> None:
         self._interpreters = dict(interpreters or {})
         self._grace_seconds = grace_seconds
-        self._fork_server = fork_server
+        self._fork_server = fork_server and not node
+        self._node = node
         self._live: set[Process] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        log = new_log(request)
+        log = new_log(request, self._node)
         tail, memory = FailureTail(), MemoryWatch()
         with (
             hold_gpus(
@@ -109,7 +113,7 @@ class ProcessRunner:
     def _start(self, request: Request, gpus: HeldGpus) -> Process:
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
-        program = [f"stages.{request.stage}", write_request(request)]
+        program = self._program(request)
         environment = _environment(request, gpus)
         with self._lock:
             process: Process
@@ -132,6 +136,12 @@ class ProcessRunner:
             if self._stopping.is_set():
                 _close_stdin(process)
         return process
+
+    def _program(self, request: Request) -> list[str]:
+        if not self._node:
+            return [f"stages.{request.stage}", write_request(request)]
+        work = LocalStore.open(request.store).work_path(request.stage, request.key)
+        return ["stages.training.node", str(work)]
 
     @staticmethod
     def _start_timer(

@@ -51,11 +51,11 @@ class FlowRunPoller:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watched(self, flow_run_id: UUID) -> Iterator[queue.SimpleQueue[Update]]:
-        """A queue of updates: once a round the flow run with its state, and its progress."""
+    def watched(self, *flow_run_ids: UUID) -> Iterator[queue.SimpleQueue[Update]]:
+        """A queue of updates: once a round each flow run with its state, and its progress."""
         updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         with self._lock:
-            self._watched[flow_run_id] = updates
+            self._watched |= dict.fromkeys(flow_run_ids, updates)
             self._wanted.set()
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -66,7 +66,8 @@ class FlowRunPoller:
             yield updates
         finally:
             with self._lock:
-                del self._watched[flow_run_id]
+                for each in flow_run_ids:
+                    del self._watched[each]
                 if not self._watched:
                     self._wanted.clear()
 

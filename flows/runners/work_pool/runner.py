@@ -1,47 +1,45 @@
 """Work-pool runner: sends each stage to a Prefect work pool, whose worker starts it on its host.
 
-A stage becomes a flow run of the deployment that its resources ask for. The flow run's idempotency
-key is made of run, step, key and attempt: an orchestrator that was killed and comes back finds the
-flow run that it had started, and waits for that one.
+A stage becomes a flow run of the deployment that its resources ask for, a training on several nodes
+one for each. A flow run's idempotency key is made of run, step, key and attempt: an orchestrator
+that was killed and comes back finds the flow runs that it had started, and waits for those.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections.abc import Sequence
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling
 
 from flows.pipeline.placement import Execution
 from flows.runners.base import OnEvent
 from flows.runners.local.bucket_inputs import upload_inputs
 from flows.runners.work_pool.failure import StageFailure
-from flows.runners.work_pool.health import why_nobody_serves
+from flows.runners.work_pool.flow_runs import (
+    cancel,
+    cancel_others,
+    find_attempts,
+    idempotency_key,
+    is_over,
+)
+from flows.runners.work_pool.gang import CANCEL_SECONDS, Gang
 from flows.runners.work_pool.polling import FlowRunPoller
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
-from stages.contract.events import Log, Progress
+from stages.contract.events import Log
 from stages.contract.request import Request
 
-# More attempts at one step than anybody makes; one request asks for all of them.
-_MAX_ATTEMPTS = 100
-# A worker sees a cancellation when it polls, and reports when the stage has ended.
-_CANCEL_SECONDS = 60.0
-# Between two warnings that no worker takes a stage.
-_WARN_SECONDS = 60.0
-# A worker takes what it is sent within this time, or somebody should know.
-_PATIENCE_SECONDS = 20.0
 _CHECK_SECONDS = 0.5
 _LOGGER = logging.getLogger(__name__)
-_WAITING = (StateType.SCHEDULED, StateType.PENDING)
+# Of several nodes' failures the first of these kinds counts: the others follow from it.
+_BY_WEIGHT = (UserError, PreemptedError, StageFailedError)
 
 
 class WorkPoolRunner:
@@ -59,7 +57,7 @@ class WorkPoolRunner:
         self._poller = FlowRunPoller(self._settings.poll_seconds)
         self._live: set[UUID] = set()
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._gave_up = threading.Event()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
@@ -67,30 +65,43 @@ class WorkPoolRunner:
         upload_inputs(request)
         with get_client(sync_client=True) as client:
             deployment = self._deployment(client, request)
-            child = self._find_or_start(client, deployment, request, on_event)
+            runs = self._find_or_start(client, deployment, request, on_event)
             with self._lock:
-                self._live.add(child.id)
-                stopping = self._stopping
+                self._live.update(each.id for each in runs)
+                stopping = self._stopping.is_set()
             try:
                 if stopping:
-                    _cancel(client, child.id)
-                ended = self._wait(client, child, deployment, request, on_event)
-                self._raise_for(client, ended, request)
+                    for each in runs:
+                        cancel(client, each.id)
+                pool, of = deployment.work_pool_name, deployment.work_queue_name
+                ids = ", ".join(str(each.id) for each in runs)
+                on_event(Log(message=f"in work pool {pool}, queue {of}: flow run {ids}"))
+                gang = Gang(
+                    client,
+                    runs,
+                    deployment,
+                    request,
+                    self._settings,
+                    self._execution.grace_seconds,
+                    on_event,
+                )
+                ended = gang.wait(self._poller, self._stopping, self._gave_up)
+                self._raise_for(client, runs[0].id, ended, request)
             finally:
                 with self._lock:
-                    self._live.discard(child.id)
+                    self._live.difference_update(each.id for each in runs)
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
             live = set(self._live)
         if not live:
             return
-        deadline = time.monotonic() + self._execution.grace_seconds + _CANCEL_SECONDS
+        deadline = time.monotonic() + self._execution.grace_seconds + CANCEL_SECONDS
         with get_client(sync_client=True) as client:
             for each in live:
-                _cancel(client, each)
+                cancel(client, each)
         while time.monotonic() < deadline:
             with self._lock:
                 if not self._live & live:
@@ -102,8 +113,8 @@ class WorkPoolRunner:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with get_client(sync_client=True) as client:
-            attempts = _attempts(client, request)
-        return any(not _is_over(each) for each in attempts)
+            attempts = find_attempts(client, request)
+        return any(not is_over(each) for each in attempts)
 
     def _deployment(self, client: SyncPrefectClient, request: Request) -> DeploymentResponse:
         on_gpu = request.resources.gpus > 0
@@ -125,119 +136,83 @@ class WorkPoolRunner:
         deployment: DeploymentResponse,
         request: Request,
         on_event: OnEvent,
+    ) -> list[FlowRun]:
+        """The flow runs of one attempt: those of a dead orchestrator, or new ones."""
+        # Where a person starts the other nodes, there is an address at which they meet.
+        nodes = 1 if request.resources.rendezvous else request.resources.nodes
+        attempts = {each.idempotency_key: each for each in find_attempts(client, request)}
+        for attempt in range(len(attempts)):
+            found = attempts.get(idempotency_key(request, attempt))
+            if found is not None and not is_over(found):
+                on_event(Log(message=f"goes on waiting for flow run {found.name!r} ({found.id})"))
+                others = range(1, nodes)
+                break
+        else:
+            attempt, found, others = len(attempts), None, range(nodes)
+            if attempt:
+                cancel_others(client, request, attempt - 1, nodes)
+        started = [self._start(deployment, request, attempt, node) for node in others]
+        return [found, *started] if found is not None else started
+
+    def _start(
+        self, deployment: DeploymentResponse, request: Request, attempt: int, node: int
     ) -> FlowRun:
-        attempts = _attempts(client, request)
-        for each in attempts:
-            if not _is_over(each):
-                on_event(Log(message=f"goes on waiting for flow run {each.name!r} ({each.id})"))
-                return each
+        """A flow run of one node; the one that is there, if it has been started before."""
+        parameters = {
+            "request": request.model_dump(mode="json"),
+            "execution": self._execution.model_dump(mode="json"),
+        }
         started = run_deployment(
             deployment.id,
-            parameters={
-                "request": request.model_dump(mode="json"),
-                "execution": self._execution.model_dump(mode="json"),
-            },
+            parameters=parameters | ({"node": node} if node else {}),
             timeout=0,
             tags=[f"run:{request.run}"],
-            idempotency_key=_idempotency_key(request, len(attempts)),
+            idempotency_key=idempotency_key(request, attempt, node),
             job_variables=self._settings.job_variables.get(request.stage),
         )
         assert isinstance(started, FlowRun)
         return started
 
-    def _wait(
-        self,
-        client: SyncPrefectClient,
-        child: FlowRun,
-        deployment: DeploymentResponse,
-        request: Request,
-        on_event: OnEvent,
-    ) -> FlowRun:
-        """Waits until the flow run has ended, and warns while no worker takes it."""
-        waiting_since = time.monotonic()
-        next_check = waiting_since + min(_PATIENCE_SECONDS, self._settings.worker_wait_seconds)
-        shown: Progress | None = None
-        place = f"work pool {deployment.work_pool_name}, queue {deployment.work_queue_name}"
-        on_event(Log(message=f"in {place}: flow run {child.id}"))
-        with self._poller.watched(child.id) as updates:
-            while True:
-                try:
-                    update = updates.get(timeout=_CHECK_SECONDS)
-                except queue.Empty:
-                    if self._gave_up.is_set():
-                        return child
-                    continue
-                if isinstance(update, Progress):
-                    if update != shown:
-                        shown = update
-                        on_event(update)
-                    continue
-                if _is_over(update):
-                    return update
-                now = time.monotonic()
-                if update.state_type not in _WAITING or self._stopping:
-                    waiting_since = now
-                    continue
-                if now < next_check:
-                    continue
-                next_check = now + min(_WARN_SECONDS, self._settings.worker_wait_seconds)
-                why = why_nobody_serves(client, deployment)
-                if why is None:
-                    waiting_since = now
-                    continue
-                on_event(Log(level="warning", message=f"still waiting: {why[0]}. {why[1]}"))
-                if now - waiting_since >= self._settings.worker_wait_seconds:
-                    _cancel(client, child.id)
-                    raise UserError(f"{request.place}: {why[0]}", why[1])
-
-    def _raise_for(self, client: SyncPrefectClient, ended: FlowRun, request: Request) -> None:
-        """Raises the error that the end of a flow run stands for; returns if it completed."""
-        state = ended.state
-        if state is not None and state.is_completed():
-            return
+    def _raise_for(
+        self, client: SyncPrefectClient, first: UUID, ended: Sequence[FlowRun], request: Request
+    ) -> None:
+        """Raises the error that the ends of flow runs stand for; returns if the first completed."""
         where = f"{request.place} ({request.stage} {request.key[:12]})"
-        if self._stopping or state is None:
+        completed = [each for each in ended if each.state is not None and each.state.is_completed()]
+        if any(each.id == first for each in completed):
+            return
+        if self._stopping.is_set():
             raise StoppedError(f"{where}: stopped")
-        if state.is_cancelled():
-            raise UserError(
-                f"{where}: its flow run {ended.name!r} was cancelled in Prefect",
-                "resume the run to start the stage again",
-            )
-        failure = StageFailure.read(client, ended.id)
-        if failure is not None:
-            raise failure.error()
-        # A worker that is drained or killed reports its flow runs as Crashed, and so does the
-        # automation on those whose heartbeat is missed.
-        made = PreemptedError if state.is_crashed() else StageFailedError
-        raise made(
-            f"{where}: flow run {ended.name!r} ended {state.name}: {state.message}",
-            tuple((state.message or "").splitlines()),
+        errors = [_error_of(client, each, where) for each in ended if each not in completed]
+        if not errors:
+            errors = [StageFailedError(f"{where}: another node ended before the first one")]
+        raise min(errors, key=_weight)
+
+
+def _weight(error: UserError | StageFailedError) -> int:
+    return next(place for place, kind in enumerate(_BY_WEIGHT) if isinstance(error, kind))
+
+
+def _error_of(client: SyncPrefectClient, run: FlowRun, where: str) -> UserError | StageFailedError:
+    """The error that the end of a flow run stands for."""
+    state = run.state
+    if state is None or not state.is_final():
+        return PreemptedError(
+            f"{where}: flow run {run.name!r} has not ended although it was cancelled: nothing is "
+            "heard of its worker"
         )
-
-
-def _idempotency_key(request: Request, attempt: int) -> str:
-    # The step holds the iteration; the store, since what another one has is of no use to this run.
-    parts = (request.store, request.run, request.step, request.stage, request.key, str(attempt))
-    return "/".join(parts)
-
-
-def _attempts(client: SyncPrefectClient, request: Request) -> list[FlowRun]:
-    """All flow runs that were started for a request."""
-    keys = [_idempotency_key(request, attempt) for attempt in range(_MAX_ATTEMPTS)]
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
+    if state.is_cancelled():
+        return UserError(
+            f"{where}: its flow run {run.name!r} was cancelled in Prefect",
+            "resume the run to start the stage again",
+        )
+    failure = StageFailure.read(client, run.id)
+    if failure is not None:
+        return failure.error()
+    # A worker that is drained or killed reports its flow runs as Crashed, and so does the
+    # automation on those whose heartbeat is missed.
+    made = PreemptedError if state.is_crashed() else StageFailedError
+    return made(
+        f"{where}: flow run {run.name!r} ended {state.name}: {state.message}",
+        tuple((state.message or "").splitlines()),
     )
-
-
-def _is_over(run: FlowRun) -> bool:
-    return run.state is not None and run.state.is_final()
-
-
-def _cancel(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-    try:
-        # A flow run that has ended by now stays as it is.
-        if not _is_over(client.read_flow_run(flow_run_id)):
-            client.set_flow_run_state(flow_run_id, Cancelling())
-    except Exception as error:
-        # A server that is gone must not keep the other flow runs from being cancelled.
-        _LOGGER.error("cannot cancel flow run %s: %s", flow_run_id, error)

@@ -1,0 +1,196 @@
+"""Wait for the flow runs of one attempt at a stage, one for each of its nodes.
+
+The first node's flow run computes the artifact. Its end, and the failure of another one, is the end
+of all: those that no worker has taken are cancelled at once, those at work when they have not
+noticed by themselves.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+
+from flows.pipeline.placement import WorkPoolSettings
+from flows.runners.base import OnEvent
+from flows.runners.work_pool.flow_runs import cancel, is_over
+from flows.runners.work_pool.health import why_nobody_serves
+from flows.runners.work_pool.polling import FlowRunPoller
+from stages.contract.errors import UserError
+from stages.contract.events import Log, Progress
+from stages.contract.request import Request
+
+CANCEL_SECONDS = 60.0
+"""Beside the grace period: a worker sees a cancellation when it polls, and reports the end."""
+# Between two warnings that no worker takes a stage.
+_WARN_SECONDS = 60.0
+# A worker takes what it is sent within this time, or somebody should know.
+_PATIENCE_SECONDS = 20.0
+_CHECK_SECONDS = 0.5
+_WAITING = (StateType.SCHEDULED, StateType.PENDING)
+
+
+class _Member:
+    """One flow run of the gang.
+
+    Attributes:
+        run: As the server last showed it.
+        since: When a worker last could have taken it, of `time.monotonic`.
+        next_check: When to ask why none does.
+    """
+
+    def __init__(self, run: FlowRun, patience: float) -> None:
+        self.run = run
+        self.since = time.monotonic()
+        self.next_check = self.since + patience
+        self.told = False
+        self.is_cancelled = False
+
+
+class Gang:
+    """The flow runs of one attempt.
+
+    Args:
+        client: Of the Prefect server.
+        runs: The flow runs, the first node's first.
+        deployment: Names their work pool and queue.
+        request: What they compute.
+        settings: How long a worker is waited for.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+        on_event: Gets progress, and what they wait for.
+    """
+
+    def __init__(
+        self,
+        client: SyncPrefectClient,
+        runs: Sequence[FlowRun],
+        deployment: DeploymentResponse,
+        request: Request,
+        settings: WorkPoolSettings,
+        grace_seconds: float,
+        on_event: OnEvent,
+    ) -> None:
+        self._client = client
+        self._deployment = deployment
+        self._request = request
+        self._settings = settings
+        self._grace_seconds = grace_seconds
+        self._on_event = on_event
+        patience = min(_PATIENCE_SECONDS, settings.worker_wait_seconds)
+        self._members = {run.id: _Member(run, patience) for run in runs}
+        self._shown: Progress | None = None
+        self._ended: list[FlowRun] = []
+        self._first_end: float | None = None
+
+    def wait(
+        self, poller: FlowRunPoller, stopping: threading.Event, gave_up: threading.Event
+    ) -> list[FlowRun]:
+        """Returns those that ended by themselves, in the order of their ends.
+
+        After them stand flow runs that have not ended in time, since nobody hears of their workers.
+
+        Args:
+            poller: Sees the flow runs.
+            stopping: Set when they are being cancelled from elsewhere.
+            gave_up: Set when they are not waited for any more.
+
+        Raises:
+            UserError: No worker polls their queue.
+        """
+        with poller.watched(*self._members) as updates:
+            while not gave_up.is_set() and not self._is_over():
+                try:
+                    update = updates.get(timeout=_CHECK_SECONDS)
+                except queue.Empty:
+                    pass
+                else:
+                    self._take(update, stopping)
+                if self._first_end is not None:
+                    self._end_others(time.monotonic() - self._first_end)
+        return [*self._ended, *(each.run for each in self._open())]
+
+    def _open(self) -> list[_Member]:
+        return [each for each in self._members.values() if not is_over(each.run)]
+
+    def _is_over(self) -> bool:
+        late = self._first_end is not None and (
+            time.monotonic() - self._first_end > 2 * self._grace_seconds + CANCEL_SECONDS
+        )
+        return late or not self._open()
+
+    def _take(self, update: FlowRun | Progress, stopping: threading.Event) -> None:
+        if isinstance(update, Progress):
+            if update != self._shown:
+                self._shown = update
+                self._on_event(update)
+            return
+        member = self._members[update.id]
+        if is_over(member.run):
+            return
+        member.run = update
+        if is_over(update):
+            self._first_end = self._first_end or self._end_of_all(update)
+            if not member.is_cancelled:
+                self._ended.append(update)
+        elif update.state_type in _WAITING and not stopping.is_set() and self._first_end is None:
+            self._check_wait(member)
+        else:
+            member.since = time.monotonic()
+
+    def _end_of_all(self, ended: FlowRun) -> float | None:
+        """Time at which the end of this one came, where it is the end of all."""
+        completed = ended.state is not None and ended.state.is_completed()
+        # The first node still saves what the others have helped to train.
+        if completed and self._number(ended.id) > 1:
+            return None
+        return time.monotonic()
+
+    def _end_others(self, seconds: float) -> None:
+        """Cancels those that go on although one has ended ``seconds`` ago."""
+        for each in self._open():
+            if each.is_cancelled:
+                continue
+            # A training's other nodes notice, and say more of it than "cancelled".
+            if each.run.state_type in _WAITING or seconds > self._grace_seconds:
+                each.is_cancelled = True
+                cancel(self._client, each.run.id)
+
+    def _check_wait(self, member: _Member) -> None:
+        now = time.monotonic()
+        if now < member.next_check:
+            return
+        limit = self._settings.worker_wait_seconds
+        member.next_check = now + min(_WARN_SECONDS, limit)
+        why = why_nobody_serves(self._client, self._deployment)
+        if why is None:
+            member.since = now
+            self._tell_busy(member)
+            return
+        self._warn(f"still waiting: {why[0]}. {why[1]}")
+        if now - member.since >= limit:
+            for each in self._open():
+                cancel(self._client, each.run.id)
+            raise UserError(f"{self._request.place}: {why[0]}", why[1])
+
+    def _tell_busy(self, member: _Member) -> None:
+        """Says once that other nodes hold their places for one that no worker has taken yet."""
+        others = [each for each in self._open() if each.run.state_type not in _WAITING]
+        if others and not member.told:
+            member.told = True
+            pool = self._deployment.work_pool_name
+            self._warn(
+                f"node {self._number(member.run.id)} of {len(self._members)} waits for a free "
+                f"worker of work pool {pool!r}, and the other nodes for it"
+            )
+
+    def _number(self, flow_run_id: UUID) -> int:
+        return list(self._members).index(flow_run_id) + 1
+
+    def _warn(self, message: str) -> None:
+        self._on_event(Log(level="warning", message=message))

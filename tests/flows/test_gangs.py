@@ -1,0 +1,141 @@
+"""Several nodes of one attempt: whose end is the end of all, without cluster and server."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.states import Cancelled, Completed, Failed, Running, Scheduled, State
+
+from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.placement import WorkPoolSettings
+from flows.runners.kubernetes.attempt import PodAttempt
+from flows.runners.kubernetes.watch import PodChange
+from flows.runners.work_pool.gang import Gang
+from stages.contract.local_store import LocalStore
+from stages.contract.request import Request, Resources
+from tests.probe_requests import probe_request
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    return probe_request(store, Resources(nodes=2))
+
+
+def pod(name: str, code: int | None = None) -> dict[str, Any]:
+    """A pod that runs, or has ended with an exit code."""
+    state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [{"image": "geb-torch:1"}]},
+        "status": {"phase": "Running", "containerStatuses": [{"state": state}]},
+    }
+
+
+class Pods:
+    """Two pods whose ends come one after the other; deleted ones end by SIGTERM."""
+
+    server = "here"
+
+    def __init__(self, second: int) -> None:
+        self.deleted: list[str] = []
+        self._second = second
+        self._changes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    @contextmanager
+    def watched(self, names: list[str], changes: queue.SimpleQueue[Any]) -> Iterator[None]:
+        self._changes = changes
+        for each in (pod("first"), pod("second"), pod("second", self._second)):
+            changes.put(PodChange(each["metadata"]["name"], each))
+        yield
+
+    def silent_seconds(self) -> float:
+        """Called in each round: the first pod ends when it has had one more."""
+        if not self.deleted and self._second == 0:
+            self._changes.put(PodChange("first", pod("first", 0)))
+        return 0.0
+
+    def log(self, name: str, **_: object) -> Iterator[bytes]:
+        return iter(())
+
+    def delete_pod(self, name: str) -> None:
+        self.deleted.append(name)
+        self._changes.put(PodChange(name, pod(name, 143)))
+
+
+@pytest.mark.parametrize(
+    ("second", "codes", "deleted"), [(0, [0, 0], []), (1, [143, 1], ["first"])]
+)
+def test_a_pod_that_fails_ends_the_first_and_one_that_succeeds_lets_it_save(
+    request_: Request, second: int, codes: list[int], deleted: list[str]
+) -> None:
+    cluster: Any = Pods(second)
+    both = [pod("first"), pod("second")]
+    attempt = PodAttempt(cluster, request_, KubernetesSettings(), 5, both, lambda event: None)
+    endings = attempt.follow(cluster, lambda *_: None, lambda: None, threading.Event())
+    assert [each.code for each in endings] == codes
+    assert cluster.deleted == deleted
+
+
+class Server:
+    """A Prefect server with two flow runs; one that is cancelled ends as Cancelled."""
+
+    def __init__(self, *shown: tuple[int, State[Any]]) -> None:
+        self.runs = [FlowRun(flow_id=uuid4(), state=Scheduled()) for _ in range(2)]
+        self.cancelled: list[int] = []
+        self._updates: queue.SimpleQueue[FlowRun] = queue.SimpleQueue()
+        for number, state in shown:
+            self._show(number, state)
+
+    @contextmanager
+    def watched(self, *_: UUID) -> Iterator[queue.SimpleQueue[FlowRun]]:
+        yield self._updates
+
+    def read_flow_run(self, flow_run_id: UUID) -> FlowRun:
+        return next(each for each in self.runs if each.id == flow_run_id)
+
+    def set_flow_run_state(self, flow_run_id: UUID, state: State[Any]) -> None:
+        number = [each.id for each in self.runs].index(flow_run_id)
+        self.cancelled.append(number)
+        self._show(number, Cancelled())
+
+    def _show(self, number: int, state: State[Any]) -> None:
+        changes = {"state": state, "state_type": state.type}
+        self._updates.put(self.runs[number].model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("shown", "ended", "cancelled"),
+    [
+        # The first node saves what both have trained.
+        ([(0, Running()), (1, Completed()), (0, Running()), (0, Completed())], [1, 0], []),
+        ([(0, Running()), (1, Failed())], [1], [0]),
+        # No worker has taken the second.
+        ([(0, Failed())], [0], [1]),
+    ],
+)
+def test_a_flow_run_that_fails_ends_the_others_and_one_that_completes_lets_the_first_save(
+    request_: Request, shown: list[tuple[int, State[Any]]], ended: list[int], cancelled: list[int]
+) -> None:
+    server: Any = Server(*shown)
+    gang = Gang(
+        server,
+        server.runs,
+        DeploymentResponse(name="cpu", flow_id=uuid4()),
+        request_,
+        WorkPoolSettings(),
+        0.0,
+        lambda event: None,
+    )
+    over = gang.wait(server, threading.Event(), threading.Event())
+    assert [[run.id for run in server.runs].index(each.id) for each in over] == ended
+    assert server.cancelled == cancelled
