@@ -184,8 +184,6 @@ class WorkPoolRunner:
         if self._stopping.is_set():
             raise StoppedError(f"{where}: stopped")
         errors = [_error_of(client, each, where) for each in ended if each not in completed]
-        if not errors:
-            errors = [StageFailedError(f"{where}: another node ended before the first one")]
         raise min(errors, key=_weight)
 
 
