@@ -245,10 +245,9 @@ def test_a_training_on_two_workers_ends_with_one_of_them_and_goes_on_from_its_ch
         make_tiny_llama(place / "policy"),
         [make_pairs(place / "pairs.parquet", 29)],
         nodes=2,
-        epochs=40,
+        epochs=100,
         micro_batch_tokens=16,
         checkpoint_every_steps=4,
-        deepspeed={"zero_stage": 2},
     ).model_copy(update={"run": place.name, "step": "train"})
     request.write(place / "request.json")
     execution = config(place).execution.model_dump_json()
