@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.planning.record import PlannedCost, planned_costs
 from flows.report.summary import Summary
-from flows.runners.local.attempt_log import started
+from flows.runners.local.attempt_log import attempt_logs, started
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 
@@ -87,7 +87,7 @@ def _lost_seconds(record: RunRecord, step: StepRecord, artifact: Artifact | None
 
 def _attempts(folder: Path) -> Iterator[tuple[float, float]]:
     """Start and end of each attempt at a key: its log's name, and when that was last written."""
-    for path in folder.glob("*.log"):
+    for path in attempt_logs(folder):
         # Others hold the output that a dead orchestrator's stage had after its death.
         if (start := started(path)) is not None:
             yield start, max(start, path.stat().st_mtime)

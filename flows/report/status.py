@@ -14,7 +14,7 @@ from typing import Any
 from flows.execution.attempts import Attempt, attempts
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.algorithm import step_names
-from flows.runners.local.attempt_log import started
+from flows.runners.local.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.contract.store import Store
 
@@ -164,7 +164,7 @@ def run_status(record: RunRecord) -> RunStatus:
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
     """Logs of a step's attempts on this host, oldest first."""
     folder = store.root / "logs" / record.stage / record.key
-    return sorted(folder.glob("*.log"), key=_began)
+    return sorted(attempt_logs(folder), key=_began)
 
 
 def _began(log: Path) -> tuple[float, float]:

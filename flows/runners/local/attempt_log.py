@@ -36,6 +36,11 @@ def new_log(request: Request, node: int = 0) -> Path:
     return folder / (f"{stem}.node{node}.log" if node else f"{stem}.log")
 
 
+def attempt_logs(folder: Path) -> list[Path]:
+    """Logs of the attempts at a key, without those of other nodes than the first."""
+    return [path for path in folder.glob("*.log") if ".node" not in path.name]
+
+
 def started(log: Path) -> float | None:
     """Start of an attempt by its log's name, in seconds since the epoch; None of any other log."""
     stamp = "-".join(log.stem.split("-")[:2])
