@@ -208,6 +208,24 @@ def test_what_is_no_artifact_ends_no_command(
     assert geb("verify")[0] == 0
 
 
+def test_a_folder_that_cannot_be_read_is_not_verified(
+    store: Path, geb: Geb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read all: the refusal is the kernel's for somebody else."""
+    [path, *_] = sorted(store.glob("artifacts/*/*/checkpoint"))
+    scan = os.scandir
+
+    def scan_or_refuse(folder: str) -> object:
+        if Path(folder) == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scan_or_refuse)
+    code, said = geb("verify")
+    assert code == 1
+    assert f"{path} cannot be read: Permission denied" in said
+
+
 def test_a_disk_that_fills_up_as_a_run_starts_again_leaves_it_its_configuration(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
