@@ -13,6 +13,7 @@ from typing import Any
 from stages.contract.errors import UserError
 from stages.contract.sealed import find_whole
 from stages.contract.tables import RESPONSES, SCORES, publish_table, read_rows
+from stages.score.oracle import Oracle, Verdict
 
 COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
 # Between two saves: a kill costs so many seconds of answers that were paid for.
@@ -95,9 +96,51 @@ class Answers:
                 known |= {start + place: found[key] for place, key in enumerate(keys)}
         return known
 
+    def ask(
+        self, oracle: Oracle, rows: Sequence[Row], known: dict[int, Row]
+    ) -> Iterator[tuple[int, Verdict]]:
+        """Asks for what is not known yet, and keeps it as it comes.
+
+        Args:
+            oracle: The oracle.
+            rows: Rows of the responses table.
+            known: Rows of SCORES by place, to which the answers are added.
+
+        Yields:
+            (place in ``rows``, verdict) of each new answer.
+        """
+        places = [place for place in range(len(rows)) if place not in known]
+        if not places:
+            return
+        pacer = Pacer()
+        num_known = len(known)
+        try:
+            for index, verdict in oracle.score([rows[place] for place in places]):
+                place = places[index]
+                known[place] = _to_row(rows[place], verdict, oracle.identity)
+                if pacer.is_due():
+                    self.save(known)
+                yield place, verdict
+        finally:
+            # Also when the oracle fails or the stage is stopped: answers are not to be paid for
+            # twice.
+            if len(known) > num_known:
+                self.save(known)
+
     def save(self, answers: Mapping[int, Row]) -> None:
         """Writes what is known, in the order of the rows."""
         publish_table(self.path, SCORES, [answers[place] for place in sorted(answers)])
+
+
+def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
+    return {
+        "prompt_id": row["prompt_id"],
+        "sample_index": row["sample_index"],
+        "score": verdict.score,
+        "error": verdict.error,
+        "components": list(verdict.components.items()),
+        "oracle": identity,
+    }
 
 
 def prompt_starts(rows: Sequence[Mapping[str, Any]]) -> list[int]:

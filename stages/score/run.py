@@ -9,9 +9,9 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, TableWriter, open_table, read_batches
-from stages.score.answers import Answers, Pacer, Row, Statistics, read_prompts
+from stages.score.answers import Answers, Row, Statistics, read_prompts
 from stages.score.costs import JudgeCosts
-from stages.score.oracle import Oracle, Verdict, opened_oracle
+from stages.score.oracle import Oracle, opened_oracle
 from stages.score.params import ScoreParams
 
 Context = StageContext[ScoreParams]
@@ -59,34 +59,11 @@ def _ask(
     Progress counts responses from ``done`` towards ``total``.
     """
     known = answers.known(rows, ctx.events.warning)
-    places = [place for place in range(len(rows)) if place not in known]
-    if not places:
-        return 0
-    pacer = Pacer()
     num_known = len(known)
-    try:
-        for index, verdict in oracle.score([rows[place] for place in places]):
-            known[places[index]] = _to_row(rows[places[index]], verdict, oracle.identity)
-            ctx.events.progress(done + len(known), total, "responses")
-            if pacer.is_due():
-                answers.save(known)
-    finally:
-        # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
-        if len(known) > num_known:
-            answers.save(known)
+    for _ in answers.ask(oracle, rows, known):
+        ctx.events.progress(done + len(known), total, "responses")
     assert len(known) == len(rows)
-    return len(places)
-
-
-def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
-    return {
-        "prompt_id": row["prompt_id"],
-        "sample_index": row["sample_index"],
-        "score": verdict.score,
-        "error": verdict.error,
-        "components": list(verdict.components.items()),
-        "oracle": identity,
-    }
+    return len(known) - num_known
 
 
 def _assemble(ctx: Context, parts: list[Path]) -> Statistics:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.contract.context import StageContext
 from stages.remote.settings import ServerSettings
+from stages.score.answers import Answers
 from stages.score.oracle import Oracle, Verdict, opened_oracle
 from stages.score.params import ORACLES, ScoreParams
 
@@ -32,6 +33,36 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.weight:.15g}/{self.scale:.15g}*{self.oracle.identity}"
+
+
+@dataclass(frozen=True)
+class KeptOracle:
+    """An oracle whose answers to the rows at hand outlive an attempt that is cut off.
+
+    The stage keeps the sums, which are there once the last part has answered.
+
+    Attributes:
+        oracle: The oracle.
+        answers: What it has said of these rows.
+        warn: Told of a damaged file.
+    """
+
+    oracle: Oracle
+    answers: Answers
+    warn: Callable[[str], None]
+
+    @property
+    def identity(self) -> str:
+        """Identity of the oracle."""
+        return self.oracle.identity
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        asked = [dict(row) for row in rows]
+        known = self.answers.known(asked, self.warn)
+        for place, answer in known.items():
+            yield place, Verdict(answer["score"], components=dict(answer["components"]))
+        yield from self.answers.ask(self.oracle, asked, known)
 
 
 @dataclass(frozen=True)
@@ -87,17 +118,17 @@ def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
         UserError: One of them cannot be loaded.
     """
     settings = ctx.params.weighted
+    # Not in the order of the settings, which is not in the key.
+    names = sorted(settings.weights, key=lambda name: (_asks_a_server(ctx, name), name))
     with ExitStack() as stack:
-        parts = [
-            Part(
-                name=name,
-                oracle=stack.enter_context(opened_oracle(_context(ctx, name))),
-                weight=settings.weights[name],
-                scale=settings.scales.get(name, 1.0),
-            )
-            # Not in the order of the settings, which is not in the key.
-            for name in sorted(settings.weights, key=lambda name: (_asks_a_server(ctx, name), name))
-        ]
+        parts = []
+        for name in names:
+            oracle = stack.enter_context(opened_oracle(_context(ctx, name)))
+            if _asks_a_server(ctx, name) and name != names[-1]:
+                answers = Answers(ctx.work / f"weighted-{name}.parquet")
+                oracle = KeptOracle(oracle, answers, ctx.events.warning)
+            scale = settings.scales.get(name, 1.0)
+            parts.append(Part(name, oracle, settings.weights[name], scale))
         return WeightedOracle(parts, stack.pop_all().close)
 
 
@@ -111,5 +142,5 @@ def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScorePar
 
 
 def _asks_a_server(ctx: StageContext[ScoreParams], name: str) -> bool:
-    """True where answers cost time and money: the last part's are kept as they come."""
+    """True where answers cost time and money, and so are kept as they come."""
     return isinstance(getattr(ctx.params, ORACLES[name].section), ServerSettings)

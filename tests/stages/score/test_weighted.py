@@ -142,6 +142,32 @@ def test_what_a_server_said_before_it_failed_is_not_asked_again(serve, stage):
     ]
 
 
+def test_of_two_servers_neither_is_asked_again_what_it_has_answered(serve, stage):
+    """The judge is asked second; its failure costs none of the first one's answers."""
+    failing = [True]
+
+    def behave(number, request):
+        if "responses" in request:
+            return tones(request)
+        if failing[0]:
+            return 503, "busy"
+        choices = [{"message": {"role": "assistant", "content": "Score: 9"}}]
+        return 200, {"choices": choices, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+    server = serve(behave)
+    http = {"url": server.url, **SERVER}
+    judge = {"url": server.url, "model": "judge", "wait_seconds": 0.0, "attempts": 1}
+    with pytest.raises(RemoteError):
+        stage(weights={"http": 1, "judge": 1}, http=http, judge=judge)
+    assert any("responses" in request for request in server.requests)
+    failing[0] = False
+    server.requests.clear()
+    rows = scores_of(stage(weights={"http": 1, "judge": 1}, http=http, judge=judge))
+    assert [row["score"] for row in rows] == [9.0, 19.0, 9.0, 19.0]
+    assert dict(rows[0]["components"])["http.warmth"] == 0.5
+    assert not any("responses" in request for request in server.requests)
+
+
 class Closable:
     """An oracle that remembers whether it was closed."""
 
