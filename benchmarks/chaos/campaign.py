@@ -106,8 +106,7 @@ class Campaign:
             steps = self._forget_some(trial)
             restarts = self._services.prefect.restarts
             started = time.monotonic()
-            self._befall(trial, len(steps), is_own)
-            code = 1
+            code = self._befall(trial, len(steps), is_own)
             while code and trial.attempts < _MOST_ATTEMPTS:
                 code = trial.end(trial.start())
             seconds = time.monotonic() - started
@@ -133,9 +132,10 @@ class Campaign:
             shutil.copy(trial.log, kept)
             return outcome, [f"  kept in {kept}; its last lines:", trial.last_lines()]
 
-    def _befall(self, trial: Trial, steps: int, is_own_disk: bool) -> None:
-        """Lets faults befall a run."""
+    def _befall(self, trial: Trial, steps: int, is_own_disk: bool) -> int:
+        """Lets faults befall a run; the exit code of its last attempt, 1 where none came after."""
         draw = trial.draw
+        code = 1
         names = [
             name
             for name, fault in sorted(FAULTS.items())
@@ -149,6 +149,7 @@ class Campaign:
             trial.said.append(f"{name}:" if fault.at_rest else f"{name}: at {moment:.0f} s")
             if fault.at_rest:
                 fault.strike(trial)
+                code = 1
                 continue
             process = trial.start()
             try:
@@ -158,10 +159,11 @@ class Campaign:
                 fault.strike(trial)
             if is_own_disk and fault.needs_root:
                 # As long as it takes to be noticed.
-                trial.end(process)
+                code = trial.end(process)
                 _mend(trial.folder)
             else:
-                trial.end(process)
+                code = trial.end(process)
+        return code
 
     def _trial(
         self, stack: contextlib.ExitStack, setting: Setting, folder: Path, draw: random.Random

@@ -22,7 +22,7 @@ class Outcome:
         setting: Its runner, store and server.
         steps: Steps that it had to compute.
         faults: What befell it, each with what it hit.
-        attempts: How often it was resumed, the last time in peace.
+        attempts: How often it was resumed until it ended well.
         seconds: Time of all that.
         identical: True where all artifacts are those of the calm run.
         orphans: Processes that outlived their orchestrator.
