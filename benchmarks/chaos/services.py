@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -45,10 +46,11 @@ class PrefectServer:
             self.end()
             self._start()
 
-    def wait(self) -> None:
-        """Waits for the end of a restart."""
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Keeps restarts out of a block; waits for the end of one."""
         with self._lock:
-            return
+            yield
 
     def end(self) -> None:
         """Ends it; its database stays."""
@@ -101,7 +103,7 @@ class Services:
 
         from tests.flows.cluster import deploy_stage, make_pool, worker
 
-        with self._lock:
+        with self._lock, self.prefect.undisturbed():
             if self._has_worker:
                 return
             client = SyncPrefectClient(self.prefect.api)

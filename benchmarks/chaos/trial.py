@@ -79,13 +79,12 @@ class Trial:
     def start(self) -> subprocess.Popen[bytes]:
         """Resumes the run; its output goes beside the store."""
         self.attempts += 1
-        self.services.prefect.wait()
         environment = {**os.environ, **self.environment, _MARK: self.mark}
         if self.setting.server == "own":
             environment.pop("PREFECT_API_URL", None)
         if isinstance(self.place, BucketPlace):
             environment["GEB_CACHE"] = str(self._host())
-        with self.log.open("ab") as file:
+        with self.services.prefect.undisturbed(), self.log.open("ab") as file:
             return subprocess.Popen(
                 [
                     *(sys.executable, "-m", "flows.commands.cli", "resume", RUN),
