@@ -17,6 +17,7 @@ from flows.pipeline.inputs import (
 )
 from flows.pipeline.preflight import (
     check_checkpoints,
+    check_compilers,
     check_interpreters,
     check_parallelism,
 )
@@ -154,6 +155,7 @@ def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
     check_parallelism(config, external)
     check_interpreters(config)
     check_trackers(config.tracking, config.execution.interpreters.get(TRACKERS))
+    check_compilers(config)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 

@@ -11,9 +11,10 @@ from typing import Any
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
 from flows.pipeline.inputs import External, suite_input
-from flows.pipeline.placement import EVAL
+from flows.pipeline.placement import EVAL, Execution
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.compilers import require_compiler
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -114,6 +115,37 @@ def check_interpreters(config: RunConfig) -> None:
         # The trackers' is looked at with their packages, whatever the runner.
         if stage != TRACKERS:
             require_interpreter(stage, interpreter)
+
+
+def check_compilers(config: RunConfig) -> None:
+    """Checks that stages whose layers are compiled have a compiler, as far as that is known here.
+
+    Raises:
+        UserError: This machine, or this project's own image, has none.
+    """
+    execution = config.execution
+    trained = ("sft", "train") if config.inputs.warm_start else ("train",)
+    for stage in (each for each in trained if getattr(config, each).compile):
+        if execution.runner == "process":
+            resources = getattr(config.resources, stage)
+            require_compiler(stage, on_gpu=resources.gpus > 0)
+        elif not _has_own_image(execution, stage):
+            raise UserError(
+                f"{stage}.compile is set, and this project's images have no compiler",
+                f"name one that has for {stage!r} in execution.{execution.runner}, or set "
+                f"{stage}.compile=false",
+            )
+
+
+def _has_own_image(execution: Execution, stage: str) -> bool:
+    """True where a stage is in an image of the user's, or in none that is known here."""
+    if execution.runner == "docker":
+        return stage in execution.docker.images
+    if execution.runner == "kubernetes":
+        pods = execution.kubernetes
+        settings = pods.stages.get(stage)
+        return pods.image is not None or (settings is not None and settings.image is not None)
+    return True
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

@@ -26,6 +26,7 @@ from stages.train.trainer import PairTrainer
 from stages.train.validation import MEASURED, make_validation, split_by_prompt
 from stages.training.adapters import wear_adapters
 from stages.training.batches import make_plan
+from stages.training.compiled import compile_layers
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.metrics_log import VALIDATION, MetricsLog, summarize
@@ -161,6 +162,9 @@ class PairFit(Fit[TrainParams]):
                 yield model
             return
         whole = self._load("reference").eval()
+        if params.compile:
+            # As the policy is: its rounding, too, is to be the policy's.
+            compile_layers(whole.policy, stage=params.stage)
         yield whole
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.

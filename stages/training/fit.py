@@ -25,6 +25,7 @@ from stages.training.adapters import (
 from stages.training.arguments import check_trackers, trainer_seed, training_arguments
 from stages.training.batches import Plan
 from stages.training.callbacks import CheckpointSchedule, StepReporter
+from stages.training.compiled import compile_layers, uncompiled
 from stages.training.job import Job, P, Process
 from stages.training.memory import OutOfMemoryError
 from stages.training.metrics_log import METRICS, MetricsLog
@@ -164,10 +165,14 @@ class Fit(ABC, Generic[P]):
     def _policy(self) -> ResponseLogprobs:
         params = self.job.params
         model = self.load_model()
-        if params.lora.rank and not has_adapters(model.policy):
-            model = ResponseLogprobs(add_adapters(model.policy, params.lora))
-        if params.gradient_checkpointing:
-            enable_gradient_checkpointing(model.policy, stage=params.stage)
+        # The reference's very model is compiled already.
+        with uncompiled(compiles=params.compile):
+            if params.lora.rank and not has_adapters(model.policy):
+                model = ResponseLogprobs(add_adapters(model.policy, params.lora))
+            if params.gradient_checkpointing:
+                enable_gradient_checkpointing(model.policy, stage=params.stage)
+        if params.compile:
+            compile_layers(model.policy, stage=params.stage)
         return model
 
     def _save(self, trainer: PackedTrainer[Any]) -> None:

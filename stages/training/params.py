@@ -91,6 +91,9 @@ class TrainingParams(StageParams, OptimizerParams):
     """Out-of-memory fallback: the last checkpoint again, with half of `micro_batch_tokens`."""
     gradient_checkpointing: bool = speed_only(True)
     """Recompute activations in the backward pass: less memory, a third more time."""
+    compile: bool = added_later(False)
+    """Each decoder layer compiled by torch.compile (inductor), once for rows of all lengths. It
+    needs a compiler where the stage runs, and rounds otherwise: in the key where it is set."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)
@@ -100,3 +103,13 @@ class TrainingParams(StageParams, OptimizerParams):
     report_to: tuple[str, ...] = speed_only(())
     """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …), for live curves of
     this stage; `tracking.report_to` is for the whole run."""
+
+    @model_validator(mode="after")
+    def _compiled_layers_are_whole(self) -> Self:
+        if self.compile and self.deepspeed.zero_stage == 3:
+            raise ValueError(
+                "compile = true with deepspeed.zero_stage = 3: ZeRO-3 gathers the weights of each "
+                "linear layer inside of what would be compiled; set deepspeed.zero_stage to 2, or "
+                "leave compile out"
+            )
+        return self

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stages.contract.compilers import require_compiler
 from stages.contract.context import StageContext
 from stages.training.job import Job, P, Process
 from stages.training.memory import OutOfMemoryError, with_half_the_tokens
@@ -33,6 +34,8 @@ def train(
         StoppedError: SIGTERM came; a checkpoint is saved.
         StageFailedError: A worker failed.
     """
+    if job.params.compile:
+        require_compiler(job.params.stage, on_gpu=job.on_gpu)
     ctx.telemetry_path("metrics.jsonl")
     while True:
         try:

@@ -136,6 +136,23 @@ def test_an_interpreter_on_the_path_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("runner", "said"),
+    [
+        ("process", r"train\.compile needs a compiler, and there is no no-such-compiler"),
+        ("docker", "this project's images have no compiler"),
+    ],
+)
+def test_compiled_layers_without_a_compiler_are_refused_by_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, said: str
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    asked = [f"store={tmp_path / 'store'}", f"execution.runner={runner}", "train.compile=true"]
+    with pytest.raises(UserError, match=said) as caught:
+        plan(load_config(QUICKSTART, asked))
+    assert "train.compile=false" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
     "table",
     [
         "interpreters={{{}: python}}",

@@ -59,3 +59,10 @@ def test_adapters_that_are_not_trained_cannot_be_saved():
         ValueError, match=r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"
     ):
         TrainParams(lora={"save": "both"})
+
+
+def test_compiled_layers_are_in_the_key_and_need_whole_weights():
+    assert "compile" not in TrainParams().result_fields()
+    assert TrainParams(compile=True).result_fields()["compile"] is True
+    with pytest.raises(ValueError, match=r"compile = true with deepspeed\.zero_stage = 3"):
+        TrainParams(compile=True, deepspeed={"zero_stage": 3})
