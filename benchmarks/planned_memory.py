@@ -1,6 +1,6 @@
 """Peak memory of trainings beside the estimate of `geb plan --estimate`, on the CPU.
 
-    python -m benchmarks.planned_memory [--processes 1 2] [--zero off 2 3] [--lora 0 8]
+    python -m benchmarks.planned_memory [--processes 1 2] [--zero off 2 3 fsdp2] [--lora 0 8]
 
 trains a small Llama in float32 for a few steps with each setting, as programs of their own, and
 samples the anonymous resident memory (`RssAnon`) of the training processes. Short responses: it is
@@ -32,6 +32,11 @@ from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
 _PAIRS = 24
+_SHARDING: dict[str, dict[str, object]] = {
+    "off": {},
+    **{str(stage): {"deepspeed": {"zero_stage": stage}} for stage in (1, 2, 3)},
+    "fsdp2": {"sharding": "fsdp2"},
+}
 
 
 def main() -> None:
@@ -39,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
-        "--zero", nargs="+", choices=["off", "1", "2", "3"], default=["off", "2", "3"]
+        "--zero", nargs="+", choices=list(_SHARDING), default=["off", "2", "3", "fsdp2"]
     )
     parser.add_argument("--lora", type=int, nargs="+", default=[0, 8], help="ranks; 0 is none")
     parser.add_argument("--width", type=int, default=1024)
@@ -62,12 +67,12 @@ def main() -> None:
         shape = read_shape(file_input(policy), LocalStore.open(str(folder / "store"), create=True))
         assert isinstance(shape, ModelShape), shape
         print(f"weights: {shape.params * 4 / GIB:.2f} GiB in float32\n")
-        print("| ZeRO | LoRA | processes | measured, GiB | estimate, GiB | measured / estimate |")
+        print("| shards | LoRA | processes | measured, GiB | estimate, GiB | measured / estimate |")
         print("| --- | --- | ---: | ---: | ---: | ---: |")
         settings = itertools.product(asked.zero, asked.lora, asked.processes)
         for number, (zero, rank, processes) in enumerate(settings):
             changes = {
-                "deepspeed": {"zero_stage": zero if zero == "off" else int(zero)},
+                **_SHARDING[zero],
                 "lora": {"rank": rank},
                 "epochs": 1,
             }

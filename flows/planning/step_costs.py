@@ -305,8 +305,7 @@ _COSTS: dict[str, Callable[[StepCosts, Step, Resources, Device], Cost]] = {
 def _starts_workers(params: StageParams, resources: Resources) -> bool:
     """True where a training is in processes below the stage's own."""
     return isinstance(params, TrainingParams) and (
-        (resources.gpus or resources.processes) * resources.nodes > 1
-        or params.deepspeed.zero_stage != "off"
+        (resources.gpus or resources.processes) * resources.nodes > 1 or params.needs_workers
     )
 
 

@@ -140,6 +140,10 @@ def _exchanged(setting: TrainingSetting, batches: int) -> float:
     if setting.world == 1:
         return 0.0
     size = setting.trained * setting.weight_bytes
+    if setting.fsdp:
+        # Weights as the products need them, gradients in float32.
+        low = 2 if setting.bfloat16 else 4
+        return batches * (2 * setting.model.params * low + 4 * setting.trained)
     if setting.zero < 2:
         return 2 * size
     if setting.zero == 2:
@@ -160,7 +164,7 @@ def _remedy(setting: TrainingSetting) -> str:
     if not params.gradient_checkpointing:
         ways.append(f"{name}.gradient_checkpointing=true")
     ways.append(f"a lower {name}.micro_batch_tokens")
-    if setting.zero in (1, 2, 3) and not params.deepspeed.offload_optimizer:
+    if setting.deepspeed and setting.zero and not params.deepspeed.offload_optimizer:
         ways.append(f"{name}.deepspeed.offload_optimizer=true")
     if not params.lora.rank:
         ways.append(f"{name}.lora.rank")

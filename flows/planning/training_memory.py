@@ -42,8 +42,15 @@ class TrainingSetting:
     world: int
 
     @property
+    def fsdp(self) -> bool:
+        """FSDP2 in use."""
+        return self.params.sharding == "fsdp2"
+
+    @property
     def zero(self) -> int:
-        """ZeRO's stage, 0 for none."""
+        """ZeRO's stage, 0 for none; FSDP2 splits what stage 3 does."""
+        if self.fsdp:
+            return 3
         stage = self.params.deepspeed.zero_stage
         return 0 if stage == "off" else stage
 
@@ -71,7 +78,7 @@ class TrainingSetting:
         return self.model.lora_params(rank) if rank else self.model.params
 
     def share(self, from_stage: int) -> float:
-        """Share of a process in what ZeRO splits from ``from_stage`` on."""
+        """Share of a process in what ZeRO or FSDP2 splits from ``from_stage`` on."""
         return 1 / self.world if self.zero >= from_stage else 1.0
 
 
@@ -97,15 +104,34 @@ def training_memory(setting: TrainingSetting) -> tuple[dict[str, float], dict[st
         host["optimizer"] = device.pop("optimizer")
     if offload.offload_parameters:
         host["weights"] = device.pop("weights")
+    if setting.fsdp:
+        device["gathered weights"], device["gradients to reduce"] = _fsdp_buffers(setting)
     if setting.deepspeed and setting.zero:
         device["reduce bucket"] = _bucket(setting)
-    if setting.zero == 3:
+    if setting.deepspeed and setting.zero == 3:
         device["gathered weights"] = _gathered(setting)
         if not setting.device.is_gpu:
             device["allocator"] = _KEPT_BY_ALLOCATOR * device["gradients"]
     device |= _activations(setting)
     device["runtime"] = RUNTIME_GPU if setting.device.is_gpu else RUNTIME_CPU
     return device, host
+
+
+def _fsdp_buffers(setting: TrainingSetting) -> tuple[float, float]:
+    """Whole weights and gradients of the layers at work.
+
+    Embeddings, last norm and head are whole from the forward to the end of the backward pass, a
+    decoder layer while it works, and the next one is on its way.
+    """
+    model = setting.model
+    size = 2 if setting.bfloat16 else 4
+    layer = model.layer_params
+    ends = model.params - model.layers * layer
+    if setting.params.lora.rank:
+        # Gradients of adapters are small.
+        return size * (ends + 2.0 * layer), 0.0
+    # Gradients as they were computed, and a float32 copy in the order of the shards.
+    return size * (ends + 2.0 * layer), (size + 4.0) * (ends + layer)
 
 
 def _gathered(setting: TrainingSetting) -> float:
@@ -118,6 +144,8 @@ def _gathered(setting: TrainingSetting) -> float:
 
 def _gradients(setting: TrainingSetting) -> float:
     size = setting.trained * setting.weight_bytes
+    if setting.fsdp:
+        return 4 * setting.trained * setting.share(2)
     if not setting.deepspeed:
         # DDP's buckets are a second copy (`gradient_as_bucket_view` is off).
         return size * (2 if setting.world > 1 else 1)
@@ -145,9 +173,9 @@ def _activations(setting: TrainingSetting) -> dict[str, float]:
     """Bytes kept for the backward pass of one micro-batch, and the logits of its head."""
     model, params = setting.model, setting.params
     tokens = params.micro_batch_tokens
-    autocast = setting.bfloat16 and not setting.deepspeed
-    residual = 4 if autocast else setting.weight_bytes
+    autocast = setting.bfloat16 and not (setting.deepspeed or setting.fsdp)
     low = 2 if setting.bfloat16 else 4
+    residual = 4 if autocast else low
     # Norms twice in float32 and twice in `low`; queries, keys, values and the attention's output;
     # gate, its activation, up, and their product.
     passed = model.intermediate * max(model.experts_per_token, 1)

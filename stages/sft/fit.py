@@ -55,11 +55,11 @@ class ConversationFit(Fit[SftParams]):
         params = self.job.params
         if self._source is not None:
             loaded = load_logprob_model(
-                self._source, self.numerics, params.row_layout, stage=params.stage
+                self._source, self.loading, params.row_layout, stage=params.stage
             )
         else:
             seed = derive_seed(self.job.seed, "weights")
-            model = new_model(params.architecture, self.tokenizer, seed, self.numerics)
+            model = new_model(params.architecture, self.tokenizer, seed, self.loading)
             loaded = logprob_model(
                 model, params.row_layout, place="the new model", stage=params.stage
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from stages.train.params import TrainParams
 from stages.train.settings import kappa_controller, objective_settings
 from stages.train.trainer import PairTrainer
 from stages.train.validation import MEASURED, make_validation, split_by_prompt
+from stages.training import fsdp
 from stages.training.adapters import wear_adapters
 from stages.training.batches import make_plan
 from stages.training.compiled import compile_layers
@@ -60,6 +62,8 @@ class PairFit(Fit[TrainParams]):
     def prepare(self) -> None:
         """Computes log π_ref, or reads it where an earlier attempt has."""
         self._ref_logprobs = self._reference_logprobs()
+        # Hooks of FSDP's and the reference that they are of hold each other.
+        gc.collect()
 
     def load_model(self) -> ResponseLogprobs:
         """The policy; the reference's very model where their weights are the same."""
@@ -149,7 +153,7 @@ class PairFit(Fit[TrainParams]):
         """
         params, source = self.job.params, self.job.models[name]
         base = replace(source, adapter=None)
-        model = load_logprob_model(base, self.numerics, params.row_layout, stage=params.stage)
+        model = load_logprob_model(base, self.loading, params.row_layout, stage=params.stage)
         if source.adapter is None:
             return model
         return ResponseLogprobs(wear_adapters(model.policy, params.lora, Path(source.adapter)))
@@ -157,9 +161,18 @@ class PairFit(Fit[TrainParams]):
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:
         params, models = self.job.params, self.job.models
-        if self._is_sharded:
-            with sharded_logprob_model(models["reference"], params, self.numerics) as model:
+        if params.sharding == "fsdp2":
+            # Draws no random numbers of the training's, which so is the same without a pass.
+            with torch.random.fork_rng([]):
+                model = self._load("reference").eval()
+                if params.compile:
+                    compile_layers(model.policy, stage=params.stage)
+                fsdp.shard(model, self.numerics, stage=params.stage)
                 yield model
+            return
+        if params.in_shards:
+            with sharded_logprob_model(models["reference"], params, self.numerics) as engine:
+                yield engine
             return
         whole = self._load("reference").eval()
         if params.compile:
@@ -169,11 +182,6 @@ class PairFit(Fit[TrainParams]):
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole
-
-    @property
-    def _is_sharded(self) -> bool:
-        """True where each process holds a share of the weights."""
-        return self.job.params.deepspeed.zero_stage == 3
 
     def _check_lengths(self) -> None:
         longest = max(pair.num_tokens for pair in self._pairs)
@@ -198,7 +206,7 @@ class PairFit(Fit[TrainParams]):
         folder = job.work / "reference"
         reference.ReferencePass(
             load_model=self._reference_model,
-            collective=self._is_sharded,
+            collective=job.params.in_shards,
             folder=folder,
             numerics=self.numerics,
             row_layout=job.params.row_layout,

@@ -59,7 +59,8 @@ def training_arguments(
         adam_beta2=params.adam_beta2,
         adam_epsilon=params.adam_epsilon,
         max_grad_norm=params.max_grad_norm,
-        bf16=numerics.bfloat16,
+        # FSDP2 casts by itself.
+        bf16=numerics.bfloat16 and params.sharding != "fsdp2",
         use_cpu=not job.on_gpu,
         seed=trainer_seed(job),
         logging_steps=1,

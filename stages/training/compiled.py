@@ -35,17 +35,22 @@ def compile_layers(policy: nn.Module, *, stage: str) -> None:
     Raises:
         UserError: The model has no layers that could be told apart.
     """
-    decoder = causal_lm(policy).get_decoder()
-    layers = [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
+    layers = decoder_layers(policy)
     if not layers:
         raise UserError(
-            f"{type(decoder).__name__} has no decoder layers that could be compiled",
+            f"{type(causal_lm(policy)).__name__} has no decoder layers that could be compiled",
             f"set {stage}.compile=false",
         )
     AttentionInterface.register(SHARED_PREFIX, torch.compiler.disable(shared_prefix_attention))
     for layer in layers:
         # In place: a wrapper would have other names, and leave out hooks that come later.
         layer.compile(dynamic=True, options=_OPTIONS)
+
+
+def decoder_layers(policy: nn.Module) -> list[nn.Module]:
+    """Decoder layers of a causal language model of transformers, or of a peft model around one."""
+    decoder = causal_lm(policy).get_decoder()
+    return [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint, save_tokenizer
-from stages.training import checkpoints
+from stages.training import checkpoints, fsdp
 from stages.training.adapters import (
     add_adapters,
     has_adapters,
@@ -114,12 +114,17 @@ class Fit(ABC, Generic[P]):
             self.write_records(log)
 
     @property
+    def loading(self) -> Numerics:
+        """Numerics with which the policy is loaded: in the host's memory where FSDP2 shards it."""
+        return self.numerics.on_host() if self.job.params.sharding == "fsdp2" else self.numerics
+
+    @property
     def _checkpoints(self) -> Any:
         return self.job.work / "checkpoints"
 
     @property
     def _layout(self) -> dict[str, Any]:
-        return layout_of(self.job.params.deepspeed.zero_stage, self.process)
+        return layout_of(self.job.params, self.process)
 
     def _trainer(self, log: MetricsLog | None, resumed: ResumePoint | None) -> PackedTrainer[Any]:
         params, process = self.job.params, self.process
@@ -173,10 +178,15 @@ class Fit(ABC, Generic[P]):
                 enable_gradient_checkpointing(model.policy, stage=params.stage)
         if params.compile:
             compile_layers(model.policy, stage=params.stage)
+        if params.sharding == "fsdp2":
+            fsdp.shard(model, self.numerics, stage=params.stage)
         return model
 
     def _save(self, trainer: PackedTrainer[Any]) -> None:
-        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if self.job.params.sharding == "fsdp2":
+            state = fsdp.whole_weights(trainer.model, keep=self.process.is_first)
+        else:
+            state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if self.process.is_first:
             # Under ZeRO-3 transformers would go on sharding, and only one process is here.
             unset_hf_deepspeed_config()

@@ -58,9 +58,9 @@ def _remedy(params: TrainingParams, longest: int) -> str:
     if not params.gradient_checkpointing:
         ways.append(f"set {stage}.gradient_checkpointing=true")
     ways.append(f"lower {stage}.max_length_tokens (below {longest})")
-    if params.deepspeed.zero_stage != 3:
+    if not params.in_shards:
         ways.append(f"spread the weights with {stage}.deepspeed.zero_stage=3 over more processes")
-    elif not params.deepspeed.offload_optimizer:
+    elif params.sharding == "deepspeed" and not params.deepspeed.offload_optimizer:
         ways.append(f"set {stage}.deepspeed.offload_optimizer=true")
     if not params.lora.rank:
         ways.append(f"train adapters only ({stage}.lora.rank)")

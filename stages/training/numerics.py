@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -38,12 +38,18 @@ class Numerics:
         bfloat16 = on_gpu if wanted == "auto" else wanted == "bfloat16"
         # DeepSpeed keeps its own float32 master weights; frozen weights need none.
         low = bfloat16 and (params.deepspeed.zero_stage != "off" or params.lora.rank > 0)
+        # FSDP2 gathers bfloat16 weights for the forward pass; its shards are the master weights.
+        casts = params.sharding == "fsdp2" or params.deepspeed.zero_stage != "off"
         return cls(
             device=torch.device("cuda", local_rank) if on_gpu else torch.device("cpu"),
             weights="bfloat16" if low else "float32",
-            autocast=bfloat16 and params.deepspeed.zero_stage == "off",
+            autocast=bfloat16 and not casts,
             bfloat16=bfloat16,
         )
+
+    def on_host(self) -> Numerics:
+        """The same dtypes on the CPU, where a model is loaded that is then sharded."""
+        return replace(self, device=torch.device("cpu"))
 
     def forward_context(self) -> torch.autocast:
         """The context in which a model that no trainer wraps gives the trainer's numbers."""

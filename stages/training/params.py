@@ -94,6 +94,10 @@ class TrainingParams(StageParams, OptimizerParams):
     compile: bool = added_later(False)
     """Each decoder layer compiled by torch.compile (inductor), once for rows of all lengths. It
     needs a compiler where the stage runs, and rounds otherwise: in the key where it is set."""
+    sharding: Literal["deepspeed", "fsdp2"] = speed_only("deepspeed")
+    """Library that splits the training among processes. `deepspeed`: as `deepspeed` says, and DDP
+    where its `zero_stage` is off. `fsdp2`: weights, gradients and optimizer state in shards by
+    torch's FSDP2."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)
@@ -104,12 +108,32 @@ class TrainingParams(StageParams, OptimizerParams):
     """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …), for live curves of
     this stage; `tracking.report_to` is for the whole run."""
 
+    @property
+    def in_shards(self) -> bool:
+        """True where each process holds a share of every weight, the reference's, too."""
+        return self.sharding == "fsdp2" or self.deepspeed.zero_stage == 3
+
+    @property
+    def needs_workers(self) -> bool:
+        """True where a single process, too, is a member of a process group."""
+        return self.sharding == "fsdp2" or self.deepspeed.zero_stage != "off"
+
+    @model_validator(mode="after")
+    def _one_library_shards(self) -> Self:
+        if self.sharding == "fsdp2" and self.deepspeed != DeepSpeedParams():
+            raise ValueError(
+                "sharding = 'fsdp2' with settings of deepspeed: one library can shard a training; "
+                "set deepspeed.zero_stage to 'off' and leave its offloads out, or set sharding to "
+                "'deepspeed'"
+            )
+        return self
+
     @model_validator(mode="after")
     def _compiled_layers_are_whole(self) -> Self:
         if self.compile and self.deepspeed.zero_stage == 3:
             raise ValueError(
                 "compile = true with deepspeed.zero_stage = 3: ZeRO-3 gathers the weights of each "
-                "linear layer inside of what would be compiled; set deepspeed.zero_stage to 2, or "
-                "leave compile out"
+                "linear layer inside of what would be compiled; set sharding to 'fsdp2' (and "
+                "zero_stage to 'off'), or leave compile out"
             )
         return self

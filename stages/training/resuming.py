@@ -10,6 +10,7 @@ from stages.contract.sealed import is_sealed, seal_folder
 from stages.training import universal
 from stages.training.checkpoints import Checkpoint, newest_whole_step, read_checkpoint
 from stages.training.job import Process
+from stages.training.params import TrainingParams
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,11 @@ class ResumePoint:
     is_universal: bool
 
 
-def layout_of(zero_stage: int | str, process: Process) -> dict[str, Any]:
+def layout_of(params: TrainingParams, process: Process) -> dict[str, Any]:
     """Layout on which a checkpoint's files depend: DeepSpeed writes one set per process."""
+    zero_stage = params.deepspeed.zero_stage
+    if params.sharding == "fsdp2":
+        return {"zero_stage": zero_stage, "sharding": params.sharding}
     if zero_stage == "off":
         return {"zero_stage": zero_stage}
     return {"zero_stage": zero_stage, "world_size": process.world_size}

@@ -63,7 +63,7 @@ def train(
 def _train_once(ctx: StageContext[P], job: Job[P], load_fit: Callable[[], type[Any]]) -> None:
     num_processes = ctx.resources.gpus or ctx.resources.processes
     several = num_processes > 1 or ctx.resources.nodes > 1
-    if several or ctx.params.deepspeed.zero_stage != "off":
+    if several or ctx.params.needs_workers:
         from stages.training.launch import train_in_workers
 
         train_in_workers(job, num_processes, ctx)

@@ -15,17 +15,20 @@ from typing import Any, Generic
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
+from stages.training import fsdp
 from stages.training.batches import B, MicroBatches, Plan
 from stages.training.timing import StepClock, flops_per_token, peak_memory_mib
 from stages.training.universal import mend_optimizer
 
 WEIGHTS_FILE = "model.safetensors"
+SCHEDULER_FILE = "scheduler.pt"
 # Attributes of a micro-batch that are added up over a step, after the loss's own sums.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
@@ -178,8 +181,8 @@ class PackedTrainer(Trainer, Generic[B]):
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the weights being trained; DeepSpeed's own checkpoint has them already."""
-        if self.is_deepspeed_enabled or not self.args.should_save:
+        """Writes the weights being trained; checkpoints of shards have them already."""
+        if self._in_fsdp or self.is_deepspeed_enabled or not self.args.should_save:
             return
         assert output_dir is not None
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -188,6 +191,9 @@ class PackedTrainer(Trainer, Generic[B]):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
+        if self._in_fsdp:
+            fsdp.load_weights(self.model, Path(resume_from_checkpoint))
+            return
         saved = load_file(Path(resume_from_checkpoint) / WEIGHTS_FILE)
         weights = self._trained_weights()
         assert saved.keys() == weights.keys(), "the checkpoint is of another model"
@@ -203,7 +209,21 @@ class PackedTrainer(Trainer, Generic[B]):
         ]
         return optimizer
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._in_fsdp:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        fsdp.save(self.model, self.optimizer.optimizer, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_FILE)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self._in_fsdp:
+            if checkpoint is not None:
+                fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
+                schedule = torch.load(Path(checkpoint) / SCHEDULER_FILE, weights_only=True)
+                self.lr_scheduler.load_state_dict(schedule)
+            return
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.is_deepspeed_enabled and self.model_wrapped.load_universal_checkpoint():
             mend_optimizer(self.model_wrapped.optimizer.optimizer, self._weight_decays)
@@ -216,6 +236,10 @@ class PackedTrainer(Trainer, Generic[B]):
             torch.distributed.barrier()
         if self.args.should_save:
             self._publish(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    @property
+    def _in_fsdp(self) -> bool:
+        return isinstance(self.model, FSDPModule)
 
     def _trained_weights(self) -> dict[str, Tensor]:
         return {

@@ -65,9 +65,16 @@ def plain(tmp_path_factory):
     return train(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize(("zero_stage", "processes"), [(2, 1), (3, 2)])
-def test_the_loss_curve_under_zero_is_that_of_one_process(tmp_path, plain, zero_stage, processes):
-    found = train(tmp_path, processes=processes, deepspeed={"zero_stage": zero_stage})
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ({"deepspeed": {"zero_stage": 2}}, 1),
+        ({"deepspeed": {"zero_stage": 3}}, 2),
+        ({"sharding": "fsdp2"}, 2),
+    ],
+)
+def test_the_loss_curve_in_shards_is_that_of_one_process(tmp_path, plain, settings, processes):
+    found = train(tmp_path, processes=processes, **settings)
     assert losses(found.path) == pytest.approx(losses(plain.path), rel=1e-3, abs=1e-3)
     expected = load_file(plain.path / "checkpoint" / "model.safetensors")
     saved = load_file(found.path / "checkpoint" / "model.safetensors")

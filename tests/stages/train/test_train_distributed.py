@@ -23,7 +23,9 @@ from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-LAYOUTS = [("off", 2)] + [(stage, processes) for stage in (0, 2, 3) for processes in (1, 2)]
+# ZeRO's stage, or FSDP2, and processes.
+LAYOUTS = [("off", 2), ("fsdp2", 2)]
+LAYOUTS += [(stage, processes) for stage in (0, 2, 3) for processes in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +44,15 @@ def plain(tmp_path_factory, policy, pairs):
 SETTINGS = {"micro_batch_tokens": 16, "target_ratio": 0.5, "calibration_batches": 2}
 
 
-@pytest.mark.parametrize(("zero_stage", "processes"), LAYOUTS)
-def test_the_loss_curve_is_that_of_one_process(
-    tmp_path, policy, pairs, plain, zero_stage, processes
-):
-    found = train(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        processes=processes,
-        deepspeed={"zero_stage": zero_stage},
-        **SETTINGS,
-    )
+@pytest.mark.parametrize(("layout", "processes"), LAYOUTS)
+def test_the_loss_curve_is_that_of_one_process(tmp_path, policy, pairs, plain, layout, processes):
+    fsdp, zero = {"sharding": "fsdp2"}, {"deepspeed": {"zero_stage": layout}}
+    settings = SETTINGS | (fsdp if layout == "fsdp2" else zero)
+    found = train(tmp_path / "store", policy, [pairs], processes=processes, **settings)
     assert found.losses == pytest.approx(plain.losses, rel=1e-3, abs=1e-3)
     names = ["kappa", "num_pairs", "num_tokens", "bonus_gradient_share"]
     # DeepSpeed tells no gradient norm in float32 at stage 0.
-    for name in names if zero_stage == 0 else [*names, "grad_norm"]:
+    for name in names if layout == 0 else [*names, "grad_norm"]:
         curve = [record[name] for record in found.records]
         assert curve == pytest.approx([record[name] for record in plain.records], rel=1e-2), name
     expected = load_file(plain.artifact.path / "checkpoint" / "model.safetensors")
@@ -68,9 +63,17 @@ def test_the_loss_curve_is_that_of_one_process(
     assert found.artifact.manifest.key == plain.artifact.manifest.key
 
 
-def test_deepspeed_in_bfloat16_starts_at_its_reference(tmp_path, policy, pairs):
+@pytest.mark.parametrize(
+    "library",
+    [
+        {"deepspeed": {"zero_stage": 1}},
+        # Frozen weights in bfloat16 beside adapters in float32.
+        {"sharding": "fsdp2", "lora": {"rank": 4}},
+    ],
+)
+def test_shards_in_bfloat16_start_at_their_reference(tmp_path, policy, pairs, library):
     settings = {"design": "none", "nll_weight": 0.0, "epochs": 1, "precision": "bfloat16"}
-    found = train(tmp_path / "store", policy, [pairs], deepspeed={"zero_stage": 1}, **settings)
+    found = train(tmp_path / "store", policy, [pairs], **library, **settings)
     assert found.records[0]["chosen_logratio"] == 0.0
     assert found.records[0]["rejected_logratio"] == 0.0
 

@@ -66,3 +66,9 @@ def test_compiled_layers_are_in_the_key_and_need_whole_weights():
     assert TrainParams(compile=True).result_fields()["compile"] is True
     with pytest.raises(ValueError, match=r"compile = true with deepspeed\.zero_stage = 3"):
         TrainParams(compile=True, deepspeed={"zero_stage": 3})
+
+
+def test_one_library_shards_and_is_not_in_the_key():
+    assert "sharding" not in TrainParams(sharding="fsdp2").result_fields()
+    with pytest.raises(ValueError, match=r"sharding = 'fsdp2' with settings of deepspeed"):
+        TrainParams(sharding="fsdp2", deepspeed={"zero_stage": 2})
