@@ -15,6 +15,7 @@ Layout under the root::
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -129,8 +130,10 @@ class LocalStore(Store):
         try:
             return self.load(stage, key)
         except DamagedArtifactError as error:
-            aside = self.set_aside(stage, key)
-            warn(f"{error}. Set aside in {aside}; the stage runs again.")
+            # Runs that share the artifact may find the damage at once: the first sets it aside.
+            with contextlib.suppress(FileNotFoundError):
+                aside = self.set_aside(stage, key)
+                warn(f"{error}. Set aside in {aside}; the stage runs again.")
             return None
 
     def verify(self, artifact: Artifact) -> None:

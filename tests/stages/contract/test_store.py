@@ -372,6 +372,21 @@ def test_no_store_is_made_where_something_else_is(tmp_path, make):
         LocalStore.open(str(path), create=True)
 
 
+def test_damage_that_another_process_has_set_aside_first_is_no_failure(store, monkeypatch):
+    whole = compute(store)
+    truncate(whole.path / FILES[0])
+    load = store.load
+
+    def slower(stage: str, key: str) -> Artifact | None:
+        try:
+            return load(stage, key)
+        finally:
+            LocalStore.open(str(store.root)).set_aside(stage, key)
+
+    monkeypatch.setattr(store, "load", slower)
+    assert store.find("writer", whole.manifest.key, warn=pytest.fail) is None
+
+
 class ReaderParams(StageParams):
     """A stage that reads one external input."""
 
