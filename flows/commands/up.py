@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from flows.commands.run import interrupt, quiet_prefect
 from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 # A stage's grace period, the worker's and the server's.
 _END_SECONDS = 180.0
@@ -36,6 +39,15 @@ def up(
     port: Annotated[int, typer.Option(help="Port of a Prefect server started here.")] = 4200,
     limit: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     home: HomePath = DEFAULT_HOME,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GEB_DATABASE",
+            show_envvar=True,
+            help="PostgreSQL of a Prefect server started here, "
+            "postgresql://USER:PASSWORD@HOST/DATABASE; a file in --home if unset.",
+        ),
+    ] = None,
 ) -> None:
     """Start a Prefect server, a worker and the deployments, to use from the UI; Ctrl-C ends them.
 
@@ -43,13 +55,19 @@ def up(
     """
     place = Home(home)
     root = open_store(store, create=True).location
+    # Imported here: it takes half a second, and the other commands do without it.
+    from flows.standing.database import check_database, parse_database, shown
+
+    url = None if database is None else parse_database(database)
     with place.claimed() as free:
         if not free:
-            _show_running(place, root)
+            _show_running(place, root, None if url is None else shown(url))
             return
+        if url is not None:
+            check_database(url)
         # A predecessor that was killed may still be ending.
         place.end_leftovers(_END_SECONDS)
-        _run(place, root, port, limit)
+        _run(place, root, port, limit, url)
 
 
 def down(home: HomePath = DEFAULT_HOME) -> None:
@@ -75,25 +93,31 @@ def automations() -> None:
         console.print(name)
 
 
-def _run(home: Home, store: str, port: int, limit: int) -> None:
+def _run(home: Home, store: str, port: int, limit: int, database: URL | None) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     console.print("starting; the first start takes half a minute")
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from prefect.settings import get_current_settings
 
+    from flows.standing.database import shown
     from flows.standing.deployments import register as register_deployments
     from flows.standing.machine import Machine
 
     machine: Machine | None = None
     try:
-        machine = Machine.with_server(home, port)
+        machine = Machine.with_server(home, port, database)
         deployments = register_deployments(store, Path.cwd(), limit)
         machine.start_worker()
         api = get_current_settings().api.url
         assert api is not None
         standing = Standing(
-            pid=os.getpid(), ui=machine.ui, api=api, store=store, supervisors=machine.supervisors
+            pid=os.getpid(),
+            ui=machine.ui,
+            api=api,
+            store=store,
+            database=None if database is None else shown(database),
+            supervisors=machine.supervisors,
         )
         home.announce(standing)
         console.print(f"deployments    {', '.join(deployments)}")
@@ -110,7 +134,7 @@ def _run(home: Home, store: str, port: int, limit: int) -> None:
         home.retract()
 
 
-def _show_running(home: Home, store: str) -> None:
+def _show_running(home: Home, store: str, database: str | None) -> None:
     standing = home.standing()
     if standing is None:
         raise UserError(
@@ -121,6 +145,11 @@ def _show_running(home: Home, store: str) -> None:
             f"`geb up` is running already, with the store {standing.store} and not {store}",
             "`geb down` first, or use another --home and --port beside it",
         )
+    if database is not None and standing.database != database:
+        raise UserError(
+            f"`geb up` is running already, with {standing.database or 'a file'} as its database",
+            "`geb down` first, or use another --home and --port beside it",
+        )
     console.print(f"running already, pid {standing.pid}")
     _show(standing)
 
@@ -128,4 +157,6 @@ def _show_running(home: Home, store: str) -> None:
 def _show(standing: Standing) -> None:
     console.print(f"Prefect UI     [bold]{standing.ui}[/]")
     console.print(f"store          {standing.store}")
+    if standing.database is not None:
+        console.print(f"database       {standing.database}")
     console.print(f"to have `geb run` report there: export PREFECT_API_URL={standing.api}")

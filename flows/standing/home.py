@@ -39,6 +39,8 @@ class Standing(BaseModel):
     """Address of the Prefect API, for PREFECT_API_URL."""
     store: str
     """Store that the deployments start with."""
+    database: str | None = None
+    """Database that was given for the server, without its password; None is a file of this home."""
     supervisors: tuple[int, ...]
     """Process ids of its supervisors; each ends all processes below it on SIGTERM."""
 

@@ -16,6 +16,7 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.settings import get_current_settings
+from sqlalchemy.engine import URL
 
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
@@ -28,6 +29,7 @@ _POLL_SECONDS = 0.2
 # Between two polls of the worker for flow runs to start.
 _QUERY_SECONDS = "2"
 _DATABASE_SECONDS = "60"
+_CONNECTION_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _LEASES_ON_DISK = "prefect.server.concurrency.lease_storage.filesystem"
 
 
@@ -49,11 +51,17 @@ class Machine:
     )
 
     @classmethod
-    def with_server(cls, home: Home, port: int) -> Machine:
+    def with_server(cls, home: Home, port: int, database: URL | None = None) -> Machine:
         """Finds the server: the configured one, one that listens at the port, or a new one.
 
+        Args:
+            home: Folder of the new one's database and of the logs.
+            port: Port of the new one.
+            database: Database of the new one; None is a file in ``home``.
+
         Raises:
-            UserError: The configured server does not answer, or something else has the port.
+            UserError: The configured server does not answer, something else has the port, or a
+                database is given and no server would use it.
             GebError: The server does not start.
         """
         own = f"http://127.0.0.1:{port}"
@@ -64,8 +72,10 @@ class Machine:
                     f"no Prefect server answers at {configured}, to which PREFECT_API_URL points",
                     "start it, or unset PREFECT_API_URL for a server of this machine's own",
                 )
+            _refuse_database(database, f"{configured}, to which PREFECT_API_URL points")
             return cls(home, get_current_settings().ui_url or configured.removesuffix("/api"))
         if is_prefect(f"{own}/api"):
+            _refuse_database(database, own)
             use_server(f"{own}/api")
             return cls(home, own)
         if _is_taken(port):
@@ -74,7 +84,9 @@ class Machine:
                 "name a free one: --port 4201",
             )
         machine = cls(home, own)
-        machine._server = start_server(own, home.log("server"), _server_environment(home.prefect))
+        machine._server = start_server(
+            own, home.log("server"), _server_environment(home.prefect, database)
+        )
         use_server(f"{own}/api")
         return machine
 
@@ -139,8 +151,22 @@ class Machine:
         return started if self._worker is None else {**started, "worker": self._worker.process}
 
 
-def _server_environment(prefect_home: Path) -> dict[str, str]:
+def _refuse_database(database: URL | None, server: str) -> None:
+    if database is not None:
+        raise UserError(
+            f"--database is for a Prefect server that is started here, and one answers at {server}",
+            "leave --database out, or name a free port and unset PREFECT_API_URL",
+        )
+
+
+def _server_environment(prefect_home: Path, database: URL | None) -> dict[str, str]:
+    connection = (
+        {}
+        if database is None
+        else {_CONNECTION_VARIABLE: database.render_as_string(hide_password=False)}
+    )
     return {
+        **connection,
         "PREFECT_HOME": str(prefect_home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Slots that a run holds survive a restart of the server.

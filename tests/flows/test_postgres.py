@@ -16,9 +16,10 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from stages.contract.local_store import LocalStore
 from tests.flows.cluster import deploy_stage, make_pool, worker
-from tests.flows.loop import started, steps, wait_for_line, write_config
+from tests.flows.loop import geb, started, steps, wait_for_line, write_config
 from tests.flows.prefect_server import Server
 from tests.flows.probes import wait_until
+from tests.flows.standing import geb_up
 from tests.lacking import lacking
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
@@ -142,6 +143,24 @@ def test_a_run_s_stages_land_where_they_should_and_a_killed_worker_loses_nothing
     assert {each["state"] for each in records.values()} == {"done"}
     assert all_whole(tmp_path / "store") == len(records)
     assert postgres.count("flow_run") == len(runs)
+
+
+def test_geb_up_keeps_its_server_s_data_in_the_database_that_it_is_given(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    address = postgres.url.replace("+asyncpg", "")
+    with geb_up(tmp_path, "--database", address) as (_, up):
+        with up.client() as client:
+            assert postgres.count("deployment") == len(client.read_deployments()) > 0
+        same = geb("up", "--home", up.home, "--store", up.store, "--database", address)
+        assert f"database       {address}" in same.stdout
+        other = geb("up", "--home", up.home, "--store", up.store, "--database", f"{address}2")
+        assert other.returncode == 64
+        assert f"with {address} as its database" in other.stderr
+    assert not list(up.home.rglob("*.db"))
+    missing = geb("up", "--home", up.home, "--store", up.store, "--database", f"{address}2")
+    assert missing.returncode == 64
+    assert 'database "postgres2" does not exist' in missing.stderr
 
 
 def lease_held(store: Path, stage: str) -> bool:
