@@ -133,7 +133,7 @@ class TrainingParams(StageParams, OptimizerParams):
         if self.compile and self.deepspeed.zero_stage == 3:
             raise ValueError(
                 "compile = true with deepspeed.zero_stage = 3: ZeRO-3 gathers the weights of each "
-                "linear layer inside of what would be compiled; set sharding to 'fsdp2' (and "
-                "zero_stage to 'off'), or leave compile out"
+                "linear layer inside of what would be compiled; set deepspeed.zero_stage to 2, or "
+                "leave compile out"
             )
         return self
