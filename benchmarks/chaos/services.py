@@ -64,7 +64,7 @@ class PrefectServer:
 
 
 class Services:
-    """What the runs of a campaign share, each started when the first run asks for it.
+    """Services of all runs of a campaign, each started when the first run asks for it.
 
     Args:
         folder: Folder of their files.

@@ -145,7 +145,7 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        """What its commands print."""
+        """Log of its commands' output."""
         # Not where a full disk would keep it from being written.
         return self.folder.with_name(f"{self.folder.name}.log")
 

@@ -43,8 +43,7 @@ def check_samples(config: RunConfig) -> None:
 
 
 def _check_rank(config: RunConfig) -> None:
-    backends = {config.generate.backend, config.evaluation.backend}
-    if "vllm" in backends and config.train.lora.rank > _VLLM_RANK:
+    if "vllm" in config.backends() and config.train.lora.rank > _VLLM_RANK:
         raise ValueError(
             f"train.lora.save is 'adapter' and train.lora.rank {config.train.lora.rank}: vLLM "
             f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "

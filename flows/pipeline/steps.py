@@ -58,7 +58,7 @@ class Model:
 
     @property
     def registered(self) -> Source:
-        """What stands for it in the registry: an adapter names its base itself."""
+        """Source that is registered: an adapter, which names its base itself, or the base."""
         return self.adapter or self.base
 
     def inputs(self, name: str) -> dict[str, Sequence[Source]]:

@@ -61,8 +61,9 @@ def check_database(url: URL) -> None:
     # The driver's own are not wrapped while it connects.
     except (OSError, PostgresError, InterfaceError, SQLAlchemyError, TypeError) as error:
         cause = error.__cause__ or error
+        # asyncpg's own timeout has no words.
         raise UserError(
-            f"--database {shown(url)} cannot be used: {cause or type(cause).__name__}",
+            f"--database {shown(url)} cannot be used: {str(cause) or type(cause).__name__}",
             "correct the address, or start PostgreSQL and create user and database",
         ) from error
     if encoding != "UTF8":

@@ -26,7 +26,7 @@ class Session(Protocol):
     """Session of a run with one tracker.
 
     Attributes:
-        id: What the tracker needs to go on with it.
+        id: Its identity at the tracker, by which it is continued.
     """
 
     id: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.tracking import TRACKERS, Tracker
 from flows.report.summary import Summary
+from flows.runners.local.environment import stage_environment
 from flows.tracking import program
 from flows.tracking.updates import digest_of, links, updates
 from stages.contract.atomic import write_atomically
@@ -42,7 +42,7 @@ class SessionRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     session: str
-    """What the tracker needs to go on with it."""
+    """Its identity at the tracker, by which it is continued."""
     sent: dict[str, str] = Field(default_factory=dict)
     """Digest of each update that it has, by name."""
 
@@ -186,6 +186,8 @@ class TrackerSession:
             return known
         self.log.parent.mkdir(parents=True, exist_ok=True)
         interpreter = self._config.execution.interpreters.get(TRACKERS, sys.executable)
+        # With the keys of buckets: a tracker may keep its files in one.
+        environment = stage_environment(in_bucket=False)
         with self.log.open("a") as output:
             self._process = subprocess.Popen(
                 # -P: the folder of the program is no place to import from.
@@ -196,7 +198,7 @@ class TrackerSession:
                 text=True,
                 # Ctrl-C is for the run, which ends the session.
                 start_new_session=True,
-                env={name: x for name, x in os.environ.items() if name != "PYTHONPATH"},
+                env={name: value for name, value in environment.items() if name != "PYTHONPATH"},
             )
         answer = self._ask(
             do="open",

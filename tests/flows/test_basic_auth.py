@@ -89,7 +89,13 @@ def test_a_server_that_does_not_answer_is_named(
 
 
 @pytest.mark.parametrize(
-    "name", ["PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY"]
+    "name",
+    [
+        "PREFECT_API_AUTH_STRING",
+        "PREFECT_SERVER_API_AUTH_STRING",
+        "PREFECT_API_KEY",
+        "GEB_DATABASE",
+    ],
 )
 def test_no_stage_gets_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

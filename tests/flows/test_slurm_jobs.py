@@ -40,7 +40,7 @@ def request_(tmp_path: Path) -> Request:
     return request_for(tmp_path / "store")
 
 
-def test_changesof_a_stage_lie_over_those_of_all() -> None:
+def test_settings_of_a_stage_lie_over_those_of_all() -> None:
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
@@ -54,7 +54,7 @@ def test_changesof_a_stage_lie_over_those_of_all() -> None:
     assert (train.partition, train.account, train.environment) == ("gpu", "lab", {"A": "1"})
 
 
-def test_a_job_asks_for_what_resources_and_changessay(tmp_path: Path) -> None:
+def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
     request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
     settings = SlurmSettings(
         partition="gpu", gpu_type="a100", time_limit="4:00:00", sbatch_options=("--exclusive",)

@@ -105,6 +105,13 @@ def test_other_oracles_get_no_opponents():
         ),
         (
             [
+                "suites={extra: {prompts: more.jsonl, backend: vllm}}",
+                "train.lora={rank: 1024, save: adapter}",
+            ],
+            "rank 1024: vLLM samples from adapters of rank 512 at most",
+        ),
+        (
+            [
                 "generate={backend: openai, openai: "
                 "{url: u, model: m, without_token_ids: tokenize}}",
                 "iterations=1",

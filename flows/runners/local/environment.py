@@ -6,9 +6,15 @@ import os
 
 # No stage talks to Prefect.
 _ORCHESTRATOR_ONLY = (
+    # Its address holds the password of the server's database.
+    "GEB_DATABASE",
     "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_DATABASE_CONNECTION_URL",
+    "PREFECT_API_DATABASE_PASSWORD",
     "PREFECT_API_KEY",
     "PREFECT_SERVER_API_AUTH_STRING",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+    "PREFECT_SERVER_DATABASE_PASSWORD",
 )
 # Where the store is in a bucket, the orchestrator alone talks to it.
 _BUCKET = (
