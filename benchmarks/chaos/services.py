@@ -12,9 +12,10 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
-from flows.images.table import IMAGES
+from flows.images.table import CODE_LABEL, IMAGES
 from flows.runners.docker.client import connect
 from flows.standing.server import start_server
+from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
 from tests.object_storage import aws_environment, make_bucket, s3_server
 
@@ -119,18 +120,18 @@ def bucket_environment(port: int) -> dict[str, str]:
 
 
 def has_docker() -> bool:
-    """True where a Docker engine answers and has the images of the stages of a run."""
+    """True where a Docker engine answers and has a run's images, built of the code that is here."""
     needed = [each.tag for each in IMAGES if each.title in ("core", "torch-cpu")]
     try:
         with contextlib.closing(connect()) as client:
-            return all(_has_image(client, tag) for tag in needed)
+            return all(_is_up_to_date(client, tag) for tag in needed)
     except UserError:
         return False
 
 
-def _has_image(client: docker.DockerClient, tag: str) -> bool:
+def _is_up_to_date(client: docker.DockerClient, tag: str) -> bool:
     try:
-        client.images.get(tag)
+        labels = client.images.get(tag).labels
     except ImageNotFound:
         return False
-    return True
+    return bool(labels.get(CODE_LABEL) == stages_digest())

@@ -10,6 +10,7 @@ Shapes: ``P`` prompts, ``S`` seeds, ``M`` comparisons.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -141,7 +142,10 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Difference:
     varied = len(first) > 1 and len(second) > 1 and np.std(first) + np.std(second) > 0
     if not varied:
         return Difference(Estimate(difference), None)
-    found = stats.ttest_ind(second, first, equal_var=False)
+    with warnings.catch_warnings():
+        # One method's runs may all have the same value; the variance is then the other's alone.
+        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
+        found = stats.ttest_ind(second, first, equal_var=False)
     ends = found.confidence_interval(CONFIDENCE)
     estimate = Estimate(difference, float(ends.low), float(ends.high))
     return Difference(estimate, float(found.pvalue))

@@ -138,6 +138,14 @@ def test_welch_s_test_is_of_runs_whose_spread_differs() -> None:
     assert (low + high) / 2 == pytest.approx(found.estimate.value)
 
 
+def test_runs_that_are_all_alike_leave_welch_s_test_to_the_others_spread() -> None:
+    spread = [0.90, 1.00, 0.95, 0.97]
+    found = welch([1.0] * 5, spread)
+    alone = stats.ttest_1samp(spread, 1.0)
+    assert found.p_value == pytest.approx(alone.pvalue)
+    assert found.estimate.interval == pytest.approx(np.array(alone.confidence_interval(0.95)) - 1.0)
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [([1.0], [2.0, 3.0]), ([1.0, 2.0], [2.0]), ([1.0, 1.0], [2.0, 2.0])]
 )

@@ -1,0 +1,101 @@
+"""Commands that the documentation shows are ones that the project has, with fields that exist.
+
+They are read by the command line's own parser; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from flows.bandit import BanditConfig
+from flows.commands.cli import app
+from flows.pipeline.config import RunConfig
+from flows.pipeline.fields import field_rows
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# A line of a block, indented or fenced; and a span of code, which may name a command alone.
+IN_BLOCK = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*bin/)?(geb [a-z].*)$")
+IN_TEXT = re.compile(r"`(?:\$ )?(geb [a-z][^`]*)`")
+FIELDS = {row.name: row for model in (RunConfig, BanditConfig) for row in field_rows(model)}
+
+
+def commands() -> Iterator[tuple[str, str, bool]]:
+    """Place and text of every command that is shown, and whether it is one to type as it stands."""
+    for page in PAGES:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            block = IN_BLOCK.match(line)
+            for text in [block[1]] if block else IN_TEXT.findall(line):
+                for one in text.split(" · "):
+                    place = f"{page.relative_to(ROOT)}:{number}"
+                    yield place, one.split("  ")[0].split(" # ")[0].strip(), block is not None
+
+
+def words(text: str) -> list[str]:
+    """Words of a command: parts in brackets given, of several choices the first."""
+    plain = re.sub(r"(?<!=)\[([^\]]*)\](?!')", r"\1", text)
+    plain = re.sub(r"([\w-]+)(?:\|[\w-]+)+", r"\1", plain)
+    found = shlex.split(plain)
+    ends = [each for each in ("|", ">", ";", "&&", "&") if each in found]
+    return found[: min(map(found.index, ends), default=len(found))]
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Values of a command's options and arguments.
+
+    Raises:
+        typer.TyperException: There is no such command, or it does not take them.
+    """
+    command: Any = typer.main.get_command(app)
+    context, arguments = None, words(text)[1:]
+    while True:
+        context = command.make_context("geb", arguments, parent=context)
+        if not hasattr(command, "resolve_command"):
+            return dict(context.params)
+        rest = [*context._protected_args, *context.args]
+        _, command, arguments = command.resolve_command(context, rest)
+
+
+def is_field(name: str) -> bool:
+    """Whether a configuration has the field, or one that takes names of one's own below it."""
+    section = name.rpartition(".")[0]
+    own_names = section in FIELDS and "names and values" in FIELDS[section].kind
+    return name in FIELDS or own_names or any(row.startswith(f"{name}.") for row in FIELDS)
+
+
+def test_every_command_is_one_that_the_command_line_takes() -> None:
+    shown = list(commands())
+    assert len(shown) > 150
+    for place, text, whole in shown:
+        try:
+            values = parsed(text)
+        except Exception as error:
+            lacks = "Missing parameter" in str(error) or "requires an argument" in str(error)
+            assert lacks and not whole, f"{place}: {text}: {error}"
+            continue
+        for given in [*(values.get("overrides") or ()), *(values.get("grid") or ())]:
+            assert is_field(given.partition("=")[0]), f"{place}: {text}: no field {given}"
+        configuration = values.get("config")
+        if isinstance(configuration, Path) and configuration.parts[0] == "configs":
+            assert (ROOT / configuration).is_file(), f"{place}: {text}: no file {configuration}"
+
+
+@pytest.mark.parametrize("text", ["geb runn x.yaml", "geb run x.yaml --parallel-runs 2"])
+def test_a_command_that_is_not_there_is_found(text: str) -> None:
+    with pytest.raises(Exception, match="No such"):
+        parsed(text)
+
+
+def test_every_target_of_make_is_in_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        named = re.findall(r"(?:^ +(?:\$ )?|`)make ([a-z][a-z-]*)", text, re.MULTILINE)
+        assert set(named) <= targets, f"{page.name}: {sorted(set(named) - targets)}"
