@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.pipeline.inputs import resolve
 from stages.contract.adapters import BASE, base_of_adapter
+from stages.contract.errors import UserError
 from stages.contract.manifest import Manifest
 from stages.contract.request import ArtifactInput, HubInput
 from stages.contract.store import Store
@@ -28,8 +29,11 @@ def fault_of_base(store: Store, manifest: Manifest) -> str | None:
             made = store.manifest(base.stage, base.key)
             now = made.digest(base.path) if made and made.files_at(base.path) else None
         else:
-            place, there = base.location, Path(base.location).exists()
-            now = resolve(base.location, "model").digest if there else None
+            place = base.location
+            try:
+                now = resolve(place, "model").digest if Path(place).exists() else None
+            except UserError as error:
+                return f"{adapter} lacks its base: {error.message}"
         if now is None:
             return f"{adapter} lacks its base: there is no {place}"
         if now != base.digest:

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from flows.commands.bases import fault_of_base
 from flows.pipeline.inputs import resolve_model
 from flows.report.exported import base_of, export
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.registry import ModelRegistry
-from stages.contract.request import ArtifactInput, HubInput
+from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Artifact
 from tests.flows.loop import geb, steps
 from tests.forking import forked_python
@@ -75,7 +76,9 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 HUB = HubInput(repo="owner/model", revision="c0ffee")
 
 
-def trained(store: LocalStore, key: str, policy: HubInput | ArtifactInput, *files: str) -> Artifact:
+def trained(
+    store: LocalStore, key: str, policy: HubInput | FileInput | ArtifactInput, *files: str
+) -> Artifact:
     """An artifact of `train` whose files hold their own names."""
     scratch = store.new_scratch("train", key)
     for name in files:
@@ -161,6 +164,15 @@ def test_an_adapter_whose_base_is_gone_is_damaged(tmp_path: Path) -> None:
     done = geb("verify", "--store", store.root)
     assert done.returncode == 1
     assert f"lacks its base: there is no train/{'1' * 12}" in " ".join(done.stdout.split())
+
+
+def test_an_adapter_whose_base_is_an_empty_folder_by_now_is_damaged(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "base").mkdir()
+    base = FileInput(location=str(tmp_path / "base"), digest="0" * 64)
+    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
+    artifact = trained(store, "2" * 64, base, *files)
+    assert f"{base.location} is an empty folder" in str(fault_of_base(store, artifact.manifest))
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:
