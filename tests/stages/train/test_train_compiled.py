@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 
 import pytest
 import torch
@@ -12,8 +10,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.events import Event, Metric
-from tests.stages.train.train_helpers import train, workers_of
+from tests.stages.train.train_helpers import Killer, train
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 # torch's compiler warns of torch's own code, and hides that in a way that errors do not know.
@@ -52,14 +49,9 @@ def test_few_graphs_serve_rows_of_all_lengths(tmp_path, policy, pairs, trained):
 def test_a_killed_worker_s_training_goes_on(tmp_path, policy, pairs, trained):
     settings = {"compile": True, "deepspeed": {"zero_stage": 2}, "checkpoint_every_steps": 1}
 
-    def kill_the_worker(event: Event) -> None:
-        if isinstance(event, Metric) and event.step == 3:
-            for worker in workers_of(os.getpid()):
-                worker.send_signal(signal.SIGKILL)
-
     interrupted = [tmp_path / "store", policy, [pairs]]
     with pytest.raises(StageFailedError, match="training process"):
-        train(*interrupted, on_event=kill_the_worker, **settings)
+        train(*interrupted, on_event=Killer(3), **settings)
     assert_same_training(train(*interrupted, **settings), trained)
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Metric
 from tests.stages.train.train_helpers import (
+    Killer,
     Trained,
     at_step,
     make_pairs,
     request_for,
     run_until,
     train,
-    workers_of,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
@@ -69,18 +66,13 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, before, af
     settings = SETTINGS | {"lora": {"rank": rank, "alpha": 8.0}, "reference_kind": "ema"}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
 
-    def kill_a_worker(event: Event) -> None:
-        if isinstance(event, Metric) and event.step == 3:
-            for worker in workers_of(os.getpid())[:1]:
-                worker.send_signal(signal.SIGKILL)
-
     interrupted = [tmp_path / "store", policy, [pairs]]
     settings |= FSDP | {"checkpoint_every_steps": 1}
     with pytest.raises(StageFailedError, match="training process"):
-        train(*interrupted, processes=before, on_event=kill_a_worker, **settings)
+        train(*interrupted, processes=before, on_event=Killer(2), **settings)
     resumed = train(*interrupted, processes=after, **settings)
     first = next(event for event in resumed.events if event["type"] == "metric")
-    assert first["step"] > 2
+    assert first["step"] > 1
     assert_same_training(resumed, plain, ("checkpoint", "ema"))
 
 

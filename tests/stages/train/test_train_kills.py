@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 
 import pytest
 
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Metric
-from tests.stages.train.train_helpers import make_pairs, train, workers_of
+from tests.stages.train.train_helpers import Killer, make_pairs, train, workers_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,22 +23,6 @@ LAYOUTS = {
     "zero-3 in two processes": (3, 2, 2),
     "no DeepSpeed, two processes": ("off", 2, 1),
 }
-
-
-class Killer:
-    """Kills one of the workers when a step is reached, once."""
-
-    def __init__(self, step: int, victim: int) -> None:
-        self.step = step
-        self.victim = victim
-        self.has_killed = False
-
-    def __call__(self, event: Event) -> None:
-        # A step has several metrics.
-        if isinstance(event, Metric) and event.step == self.step and not self.has_killed:
-            self.has_killed = True
-            workers = workers_of(os.getpid())
-            workers[self.victim % len(workers)].send_signal(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

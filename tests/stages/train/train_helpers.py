@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -228,3 +229,24 @@ def workers_of(pid: int) -> list[psutil.Process]:
             if any(part.endswith(".worker") for part in child.cmdline()):
                 ranks[int(child.environ()["RANK"])] = child
     return [ranks[rank] for rank in sorted(ranks)]
+
+
+class Killer:
+    """Kills one of the workers of a training in this process when a step is reached, once.
+
+    Args:
+        step: The step.
+        victim: Rank of the worker, modulo their number.
+    """
+
+    def __init__(self, step: int, victim: int = 0) -> None:
+        self.step = step
+        self.victim = victim
+        self.has_killed = False
+
+    def __call__(self, event: Event) -> None:
+        # A step has several metrics.
+        if isinstance(event, Metric) and event.step == self.step and not self.has_killed:
+            self.has_killed = True
+            workers = workers_of(os.getpid())
+            workers[self.victim % len(workers)].send_signal(signal.SIGKILL)
