@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Metric
-from tests.stages.train.train_helpers import Trained, make_pairs, train, workers_of
+from tests.stages.train.train_helpers import Killer, Trained, make_pairs, train
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +28,6 @@ def pairs(tmp_path_factory):
     return make_pairs(tmp_path_factory.mktemp("pairs") / "pairs.parquet", 21, ties=(3, 7))
 
 
-def kill_a_worker(event: Event) -> None:
-    if isinstance(event, Metric) and event.step == KILLED_AT:
-        for worker in workers_of(os.getpid())[:1]:
-            worker.send_signal(signal.SIGKILL)
-
-
 def said(trained: Trained) -> str:
     return "\n".join(event["message"] for event in trained.events if event["type"] == "log")
 
@@ -52,7 +42,7 @@ def test_it_goes_on_as_it_would_have(tmp_path, policy, pairs, zero_stage, before
     whole = train(tmp_path / "whole", policy, [pairs], processes=before, **settings)
     interrupted = [tmp_path / "store", policy, [pairs]]
     with pytest.raises(StageFailedError, match="training process"):
-        train(*interrupted, processes=before, on_event=kill_a_worker, **settings)
+        train(*interrupted, processes=before, on_event=Killer(KILLED_AT), **settings)
     resumed = train(*interrupted, processes=after, **settings)
 
     assert f"written by {before} processes, now there are {after}" in said(resumed)
