@@ -39,8 +39,8 @@ class Remote:
         check: What to look at when the server refuses a request, for messages.
 
     Raises:
-        UserError: The address is none, or the environment variable that shall hold the key is not
-            set.
+        UserError: The address has no scheme, or the environment variable that shall hold the key is
+            not set.
     """
 
     def __init__(self, settings: ServerSettings, *, url: str, section: str, check: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.flows.loop import geb, wait_for_line, write_config
 
-pytestmark = pytest.mark.slow
+# Else the command starts a server of its own, on the database of the user who runs the tests.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 RUNS = {"two-s0", "two-s1"}
 
