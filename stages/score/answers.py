@@ -70,8 +70,8 @@ class Answers:
     """The scores of some consecutive responses, in a file that holds those known so far.
 
     Attributes:
-        path: The file; its name holds the bounds, so that batches of another size, left by an
-            attempt with other settings of speed, are never taken for these.
+        path: The file. Rows are found in it by prompt and sample. The name of a batch's file holds
+            the batch's bounds, so that batches of another size have files of their own.
     """
 
     path: Path

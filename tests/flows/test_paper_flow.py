@@ -10,7 +10,7 @@ import yaml
 
 from tests.flows.loop import ROOT, SMALL, geb
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 HEAD = "experiment,setting,method,divergence,configuration,fields,grid,tuning_seeds,seeds"
 ROWS = (
