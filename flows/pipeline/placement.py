@@ -134,3 +134,9 @@ class Execution(Settings):
     """Pods of the kubernetes runner."""
     slurm: SlurmSettings = SlurmSettings()
     """Jobs of the slurm runner."""
+
+    def uses_own_image(self, stage: str) -> bool:
+        """True where a stage is in an image of this project: a container, and none was named."""
+        if self.runner == "docker":
+            return stage not in self.docker.images
+        return self.runner == "kubernetes" and self.kubernetes.pod_of(stage).image is None

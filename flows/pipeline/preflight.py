@@ -11,7 +11,7 @@ from typing import Any
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
 from flows.pipeline.inputs import External, suite_input
-from flows.pipeline.placement import EVAL, Execution
+from flows.pipeline.placement import EVAL
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.compilers import require_compiler
@@ -129,23 +129,12 @@ def check_compilers(config: RunConfig) -> None:
         if execution.runner == "process":
             resources = getattr(config.resources, stage)
             require_compiler(stage, on_gpu=resources.gpus > 0)
-        elif not _has_own_image(execution, stage):
+        elif execution.uses_own_image(stage):
             raise UserError(
                 f"{stage}.compile is set, and this project's images have no compiler",
                 f"name one that has for {stage!r} in execution.{execution.runner}, or set "
                 f"{stage}.compile=false",
             )
-
-
-def _has_own_image(execution: Execution, stage: str) -> bool:
-    """True where a stage is in an image of the user's, or in none that is known here."""
-    if execution.runner == "docker":
-        return stage in execution.docker.images
-    if execution.runner == "kubernetes":
-        pods = execution.kubernetes
-        settings = pods.stages.get(stage)
-        return pods.image is not None or (settings is not None and settings.image is not None)
-    return True
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:
