@@ -125,7 +125,7 @@ class Gate:
         self._flows.clear()
 
     def open(self) -> None:
-        """Lets connections through again, and what was kept back."""
+        """End of the cut: new connections, and bytes that waited, go through again."""
         self._is_open = True
         self._flows.set()
 

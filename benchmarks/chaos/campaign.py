@@ -133,7 +133,7 @@ class Campaign:
             return outcome, [f"  kept in {kept}; its last lines:", trial.last_lines()]
 
     def _befall(self, trial: Trial, steps: int, is_own_disk: bool) -> int:
-        """Lets faults befall a run; the exit code of its last attempt, 1 where none came after."""
+        """Attempts under faults; returns the last one's exit code, 1 if a fault followed it."""
         draw = trial.draw
         code = 1
         names = [

@@ -48,7 +48,7 @@ class Refusing(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """No lines of a log: requests are not printed."""
 
 
 @pytest.fixture

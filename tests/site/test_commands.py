@@ -64,7 +64,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def is_field(name: str) -> bool:
-    """Whether a configuration has the field, or one that takes names of one's own below it."""
+    """Existence of a field in a configuration, names of one's own in its mappings included."""
     section = name.rpartition(".")[0]
     own_names = section in FIELDS and "names and values" in FIELDS[section].kind
     return name in FIELDS or own_names or any(row.startswith(f"{name}.") for row in FIELDS)

@@ -179,7 +179,7 @@ class Gang:
             raise UserError(f"{self._request.place}: {why[0]}", why[1])
 
     def _tell_busy(self, member: _Member) -> None:
-        """Says once that other nodes hold their places for one that no worker has taken yet."""
+        """Warning, given once: no worker has taken this node, and the others wait for it."""
         others = [each for each in self._open() if each.run.state_type not in _WAITING]
         if others and not member.told:
             member.told = True
