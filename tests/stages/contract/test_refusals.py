@@ -1,0 +1,172 @@
+"""Refusals: full disks, places that are no store, wrong requests, edited inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from stages.contract.errors import EXIT_USER, UserError
+from stages.contract.events import Emitter
+from stages.contract.local_store import LocalStore
+from stages.contract.params import StageParams
+from stages.contract.program import Stage, execute
+from stages.contract.request import make_request
+from stages.contract.signature import InputSpec
+from stages.contract.tables import PROMPTS, write_table
+from tests.stage_calls import file_input
+from tests.writer_stage import WRITER, WriterParams, compute, request
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore.open(str(tmp_path / "store"), create=True)
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    newer = LocalStore.open(str(tmp_path / "newer"), create=True)
+    (newer.root / "store.json").write_text(json.dumps({"format": 99}))
+    cases = [
+        ("s3://bucket/store", "is a URL"),
+        (str(tmp_path / "full"), "is not a store"),
+        (str(newer.root), "store of format 99"),
+    ]
+    for location, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            LocalStore.open(location, create=True)
+        assert caught.value.remedy
+
+
+def fills_disk_with_bytes(ctx) -> None:
+    # The kernel's own "no space left", without filling a disk.
+    (ctx.out / "big").symlink_to("/dev/full")
+    (ctx.out / "big").write_bytes(bytes(100))
+
+
+def fills_disk_with_a_table(ctx) -> None:
+    (ctx.out / "big.parquet").symlink_to("/dev/full")
+    write_table(ctx.out / "big.parquet", PROMPTS, [])
+
+
+def fills_disk_with_weights(ctx) -> None:
+    # As safetensors says it: an error of its own, which is no OSError.
+    raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    "run", [fills_disk_with_bytes, fills_disk_with_a_table, fills_disk_with_weights]
+)
+def test_a_full_disk_is_one_clear_message(store, run):
+    with pytest.raises(UserError, match="no space left") as caught:
+        compute(store, Stage(WriterParams, run))
+    assert str(store.root) in caught.value.message
+    assert "geb gc" in caught.value.remedy
+    assert list(store.artifacts()) == []
+    assert list((store.root / "artifacts/writer").iterdir()) == []
+
+
+def test_a_crash_beside_a_full_disk_keeps_its_own_words(store, monkeypatch):
+    def crash(ctx) -> None:
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    def refuse(ctx) -> None:
+        raise UserError("bad value 7")
+
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="unexpected pos 64 vs 0; the likely cause: no space left"):
+        compute(store, Stage(WriterParams, crash))
+    with pytest.raises(UserError) as caught:
+        compute(store, Stage(WriterParams, refuse))
+    assert caught.value.message == "bad value 7"
+
+
+def test_a_store_that_cannot_be_written_is_a_users_mistake(store):
+    def run(ctx) -> None:
+        raise PermissionError(13, "Permission denied", str(ctx.out / "x"))
+
+    with pytest.raises(UserError, match="cannot be written: Permission denied"):
+        compute(store, Stage(WriterParams, run))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage": "other"}, "the request is for stage 'other'"),
+        ({"version": "0"}, "wants writer version 0, this program is version 1"),
+        ({"params": {"txt": "x"}}, "wrong parameters for writer"),
+        ({"seed": 5}, "is not the key of its content"),
+    ],
+)
+def test_a_request_that_is_not_this_stages_is_refused(store, change, message):
+    wrong = request(store).model_copy(update=change)
+    with pytest.raises(UserError, match=message):
+        execute(WRITER, wrong, Emitter(io.StringIO()))
+    assert list(store.artifacts()) == []
+
+
+def test_the_program_refuses_what_is_no_request(tmp_path):
+    path = tmp_path / "request.json"
+    path.write_text('{"stage": "pair"}')
+    for argument in (str(path), str(tmp_path / "missing.json")):
+        ended = subprocess.run(
+            [sys.executable, "-m", "stages.pair", argument],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == EXIT_USER
+        assert json.loads(ended.stdout)["kind"] == "user"
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("dear"),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to(path),
+        lambda path: path.symlink_to("/nowhere/at/all"),
+    ],
+    ids=["file", "pipe", "device", "loop", "dangling"],
+)
+def test_no_store_is_made_where_something_else_is(tmp_path, make):
+    path = tmp_path / "place"
+    make(path)
+    with pytest.raises(UserError, match=f"{path} is no folder"):
+        LocalStore.open(str(path), create=True)
+
+
+class ReaderParams(StageParams):
+    """A stage that reads one external input."""
+
+    stage: ClassVar[str] = "reader"
+    version: ClassVar[str] = "1"
+    inputs: ClassVar = {"code": InputSpec("file")}
+
+
+@pytest.mark.parametrize("edited", ["oracle.py", "model/config.json"])
+def test_an_input_edited_after_the_request_was_made_is_refused(store, tmp_path, edited):
+    """Else what was made of the edited file would be the artifact of the one before, for good."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / edited).write_text("one\n")
+    place = tmp_path / edited.partition("/")[0]
+    asked = make_request(
+        ReaderParams(), inputs={"code": [file_input(place)]}, seed=0, store=str(store.root)
+    )
+    (tmp_path / edited).write_text("two\n")
+    stage = Stage(ReaderParams, lambda ctx: None)
+    with pytest.raises(UserError, match=re.escape(f"'code': {place} has changed since")):
+        execute(stage, asked, Emitter(io.StringIO()))
+    (tmp_path / edited).write_text("one\n")
+    execute(stage, asked, Emitter(io.StringIO()))

@@ -1,0 +1,45 @@
+"""A stage that writes a few files, for tests of the store and of the stage program."""
+
+from __future__ import annotations
+
+import io
+from typing import ClassVar
+
+from stages.contract.events import Emitter
+from stages.contract.local_store import LocalStore
+from stages.contract.params import StageParams
+from stages.contract.program import Stage, execute
+from stages.contract.request import Request, make_request
+from stages.contract.store import Artifact
+
+
+class WriterParams(StageParams):
+    """Parameters of the stage."""
+
+    stage: ClassVar[str] = "writer"
+    version: ClassVar[str] = "1"
+
+    text: str = "content"
+
+
+FILES = ("metrics.json", "rows.jsonl", "checkpoint/config.json", "checkpoint/model.safetensors")
+
+
+def write_files(ctx) -> None:
+    (ctx.out / "checkpoint").mkdir()
+    for name in FILES:
+        (ctx.out / name).write_text(f"{name}: {ctx.params.text}\n")
+    ctx.telemetry_path("timings.json").write_text("{}")
+
+
+WRITER = Stage(WriterParams, write_files)
+
+
+def request(store: LocalStore, text: str = "content") -> Request:
+    return make_request(WriterParams(text=text), inputs={}, seed=0, store=str(store.root))
+
+
+def compute(
+    store: LocalStore, stage: Stage = WRITER, text: str = "content", events=None
+) -> Artifact:
+    return execute(stage, request(store, text), events or Emitter(io.StringIO()))
