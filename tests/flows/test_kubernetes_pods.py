@@ -14,8 +14,8 @@ from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
-from stages.contract.manifest import software_versions
 from stages.contract.params import StageParams
+from stages.contract.provenance import software_versions
 from stages.contract.request import FileInput, Request, Resources, make_request
 from stages.pair.params import PairParams
 from stages.promote.params import PromoteParams

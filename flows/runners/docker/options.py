@@ -16,7 +16,7 @@ from flows.pipeline.placement import DockerSettings
 from flows.runners.base import thread_variables
 from flows.runners.local.outputs import writable_folders
 from stages.contract.local_store import LocalStore
-from stages.contract.manifest import IMAGE_VARIABLE
+from stages.contract.provenance import IMAGE_VARIABLE
 from stages.contract.request import FileInput, HubInput, Request
 
 _GIB = 1 << 30

@@ -11,7 +11,7 @@ from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.kubernetes.diagnosis import image_id_of
 from flows.runners.kubernetes.labels import Pod
 from stages.contract.atomic import write_atomically
-from stages.contract.manifest import IMAGE_FILE_VARIABLE
+from stages.contract.provenance import IMAGE_FILE_VARIABLE
 from stages.contract.request import Request
 
 # Registry and folder that a name without any stands for.

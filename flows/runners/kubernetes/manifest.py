@@ -26,7 +26,7 @@ from flows.runners.kubernetes.labels import (
     labels_for,
 )
 from flows.runners.kubernetes.mounts import mounts_for, volumes_for
-from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
+from stages.contract.provenance import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
 from stages.contract.request import Request
 
 CONTAINER = "stage"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
+from pydantic import ValidationError
 
 from stages.contract.digests import sha256_tree
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.manifest import FileRecord, Manifest, read_manifest, software_versions
+from stages.contract.manifest import MANIFEST, FileRecord, Manifest, read_manifest
+from stages.contract.provenance import software_versions
+from stages.contract.remote.commits import Commit
 
 NAMES = ("checkpoint/config.json", "checkpoint/model.safetensors", "checkpoint2/x", "metrics.json")
 
@@ -49,6 +55,55 @@ def test_a_manifest_that_cannot_be_read_names_the_artifact(tmp_path) -> None:
         read_manifest(folder)
     message = "damaged artifact train/0123456789ab: its manifest.json is missing or unreadable"
     assert str(caught.value).startswith(message)
+
+
+@pytest.fixture
+def whole() -> Manifest:
+    return Manifest(
+        stage="pair",
+        version="1",
+        key="0" * 64,
+        params={"margin": 0.1, "order": ("a", "b")},
+        seed=1 << 62,
+        inputs={"scores": [{"location": "é\u2028", "digest": "1" * 64}]},
+        run="run",
+        step="iteration-1/pair",
+        files={"pairs.parquet": FileRecord(size=10, sha256="2" * 64, mtime_ns=3, rows=4)},
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:00:01+00:00",
+        software={"python": "3.11"},
+        host="host",
+        accelerator="cpu",
+        notes={"gap": math.nan, "count": 10},
+    )
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(whole: Manifest) -> None:
+    """A digest with another digit would go into the keys of what is made of the artifact."""
+    text = whole.model_dump_json(indent=2).encode()
+    kept = Manifest.model_validate_json(text)
+    for place in range(len(text)):
+        for bit in range(8):
+            data = bytearray(text)
+            data[place] ^= 1 << bit
+            try:
+                assert Manifest.model_validate_json(bytes(data)) == kept, bytes(data)
+            except ValidationError:
+                continue
+
+
+def test_a_manifest_in_a_commit_of_a_bucket_is_sealed_as_well(whole: Manifest) -> None:
+    text = Commit(folder="files", manifest=whole, etags={}).model_dump_json()
+    assert Commit.model_validate_json(text).manifest.files == whole.files
+    with pytest.raises(ValidationError, match="seal"):
+        Commit.model_validate_json(text.replace("2" * 64, "2" * 63 + "3"))
+
+
+def test_a_manifest_from_before_there_were_seals_is_read(whole: Manifest, tmp_path) -> None:
+    content = json.loads(whole.model_dump_json())
+    del content["seal"]
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    assert read_manifest(tmp_path).files == whole.files
 
 
 def test_versions_are_of_python_of_the_machine_and_of_what_a_stage_uses() -> None:
