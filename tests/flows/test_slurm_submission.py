@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ import pytest
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import JobFolder, owner_path
-from flows.runners.slurm.job import new_name
+from flows.runners.slurm.job import batch_program, new_name
 from flows.runners.slurm.runner import SlurmRunner
 from flows.runners.slurm.submission import Submitter
 from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Event, Log
+from stages.contract.file_lease import FileLease
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from tests.probe_requests import probe_request
@@ -147,8 +150,77 @@ def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(
 ) -> None:
     scheduler = Scheduler(monkeypatch, client.SlurmUnavailableError("sbatch: no answer in 120 s"))
     scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", "mine"))
+    asked = client.own_jobs
+    away = iter([client.SlurmUnavailableError("squeue: no answer in 120 s")])
+
+    def own_jobs() -> list[client.QueuedJob]:
+        if (error := next(away, None)) is not None:
+            raise error
+        return asked()
+
+    monkeypatch.setattr(client, "own_jobs", own_jobs)
     assert submitted(request_, "mine") == "7"
-    assert scheduler.calls == ["test", "squeue"]
+    assert scheduler.calls == ["test", "squeue"], "no second one, whatever else was not answered"
+
+
+def interrupt(event: Event) -> None:
+    """Ends a runner's wait by the first thing that it says."""
+    assert isinstance(event, Log)
+    raise KeyboardInterrupt(event.message)
+
+
+def test_a_job_that_another_orchestrator_is_submitting_is_waited_for(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore.open(request_.store)
+    scheduler = Scheduler(monkeypatch)
+    other = owner_path(store, "other")
+    lease = FileLease(other)
+    lease.acquire()
+    JobFolder.create(store, new_name(request_), request_, other)
+    runner = SlurmRunner(SlurmSettings(poll_seconds=600))
+    with pytest.raises(KeyboardInterrupt, match="computed by a job of another run"):
+        runner.run(request_, interrupt)
+    lease.release()
+    assert "taken" not in scheduler.calls
+
+
+def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore.open(request_.store)
+    scheduler = Scheduler(monkeypatch)
+    runner = SlurmRunner(SlurmSettings(poll_seconds=600))
+    for key in ("1", "2"):
+        request = request_.model_copy(update={"key": key * 64})
+        folder = JobFolder.create(store, new_name(request), request, owner_path(store, "dead"))
+        scheduler.queue.append(client.QueuedJob(key, "PENDING", "None", "", folder.name))
+        assert runner.has_running(request)
+
+
+def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore.open(request_.store)
+    Scheduler(monkeypatch)
+    runner = SlurmRunner(SlurmSettings(poll_seconds=600))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(request_.model_copy(update={"key": "0" * 64}), interrupt)
+    late = JobFolder.create(store, new_name(request_), request_, owner_path(store, "dead"))
+    with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
+        runner.run(request_, interrupt)
+    program = batch_program(
+        request_,
+        SlurmSettings(),
+        request_file="request.json",
+        folder=late.path,
+        interpreter=sys.executable,
+        grace_seconds=30,
+    )
+    done = subprocess.run(["bash"], input=program, text=True, capture_output=True, check=False)
+    status = late.status()
+    assert status is not None
+    assert (done.returncode, status.code) == (143, 143)
 
 
 def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(

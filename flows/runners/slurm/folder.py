@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -71,6 +72,13 @@ class JobFolder:
     def request(self) -> Request:
         """The request that the job computes."""
         return Request.read(self.path / REQUEST_FILE)
+
+    def made_at(self) -> float:
+        """Time at which it was made, of `time.time`; that of now where it is gone."""
+        try:
+            return (self.path / REQUEST_FILE).stat().st_mtime
+        except FileNotFoundError:
+            return time.time()
 
     def status(self) -> Status | None:
         """End of the batch program, or None while it has not said so."""

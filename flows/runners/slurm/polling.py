@@ -60,14 +60,18 @@ class QueuePoller:
         with self._changed:
             return self._seen_at > since, self._jobs.get(job)
 
-    def recent(self) -> list[QueuedJob]:
+    def recent(self, since: float = -math.inf) -> list[QueuedJob]:
         """The queue as it was a round ago at the most; of those who ask, one calls squeue.
+
+        Args:
+            since: Of `time.time`: what was seen before does not count.
 
         Raises:
             SlurmUnavailableError: The controller does not answer.
         """
         with self._asking:
-            if time.monotonic() - self._seen_at > self._poll_seconds:
+            age = time.monotonic() - self._seen_at
+            if age > min(self._poll_seconds, time.time() - since):
                 self._ask()
             with self._changed:
                 return list(self._jobs.values())

@@ -142,27 +142,45 @@ class SlurmRunner:
     ) -> tuple[str, JobFolder] | None:
         """A job that computes the request; None where another run's job has done so."""
         say = log_once(on_event)
-        while jobs := self._jobs_for(request):
-            for job, folder in jobs:
-                if folder.take_over(owner):
+        while claims := self._claims(request):
+            for job, folder in claims:
+                if job is not None and folder.take_over(owner):
                     on_event(Log(message=f"taking over job {job}, which computes this already"))
                     return job, folder
-            say(f"computed by job {jobs[0][0]} of another run; waiting for it")
+            job = claims[0][0]
+            say(f"computed by {f'job {job}' if job else 'a job'} of another run; waiting for it")
             if self._stopping.wait(self._settings.poll_seconds):
                 raise StoppedError(f"{request.place}: stopped while waiting for another run's job")
             if store.load(request.stage, request.key) is not None:
                 return None
         return self._submit(store, request, owner, on_event)
 
+    def _claims(self, request: Request) -> list[tuple[str | None, JobFolder]]:
+        """Jobs that compute a request, and, without a number, those being submitted elsewhere."""
+        jobs = {folder.name: job for job, folder in self._jobs_for(request)}
+        claims: list[tuple[str | None, JobFolder]] = []
+        for folder in self._folders_for(request):
+            if folder.name in jobs or folder.has_owner():
+                claims.append((jobs.get(folder.name), folder))
+            else:
+                # Its orchestrator died while it called sbatch: should a job come of that, it ends.
+                folder.ask_to_stop()
+        return claims
+
     def _jobs_for(self, request: Request) -> list[tuple[str, JobFolder]]:
         """Jobs at work or pending that compute a request, with their folders."""
-        store = LocalStore.open(request.store)
-        folders = {each.name: each for each in job_folders(store) if computes(each.name, request)}
+        folders = {each.name: each for each in self._folders_for(request)}
         # Mostly there is none, and Slurm is not asked.
-        jobs = self._poller.recent() if folders else []
+        if not folders:
+            return []
+        jobs = self._poller.recent(since=max(each.made_at() for each in folders.values()))
         return [
             (job.id, folders[job.name]) for job in jobs if not job.is_over and job.name in folders
         ]
+
+    def _folders_for(self, request: Request) -> list[JobFolder]:
+        store = LocalStore.open(request.store)
+        return [each for each in job_folders(store) if computes(each.name, request)]
 
     def _submit(
         self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent

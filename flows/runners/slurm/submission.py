@@ -5,7 +5,6 @@ A queue that is full is asked for room once in a poll, and holds up no jobs for 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -47,6 +46,7 @@ class Submitter:
         self._has_live = has_live
         self._turns: dict[tuple[object, ...], threading.Lock] = {}
         self._checked: set[tuple[str, ...]] = set()
+        self._lost: set[str] = set()
 
     def submit(
         self, request: Request, name: str, options: Sequence[str], program: str, on_event: OnEvent
@@ -112,6 +112,10 @@ class Submitter:
     ) -> str | None:
         """Number of the new job; None where Slurm takes none now."""
         try:
+            # An answer that was lost may be that of a job that was taken.
+            if name in self._lost and (job := _number_of(name)) is not None:
+                return job
+            self._lost.discard(name)
             done = client.submit(command, program)
             if done.returncode == 0:
                 return done.stdout.strip().split(";")[0]
@@ -123,11 +127,8 @@ class Submitter:
         except SlurmUnavailableError as error:
             said, meaning = str(error), "busy"
         say(f"Slurm takes no job now, trying again: {said.strip()}")
-        if meaning == "full":
-            return None
-        # An answer that was lost may be that of a job that was taken.
-        with contextlib.suppress(SlurmUnavailableError):
-            return next((each.id for each in client.own_jobs() if each.name == name), None)
+        if meaning == "busy":
+            self._lost.add(name)
         return None
 
     def _has_jobs(self) -> bool:
@@ -135,3 +136,8 @@ class Submitter:
 
     def _stopped(self, request: Request) -> StoppedError:
         return StoppedError(f"{request.place}: stopped while waiting for Slurm")
+
+
+def _number_of(name: str) -> str | None:
+    """Number of the job of a name, which may be over by now."""
+    return next((each.id for each in client.own_jobs() if each.name == name), None)
