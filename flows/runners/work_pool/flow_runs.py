@@ -55,3 +55,9 @@ def _find(client: SyncPrefectClient, keys: list[str]) -> list[FlowRun]:
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
     )
+
+
+def node_count(request: Request) -> int:
+    """Number of flow runs of an attempt: one for each node that a worker starts."""
+    # Where a person starts the other nodes, there is an address at which they meet.
+    return 1 if request.resources.rendezvous else request.resources.nodes

@@ -20,9 +20,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 from flows.pipeline.placement import WorkPoolSettings
 from flows.runners.base import OnEvent
 from flows.runners.work_pool.flow_runs import cancel, is_over
-from flows.runners.work_pool.health import why_nobody_serves
+from flows.runners.work_pool.health import places, why_nobody_serves
 from flows.runners.work_pool.polling import FlowRunPoller
-from stages.contract.errors import UserError
+from stages.contract.errors import StageFailedError, UserError
 from stages.contract.events import Log, Progress
 from stages.contract.request import Request
 
@@ -87,6 +87,8 @@ class Gang:
         self._shown: Progress | None = None
         self._ended: list[FlowRun] = []
         self._first_end: float | None = None
+        self._held_since: float | None = None
+        self._failure: StageFailedError | None = None
 
     def wait(
         self, poller: FlowRunPoller, stopping: threading.Event, gave_up: threading.Event
@@ -102,6 +104,7 @@ class Gang:
 
         Raises:
             UserError: No worker polls their queue.
+            StageFailedError: A node was taken by no worker while the others waited for it.
         """
         with poller.watched(*self._members) as updates:
             while not gave_up.is_set() and not self._is_over():
@@ -113,6 +116,8 @@ class Gang:
                     self._take(update, stopping)
                 if self._first_end is not None:
                     self._end_others(time.monotonic() - self._first_end)
+        if self._failure is not None:
+            raise self._failure
         return [*self._ended, *(each.run for each in self._open())]
 
     def _open(self) -> list[_Member]:
@@ -142,6 +147,7 @@ class Gang:
             self._check_wait(member)
         else:
             member.since = time.monotonic()
+            self._held_since = self._held_since or member.since
 
     def _end_of_all(self, ended: FlowRun) -> float | None:
         """Time at which the end of this one came, where it is the end of all."""
@@ -163,7 +169,8 @@ class Gang:
 
     def _check_wait(self, member: _Member) -> None:
         now = time.monotonic()
-        if now < member.next_check:
+        self._check_held(member, now)
+        if now < member.next_check or self._failure is not None:
             return
         limit = self._settings.worker_wait_seconds
         member.next_check = now + min(_WARN_SECONDS, limit)
@@ -174,20 +181,46 @@ class Gang:
             return
         self._warn(f"still waiting: {why[0]}. {why[1]}")
         if now - member.since >= limit:
-            for each in self._open():
-                cancel(self._client, each.run.id)
+            self._cancel_all()
             raise UserError(f"{self._request.place}: {why[0]}", why[1])
+
+    def _check_held(self, member: _Member, now: float) -> None:
+        """Ends an attempt whose nodes at work have waited too long for one that none takes."""
+        limit = self._settings.gang_wait_seconds
+        # One that is pending is with a worker, which fetches an image or starts a host for it.
+        if self._held_since is None or member.run.state_type != StateType.SCHEDULED:
+            return
+        if now - self._held_since < limit:
+            return
+        self._failure = StageFailedError(
+            f"{self._request.place}: no worker has taken {self._name_of(member)} in {limit:g} s "
+            f"(execution.work_pool.gang_wait_seconds), while the other nodes waited for it; "
+            f"{self._places()}"
+        )
+        # The next attempt must not find flow runs that are still ending.
+        self._first_end = now
+        self._cancel_all()
 
     def _tell_busy(self, member: _Member) -> None:
         """Warning, given once: no worker has taken this node, and the others wait for it."""
-        others = [each for each in self._open() if each.run.state_type not in _WAITING]
-        if others and not member.told:
+        if self._held_since is not None and not member.told:
             member.told = True
-            pool = self._deployment.work_pool_name
             self._warn(
-                f"node {self._number(member.run.id)} of {len(self._members)} waits for a free "
-                f"worker of work pool {pool!r}, and the other nodes for it"
+                f"{self._name_of(member)} waits for a free worker, and the other nodes for it; "
+                f"{self._places()}"
             )
+
+    def _name_of(self, member: _Member) -> str:
+        return f"node {self._number(member.run.id)} of {len(self._members)}"
+
+    def _places(self) -> str:
+        pool, of = self._deployment.work_pool_name, self._deployment.work_queue_name
+        return f"work pool {pool!r}, queue {of!r}: {places(self._client, self._deployment)}"
+
+    def _cancel_all(self) -> None:
+        for each in self._open():
+            each.is_cancelled = True
+            cancel(self._client, each.run.id)
 
     def _number(self, flow_run_id: UUID) -> int:
         return list(self._members).index(flow_run_id) + 1

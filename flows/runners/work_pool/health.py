@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import WorkerStatus, WorkQueueStatus
 from prefect.client.schemas.responses import DeploymentResponse
@@ -44,3 +46,47 @@ def why_nobody_serves(
             f"start one: `geb worker {pool_name} --queue {queue_name}`",
         )
     return None
+
+
+def too_few_places(
+    client: SyncPrefectClient, deployment: DeploymentResponse, nodes: int
+) -> tuple[str, str] | None:
+    """Reason why several flow runs of a deployment are never at work at once, with a remedy.
+
+    Args:
+        client: Of the Prefect server.
+        deployment: Names work pool and queue.
+        nodes: Number of flow runs.
+    """
+    for what, limit, command in _limits(client, deployment):
+        if limit < nodes:
+            return (
+                f"{nodes} nodes are wanted, and the limit of {what} is {limit}",
+                f"raise it: `{command} {nodes}`",
+            )
+    return None
+
+
+def places(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
+    """Workers online of a deployment's work pool, and its limits where it has any."""
+    workers = client.read_workers_for_work_pool(str(deployment.work_pool_name))
+    online = [each.name for each in workers if each.status == WorkerStatus.ONLINE]
+    limits = [f"limit of {what}: {limit}" for what, limit, _ in _limits(client, deployment)]
+    return "; ".join([f"workers online: {', '.join(online) or 'none'}", *limits])
+
+
+def _limits(
+    client: SyncPrefectClient, deployment: DeploymentResponse
+) -> Iterator[tuple[str, int, str]]:
+    """Limits of flow runs at once: whose each is, its number, and the command that sets it."""
+    pool_name, queue_name = deployment.work_pool_name, deployment.work_queue_name
+    if pool_name is None or queue_name is None:
+        return
+    pool = client.read_work_pool(pool_name)
+    if pool.concurrency_limit is not None:
+        command = f"prefect work-pool set-concurrency-limit {pool_name}"
+        yield f"work pool {pool_name!r}", pool.concurrency_limit, command
+    queue = client.read_work_queue_by_name(queue_name, work_pool_name=pool_name)
+    if queue.concurrency_limit is not None:
+        command = f"prefect work-queue set-concurrency-limit --pool {pool_name} {queue_name}"
+        yield f"queue {queue_name!r}", queue.concurrency_limit, command

@@ -29,8 +29,10 @@ from flows.runners.work_pool.flow_runs import (
     find_attempts,
     idempotency_key,
     is_over,
+    node_count,
 )
 from flows.runners.work_pool.gang import CANCEL_SECONDS, Gang
+from flows.runners.work_pool.health import too_few_places
 from flows.runners.work_pool.polling import FlowRunPoller
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
@@ -65,6 +67,9 @@ class WorkPoolRunner:
         upload_inputs(request)
         with get_client(sync_client=True) as client:
             deployment = self._deployment(client, request)
+            nodes = node_count(request)
+            if nodes > 1 and (why := too_few_places(client, deployment, nodes)) is not None:
+                raise UserError(f"{request.place}: {why[0]}", why[1])
             runs = self._find_or_start(client, deployment, request, on_event)
             with self._lock:
                 self._live.update(each.id for each in runs)
@@ -138,8 +143,7 @@ class WorkPoolRunner:
         on_event: OnEvent,
     ) -> list[FlowRun]:
         """The flow runs of one attempt: those of a dead orchestrator, or new ones."""
-        # Where a person starts the other nodes, there is an address at which they meet.
-        nodes = 1 if request.resources.rendezvous else request.resources.nodes
+        nodes = node_count(request)
         attempts = {each.idempotency_key: each for each in find_attempts(client, request)}
         for attempt in range(len(attempts)):
             found = attempts.get(idempotency_key(request, attempt))
