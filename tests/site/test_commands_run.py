@@ -1,0 +1,200 @@
+"""Commands in the blocks of README, CONTRIBUTING and docs work, in the order of each page.
+
+A command is run here, on a small finished run; or another test runs it (:data:`ELSEWHERE`); or its
+page tells the reader what it needs that a test does not have (:data:`MARK`). Commands in the middle
+of a sentence are read by `test_commands.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flows.loop import SMALL, geb, steps
+from tests.forking import forked_python
+from tests.site.test_commands import PAGES, ROOT
+
+# Words before or after a block, or in a command's comment.
+MARK = re.compile(
+    r"\bneeds? [^.;:]{0,40}\b(GPUs?|cluster|Docker|network|hub|server|Chromium)\b"
+    r"|\btakes (?:hours|long)\b"
+)
+# The same for a page, at its top.
+MARK_OF_PAGE = re.compile(r"commands (?:on|of) this page need .{0,60}(GPU|cluster|Docker)")
+PROGRAM = re.compile(
+    r"\s*(?:\$ )?((?:[A-Z_]+=\S+ )*(?:[\w./]*bin/)?"
+    r"(?:geb|make|prefect|python|pip|kubectl|docker|hf|jq|install|echo) .*)"
+)
+# Beginning of a command, or a page: a file and a text in it, of a test its name.
+ELSEWHERE = {
+    "docs/tutorial.md": "tests/flows/test_tutorial.py::test_the_tutorial_ends_with_a_promoted",
+    "make run": ".ci/run::make run",
+    "make test-fast": ".ci/run::make test",
+    "make test": ".ci/run::make test",
+    "make test-all": ".ci/run::make test-rest",
+    "make setup setup-vllm": ".ci/run::make setup-vllm",
+    "make setup-eval": ".ci/run::make setup-eval",
+    "make setup-trackers": ".ci/run::make setup-trackers",
+    "make check": ".ci/run::make check",
+    "make chaos": ".ci/run::make chaos",
+    "make docs-serve": ".ci/run::make docs",
+    "make images": "tests/docker/conftest.py::def images",
+    "geb images": "tests/docker/test_images.py::test_the_list_tells_what_is_current",
+    "geb bandit": "tests/flows/test_bandit_flow.py::test_prints_the_table_and_leaves_the_figures",
+    "geb paper --scale small": "tests/flows/test_paper_flow.py::test_cells_share_steps",
+    "geb up": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
+    "geb down": "tests/flows/test_up.py::test_up_is_found_by_a_second_one",
+    "geb evaluate CONFIG MODEL --suite alpaca_eval": "tests/flows/test_suites.py::--export",
+    "geb run configs/quickstart.yaml --set store=s3:": "tests/flows/test_bucket_store.py::"
+    "test_a_run_goes_on_and_ends_on_other_hosts",
+    "geb status quickstart --store s3:": "tests/flows/test_bucket_store.py::"
+    "test_a_run_goes_on_and_ends_on_other_hosts",
+    "geb run CONFIG --set 'tracking.report_to": "tests/flows/test_tracking.py::"
+    "test_a_run_that_goes_on_continues_its_session",
+    "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_from_the_form_to_the_report",
+    "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
+    "python -m benchmarks.quickstart_seeds": "tests/benchmarks/test_quickstart_seeds.py::"
+    "test_the_exit_code_says_whether_both_claims_hold",
+    "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
+    "python -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
+    "stages.training.node",
+}
+# Words of the pages, and what they are here.
+WORDS = (
+    (r"(?<!=)\[([^\]]*)\](?!')", r"\1"),
+    (r"\b(CONFIG|geb\.yaml)\b", "configs/quickstart.yaml"),
+    (r"\bMODEL:VERSION\b", "quickstart:1"),
+    (r"\bRUN RUN\b", "quickstart quickstart-fdpo"),
+    (r"\bRUN STEP\b", "quickstart sft"),
+    (r"\bRUN\b", "quickstart"),
+    (r"\bMODEL\b", "quickstart"),
+    (r"\bPREFIX\b", "train"),
+    (r"\bFILE\b", "lineage.html"),
+    (r"\bgeb init DIR\b", "geb init task --kind function"),
+    (r"\bDIR\b", "exported"),
+    # One iteration and one seed: what is there is found.
+    ("--iteration 2", "--iteration 1"),
+    ("--set seed=1", ""),
+    # A sweep in earnest: tests/flows/test_comparisons.py.
+    (r"(geb sweep .*--seeds \S+)(?!.*--dry-run)", r"\1 --dry-run"),
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a page shows in a block."""
+
+    page: str
+    line: int
+    text: str
+    marked: bool
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Beginning by which :data:`ELSEWHERE` has it, the longest."""
+        if "--dry-run" in self.text:
+            return None
+        found = [
+            each
+            for each in ELSEWHERE
+            if self.page == each or re.match(rf"{re.escape(each)}(?![\w-])", self.text)
+        ]
+        return max(found, key=len, default=None)
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Commands of a page's blocks, fenced or indented."""
+    name = page.relative_to(ROOT).as_posix()
+    lines = page.read_text().splitlines()
+    whole = MARK_OF_PAGE.search(" ".join(lines[:12])) is not None
+    fenced, starts, block = False, 0, False
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            continue
+        inside = fenced or (line.startswith("    ") and (block or not lines[number - 1].strip()))
+        if inside and not block:
+            starts = number
+        block = inside
+        if inside and (found := PROGRAM.fullmatch(line)):
+            text, _, comment = found[1].partition(" # ")
+            around = f"{_paragraph(lines, starts, -1)} {_paragraph(lines, number, 1)} {comment}"
+            for one in text.split(" · "):
+                marked = whole or MARK.search(around) is not None
+                yield Command(name, number + 1, one.strip(), marked)
+
+
+def _paragraph(lines: list[str], at: int, step: int) -> str:
+    """Text of the nearest paragraph in a direction, on one line."""
+    at += step
+    while 0 <= at < len(lines) and (not lines[at].strip() or lines[at].startswith(("    ", "```"))):
+        at += step
+    found = []
+    while 0 <= at < len(lines) and lines[at].strip():
+        found.append(lines[at].strip())
+        at += step
+    return " ".join(found[::step])
+
+
+SHOWN = [each for page in PAGES for each in commands(page)]
+RUN = [each for each in SHOWN if each.elsewhere is None and not each.marked]
+
+
+def test_a_command_is_run_here_or_elsewhere_or_its_page_says_what_it_needs() -> None:
+    for each in SHOWN:
+        known = each.elsewhere or each.marked or re.search(r"(?:^|&& )geb ", each.text)
+        assert known, f"{each.page}:{each.line}: {each.text}: say there what it needs"
+    used = {each.elsewhere for each in SHOWN}
+    for beginning, place in ELSEWHERE.items():
+        assert beginning in used, f"no page shows {beginning}"
+        file, _, text = place.partition("::")
+        assert text in (ROOT / file).read_text(), place
+
+
+@pytest.fixture(scope="module")
+def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the pages have it: configurations, and a store with two finished runs."""
+    place = tmp_path_factory.mktemp("pages")
+    shutil.copytree(finished.parent / "store", place / "store", copy_function=shutil.copy2)
+    (place / "configs").mkdir()
+    for name in ("quickstart", "quickstart-fdpo"):
+        values = SMALL | {"extends": str(ROOT / f"configs/{name}.yaml"), "name": name}
+        config = place / f"configs/{name}.yaml"
+        config.write_text(yaml.safe_dump(values | {"store": str(place / "store")}))
+        done = geb("run", config)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", list(dict.fromkeys(each.page for each in RUN)))
+def test_the_commands_of_a_page_work(folder: Path, page: str) -> None:
+    key = steps(folder / "store", "quickstart")["iteration-1/train"]["key"]
+    environment = os.environ | {"GEB_STORE": str(folder / "store"), "GEB_HOME": str(folder)}
+    for command in dict.fromkeys(each.text for each in RUN if each.page == page):
+        text = command
+        for pattern, here in (
+            *WORDS,
+            (r"\bKEY\b", key),
+            ("-g geb", f"-g {os.getgid()}"),
+            ("/srv/geb", str(folder)),
+        ):
+            text = re.sub(pattern, here, text)
+        done = subprocess.run(
+            ["bash", "-ec", f'geb() {{ {forked_python()} -m flows.commands.cli "$@"; }}\n{text}'],
+            cwd=folder,
+            env=environment,
+            input="Please bring two cups to room 12.\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page}: {command}\n{text}\n{done.stdout}{done.stderr}"
