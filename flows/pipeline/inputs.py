@@ -12,7 +12,7 @@ from typing import Literal
 
 from flows.pipeline.config import RunConfig
 from stages.contract.adapters import base_of_adapter
-from stages.contract.digests import digest_of, files_of
+from stages.contract.digests import digest_of, files_of, state_of
 from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput, FileInput, HubInput
@@ -84,7 +84,9 @@ def resolve(place: str, repo_type: RepoType) -> External:
 def _resolve(place: str, repo_type: RepoType) -> External:
     path = Path(place).expanduser()
     if path.exists():
-        return FileInput(location=str(path.absolute()), digest=digest_of(path))
+        # Before it is read: a change meanwhile then shows.
+        state = state_of(path)
+        return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
     repo, _, revision = place.partition("@")
     if revision == UNPINNED:
         raise UserError(

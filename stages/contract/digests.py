@@ -60,14 +60,28 @@ def digest_of(place: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden.
 
     Raises:
-        UserError: The folder holds no such file.
+        UserError: The folder holds no such file, or the place is neither a file nor a folder.
     """
     if place.is_file():
         return sha256_file(place)
+    if not place.is_dir():
+        raise UserError(
+            f"{place} is neither a file nor a folder", "name a checkpoint or a data file"
+        )
     files = {each.relative_to(place).as_posix(): sha256_file(each) for each in files_of(place)}
     if not files:
         raise UserError(f"{place} is an empty folder", "name a checkpoint or a data file")
     return sha256_tree(files)
+
+
+def state_of(place: Path) -> str:
+    """Digest of names, sizes and times of modification of the files that :func:`digest_of` reads.
+
+    It is the same as long as nobody writes into them.
+    """
+    files = [place] if place.is_file() else files_of(place)
+    stats = ((each.relative_to(place).as_posix(), each.stat()) for each in files)
+    return sha256_of([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
 
 
 def derive_seed(seed: int, *names: str | int) -> int:

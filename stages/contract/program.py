@@ -22,7 +22,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from pydantic import ValidationError
 
 from stages.contract.context import ResolvedInput, StageContext
-from stages.contract.digests import digest_of, files_of, sha256_of
+from stages.contract.digests import digest_of, files_of, sha256_of, state_of
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -51,9 +51,9 @@ from stages.contract.store import Artifact
 P = TypeVar("P", bound=StageParams)
 
 USAGE = "usage: python -m stages.{name} REQUEST.json"
-# Oracles, templates and most prompts. Larger inputs, such as weights, are seldom edited during a
-# run, and hashing them takes minutes.
-_COMPARED_BYTES = 256 << 20
+# Oracles, templates and most prompts. Larger inputs, such as weights, are hashed only where their
+# sizes or times of modification have changed: it takes minutes.
+_HASHED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _resolve(
 
 
 def _checked_file(name: str, source: FileInput) -> Path:
-    """Place of an external input, whose content is compared with the request's unless it is large.
+    """Place of an external input, whose content is compared with the request's.
 
     Raises:
         UserError: It is not there, or was changed since the request was made: its artifact would
@@ -206,7 +206,8 @@ def _checked_file(name: str, source: FileInput) -> Path:
     if not path.exists():
         raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
     size = sum(each.stat().st_size for each in ([path] if path.is_file() else files_of(path)))
-    if size <= _COMPARED_BYTES and digest_of(path) != source.digest:
+    seems_same = size > _HASHED_BYTES and source.state in (None, state_of(path))
+    if not seems_same and digest_of(path) != source.digest:
         raise UserError(
             f"input {name!r}: {path} has changed since the run looked at it",
             "resume the run, which then reads it as it is now, or restore it",

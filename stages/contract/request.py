@@ -35,6 +35,9 @@ class FileInput(_Frozen):
     kind: Literal["file"] = "file"
     location: str
     digest: str
+    state: str | None = None
+    """Sizes and times of modification (:func:`stages.contract.digests.state_of`) as the digest was
+    taken, if known: a large input is hashed again only where they differ. Not part of the key."""
 
 
 class HubInput(_Frozen):

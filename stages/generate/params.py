@@ -20,7 +20,8 @@ from stages.remote.settings import ServerSettings
 class TransformersSettings(Settings):
     """Sampling with transformers."""
 
-    batch_size: int = speed_only(64, ge=1, description="Sequences in one forward pass.")
+    batch_size: int = added_later(64, ge=1)
+    """Sequences in one forward pass; log-probabilities are rounded by batch."""
 
 
 class VllmSettings(Settings):

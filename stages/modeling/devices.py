@@ -36,8 +36,9 @@ def device_environments(resources: Resources, each: int = 1) -> list[dict[str, s
         devices = given.split(",") if given else [str(index) for index in range(resources.gpus)]
         groups = [devices[index * each : (index + 1) * each] for index in range(number)]
         return [{_VISIBLE: ",".join(group)} for group in groups if len(group) == each]
-    known = next((os.environ[name] for name in _THREADS if os.environ.get(name)), None)
-    threads = int(known) if known else os.cpu_count() or 1
+    # `4,2` is 4 outside nested regions; of what is no number OpenMP takes no notice either.
+    named = (os.environ.get(name, "").partition(",")[0].strip() for name in _THREADS)
+    threads = next((int(each) for each in named if each.isdecimal()), 0) or os.cpu_count() or 1
     return [dict.fromkeys(_THREADS, str(max(1, threads // number)))] * number
 
 

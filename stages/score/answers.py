@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,8 +98,8 @@ class Answers:
 
     def ask(
         self, oracle: Oracle, rows: Sequence[Row], known: dict[int, Row]
-    ) -> Iterator[tuple[int, Verdict]]:
-        """Asks for what is not known yet, and keeps it as it comes.
+    ) -> Generator[tuple[int, Verdict], None, None]:
+        """Asks for what is not known yet, and keeps it as it comes; to be closed by the caller.
 
         Args:
             oracle: The oracle.

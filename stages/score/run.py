@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from stages.contract.context import StageContext
@@ -60,8 +61,10 @@ def _ask(
     """
     known = answers.known(rows, ctx.events.warning)
     num_known = len(known)
-    for _ in answers.ask(oracle, rows, known):
-        ctx.events.progress(done + len(known), total, "responses")
+    # Closed, it saves what it has, whatever ends the loop.
+    with closing(answers.ask(oracle, rows, known)) as answered:
+        for _ in answered:
+            ctx.events.progress(done + len(known), total, "responses")
     assert len(known) == len(rows)
     return len(known) - num_known
 

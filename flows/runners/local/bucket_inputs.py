@@ -6,7 +6,7 @@ import functools
 import socket
 from pathlib import Path
 
-from stages.contract.digests import digest_of, files_of
+from stages.contract.digests import digest_of, files_of, state_of
 from stages.contract.errors import UserError
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import FileInput, Input, Request
@@ -32,15 +32,18 @@ def with_local_inputs(store: RemoteStore, request: Request, on_bytes: OnBytes) -
     """
 
     def place(source: Input) -> Input:
-        if not isinstance(source, FileInput) or _is_here(source):
+        if not isinstance(source, FileInput):
             return source
+        if _is_here(source):
+            # Hashed just now; a copy on this host has times of its own.
+            return source.model_copy(update={"state": state_of(Path(source.location))})
         found = store.external_inputs.download(source, on_bytes)
         if found is None:
             raise UserError(
                 f"{source.location} is not on {socket.gethostname()}, or is another file there",
                 "put it there, name a hub id, or run this stage on the host that has it",
             )
-        return source.model_copy(update={"location": str(found)})
+        return source.model_copy(update={"location": str(found), "state": state_of(found)})
 
     inputs = {name: tuple(map(place, group)) for name, group in request.inputs.items()}
     return request.model_copy(update={"inputs": inputs})

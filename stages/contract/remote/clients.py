@@ -7,6 +7,7 @@ of them is ever written anywhere.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,8 +105,7 @@ def _clients(
             "pip install 'geb[bucket]', or set `store` to a folder",
         ) from error
     service = SERVICES[scheme]
-    patience = float(os.environ.get(_PATIENCE, _DEFAULT_PATIENCE_SECONDS))
-    retry_timeout = timedelta(seconds=min(patience, _LONGEST_PATIENCE_SECONDS))
+    retry_timeout = timedelta(seconds=_patience_seconds())
     kind: Any = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}[scheme]
 
     def open_one(max_retries: int, request_seconds: float) -> ObjectStore:
@@ -132,6 +132,20 @@ def _clients(
             f"no credentials for bucket {bucket!r} at {service.endpoint} ({said})",
             service.credentials,
         ) from error
+
+
+def _patience_seconds() -> float:
+    text = os.environ.get(_PATIENCE) or str(_DEFAULT_PATIENCE_SECONDS)
+    try:
+        patience = float(text)
+    except ValueError:
+        patience = math.nan
+    if not patience >= 0:
+        raise UserError(
+            f"{_PATIENCE} is {text!r}, no number of seconds",
+            f"set it to one ({_DEFAULT_PATIENCE_SECONDS:g} if unset), or unset it",
+        )
+    return min(patience, _LONGEST_PATIENCE_SECONDS)
 
 
 def _aws_settings() -> dict[str, Any]:

@@ -8,12 +8,13 @@ clock alone; a holder on this machine that died is noticed at once, by its pid.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError
 from stages.contract.lease import EXPIRY_SECONDS, Lease
@@ -40,23 +41,36 @@ def _machine() -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _new_record(owner: str) -> dict[str, Any]:
-    """Record of the holder, this process, as of now."""
-    return {
-        "owner": owner,
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "process_start": _process_start(os.getpid()),
-        "since": time.time(),
-    }
+class _Record(BaseModel):
+    """Content of a lease's object; ``since`` is in seconds since the epoch."""
 
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    process_start: str | None
+    since: float
 
-def _is_alive_here(record: dict[str, Any]) -> bool | None:
-    """True where a lease's holder lives on this machine, False where it is dead, None elsewhere."""
-    if record["machine"] != _machine():
-        return None
-    return _process_start(record["pid"]) == record["process_start"]
+    @classmethod
+    def of_this_process(cls, owner: str) -> _Record:
+        """Record of the holder, this process, as of now."""
+        return cls(
+            owner=owner,
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            process_start=_process_start(os.getpid()),
+            since=time.time(),
+        )
+
+    def is_dead(self) -> bool:
+        """True where the holder was a process of this machine, or this one, and is it no more."""
+        if self.machine != _machine():
+            return False
+        if _process_start(self.pid) != self.process_start:
+            return True
+        # One of this process that could not be given back, as the bucket was gone, is nobody's.
+        return self.pid == os.getpid() and self.owner not in _held_here
 
 
 class RemoteLease(Lease):
@@ -117,18 +131,20 @@ class RemoteLease(Lease):
             return
 
     def _write(self, *, absent: bool, replaces: Version | None, patient: bool = True) -> None:
-        record = json.dumps(_new_record(self._owner)).encode()
+        record = _Record.of_this_process(self._owner).model_dump_json().encode()
         bucket = self._bucket if patient else self._bucket.impatient()
         self._version = bucket.put(self._name, record, absent=absent, replaces=replaces)
 
     def _living_holder(self, found: Found) -> dict[str, Any] | None:
         if found.data == _FREE:
             return None
-        record: dict[str, Any] = json.loads(found.data)
-        is_alive_here = _is_alive_here(record)
-        if is_alive_here is False:
-            return None
-        # One of this process that could not be given back, as the bucket was gone, is nobody's.
-        if is_alive_here and record["pid"] == os.getpid() and record["owner"] not in _held_here:
-            return None
-        return record if self._bucket.now() - found.modified <= EXPIRY_SECONDS else None
+        try:
+            record = _Record.model_validate_json(found.data)
+        except ValidationError:
+            # Damaged. A holder that lives loses it as it renews, before it expires here.
+            holder = {"host": "unknown", "pid": "unknown"}
+        else:
+            if record.is_dead():
+                return None
+            holder = record.model_dump()
+        return holder if self._bucket.now() - found.modified <= EXPIRY_SECONDS else None

@@ -1,8 +1,13 @@
-"""Files of a folder that make up its digest."""
+"""Files that make up a digest, and places that have none."""
 
 from __future__ import annotations
 
-from stages.contract.digests import files_of
+import os
+
+import pytest
+
+from stages.contract.digests import digest_of, files_of, state_of
+from stages.contract.errors import UserError
 
 
 def write(place, *names):
@@ -29,3 +34,23 @@ def test_the_folder_itself_may_be_hidden(tmp_path):
     place = tmp_path / ".models"
     write(place, "config.json", "parts/model.safetensors")
     assert files_of(place) == [place / "config.json", place / "parts/model.safetensors"]
+
+
+def test_a_pipe_is_no_empty_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is neither a file nor a folder"):
+        digest_of(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is an empty folder"):
+        digest_of(tmp_path)
+
+
+def test_a_state_lasts_until_somebody_writes(tmp_path):
+    write(tmp_path / "model", "config.json", "parts/model.safetensors", ".cache/times")
+    weights = tmp_path / "model/parts/model.safetensors"
+    for place in (tmp_path / "model", weights):
+        before = state_of(place)
+        write(tmp_path / "model", ".cache/times")
+        assert state_of(place) == before
+        os.utime(weights, (1, 1))
+        assert state_of(place) != before
+        os.utime(weights)

@@ -183,7 +183,7 @@ def settable(kind):
         ("generate", "temperature", True),
         ("generate", "top_p", True),
         ("generate", "max_new_tokens", True),
-        ("generate", "batch_size", False),
+        ("generate", "batch_size", True),
         ("score", "oracle", True),
         ("score", "identity", True),
         ("score", "url", False),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import ClassVar
 
 import pytest
 
-from stages.contract.errors import EXIT_USER, UserError
+from stages.contract import program
+from stages.contract.digests import digest_of, state_of
+from stages.contract.errors import EXIT_USER, StoreError, UserError
 from stages.contract.events import Emitter
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
@@ -147,6 +150,21 @@ def test_no_store_is_made_where_something_else_is(tmp_path, make):
         LocalStore.open(str(path), create=True)
 
 
+def test_a_store_whose_making_was_killed_is_made_by_the_next(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+
+    def killed(scratch: Path, target: Path) -> None:
+        shutil.copy(scratch, root / ".store.json.0a1b2c3d")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        LocalStore.open(str(root), create=True)
+    with pytest.raises(StoreError, match="no store at"):
+        LocalStore.open(str(root))
+    assert list(LocalStore.open(str(root), create=True).artifacts()) == []
+
+
 class ReaderParams(StageParams):
     """A stage that reads one external input."""
 
@@ -170,3 +188,28 @@ def test_an_input_edited_after_the_request_was_made_is_refused(store, tmp_path, 
         execute(stage, asked, Emitter(io.StringIO()))
     (tmp_path / edited).write_text("one\n")
     execute(stage, asked, Emitter(io.StringIO()))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
+    store, tmp_path, monkeypatch, is_known
+):
+    """A request that does not tell them is of an input that nobody looks at again."""
+    monkeypatch.setattr(program, "_HASHED_BYTES", 2)
+    weights = tmp_path / "weights"
+    weights.write_text("one\n")
+    source = file_input(weights)
+    if is_known:
+        source = source.model_copy(update={"state": state_of(weights)})
+    asked = make_request(ReaderParams(), inputs={"code": [source]}, seed=0, store=str(store.root))
+    hashed = []
+    monkeypatch.setattr(program, "digest_of", lambda path: hashed.append(path) or digest_of(path))
+    stage = Stage(ReaderParams, lambda ctx: None)
+    weights.write_text("two\n")
+    os.utime(weights, (1, 1))
+    if is_known:
+        with pytest.raises(UserError, match="has changed since"):
+            execute(stage, asked, Emitter(io.StringIO()))
+        weights.write_text("one\n")
+    execute(stage, asked, Emitter(io.StringIO()))
+    assert hashed == ([weights, weights] if is_known else [])

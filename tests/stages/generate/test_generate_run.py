@@ -240,16 +240,19 @@ SERVER = {"backend": "openai", "openai": {"url": "http://127.0.0.1:1/v1", "model
 
 
 def test_what_only_changes_speed_is_not_in_the_key():
-    fast = GenerateParams(transformers={"batch_size": 1})
-    assert fast.result_fields() == GenerateParams().result_fields()
+    fast = GenerateParams(backend="vllm", vllm={"max_num_seqs": 1})
+    assert fast.result_fields() == GenerateParams(backend="vllm").result_fields()
     assert GenerateParams(top_p=0.9).result_fields() != GenerateParams().result_fields()
 
 
-def test_the_size_of_chunks_is_in_the_key_of_the_backend_whose_batches_they_bound():
-    """At its default it is not: artifacts of before stay good."""
-    assert "chunk_prompts" not in GenerateParams().result_fields()
-    assert GenerateParams(chunk_prompts=8).result_fields()["chunk_prompts"] == 8
+def test_what_batches_follow_from_is_in_the_key_of_the_backend_that_rounds_by_them():
+    """At its defaults it is not: artifacts of before stay good."""
+    default = GenerateParams().result_fields()
+    assert "chunk_prompts" not in default
+    assert default["transformers"] == {}
+    small = {"chunk_prompts": 8, "transformers": {"batch_size": 16}}
+    assert GenerateParams(**small).result_fields() == default | small
     for backend in ({"backend": "vllm"}, SERVER):
         whole = GenerateParams(**backend)
-        parts = GenerateParams(**backend, chunk_prompts=8)
+        parts = GenerateParams(**backend, **small)
         assert parts.result_fields() == whole.result_fields()

@@ -13,6 +13,7 @@ import pytest
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Resources
 from stages.modeling.device_pool import DevicePool
+from stages.modeling.devices import device_environments
 
 TWO = Resources(processes=2)
 
@@ -100,3 +101,21 @@ def test_no_process_waits_for_a_device_that_is_not_visible(monkeypatch: pytest.M
     ) as pool:
         assert pool.size == 1
         assert list(pool.map([5])) == [(5, "3", os.getpid())]
+
+
+@pytest.mark.parametrize(("threads", "each"), [("8", "4"), ("8,2", "4"), ("1", "1")])
+def test_threads_that_the_environment_names_are_shared(
+    monkeypatch: pytest.MonkeyPatch, threads: str, each: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert {found["OMP_NUM_THREADS"] for found in device_environments(TWO)} == {each}
+
+
+@pytest.mark.parametrize("threads", ["many", "", "0", "-2"])
+def test_a_number_of_threads_that_is_none_counts_as_unset(
+    monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, threads)
+    assert {found["OMP_NUM_THREADS"] for found in device_environments(TWO)} == {"3"}

@@ -154,3 +154,11 @@ def test_a_folder_is_opened_as_ever(tmp_path: Path):
     store = open_store(str(tmp_path / "store"), create=True)
     assert store.location == str(tmp_path / "store")
     assert store.mirror_of is None
+
+
+@pytest.mark.parametrize("patience", ["soon", "nan", "-1", "1 minute"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(monkeypatch, patience):
+    monkeypatch.setenv("GEB_STORE_PATIENCE_SECONDS", patience)
+    with pytest.raises(UserError, match=f"GEB_STORE_PATIENCE_SECONDS is '{patience}'") as caught:
+        Bucket("s3://anywhere/store")
+    assert caught.value.remedy

@@ -153,3 +153,14 @@ def test_what_could_not_be_given_back_is_free_for_its_own_process(bucket, monkey
     lease.release()
     monkeypatch.setattr(Bucket, "put", put)
     assert RemoteLease(bucket, NAME).holder() is None
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[1]", b'{"pid": 5}', b"null"])
+def test_a_damaged_one_counts_until_it_expires(bucket, monkeypatch, data):
+    bucket.put(NAME, data)
+    lease = RemoteLease(bucket, NAME)
+    assert lease.holder() == {"host": "unknown", "pid": "unknown"}
+    monkeypatch.setattr(lease_module, "EXPIRY_SECONDS", -1.0)
+    assert lease.holder() is None
+    with lease:
+        assert lease.acquire() is True
