@@ -148,6 +148,21 @@ def _run() -> int:
         errors.print(f"[bold red]error[/] {escape(str(error.filename))}: {error.strerror}")
         errors.print("[bold]remedy[/] check that the place exists, is yours, and has room")
         return EXIT_FAILED
+    except Exception as error:
+        if not _is_of_connection(error):
+            raise
+        errors.print(f"[bold red]error[/] the Prefect server does not answer: {escape(str(error))}")
+        errors.print(
+            "[bold]remedy[/] start it, or correct PREFECT_API_URL; then resume: what is done stays "
+            "done"
+        )
+        return EXIT_FAILED
+
+
+def _is_of_connection(error: Exception) -> bool:
+    # Prefect's client loads httpx; the commands that do without it start faster.
+    httpx = sys.modules.get("httpx")
+    return httpx is not None and isinstance(error, httpx.TransportError)
 
 
 def _show_warning(

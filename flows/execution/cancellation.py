@@ -22,6 +22,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, State
 
+from flows.execution.outage import survives_outage
 from stages.contract.errors import RunCancelledError, RunInterruptedError
 
 P = ParamSpec("P")
@@ -93,14 +94,20 @@ def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
     return run
 
 
+@survives_outage
+def _own_flow_runs() -> list[UUID]:
+    """The present flow run, and those that it is part of."""
+    ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
+    return list({UUID(each) for each in ids if each is not None})
+
+
 class _CancellationPoller:
     """Thread that polls the state of the present flow run and of those that it is part of."""
 
     def __init__(self, stop: Callable[[], None], what: str) -> None:
         self._stop = stop
         self._what = what
-        ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
-        self._ids = list({UUID(each) for each in ids if each is not None})
+        self._ids = _own_flow_runs()
         self._ended = threading.Event()
         self._interrupted = _interrupted.get()
         self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)

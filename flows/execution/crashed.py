@@ -23,6 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from flows.execution.attempts import attempts, forget_flow_runs
+from flows.execution.outage import survives_outage
 from flows.execution.run_record import RunRecord
 
 _MESSAGE = "its process was killed, or its machine went down"
@@ -30,6 +31,7 @@ _UNDER_WAY = [StateType.RUNNING, StateType.PENDING]
 _LOGGER = logging.getLogger(__name__)
 
 
+@survives_outage
 def present_flow_runs() -> tuple[str, ...]:
     """Ids of the present flow run and of the outermost one that it is part of."""
     found = (flow_run.id, flow_run.root_flow_run_id)

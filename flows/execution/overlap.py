@@ -45,7 +45,7 @@ def settle_overlap(choice: Overlap) -> None:
     Raises:
         RunCancelledError: This run is skipped, or was cancelled while it waited.
     """
-    if not deployment.id:
+    if not _deployment_id():
         return
     with get_client(sync_client=True) as client:
         earlier = _earlier_runs(client)
@@ -70,6 +70,13 @@ def _wait(client: SyncPrefectClient, names: str) -> None:
         while _earlier_runs(client):
             if stopped.wait(_POLL_SECONDS):
                 raise RunCancelledError(f"cancelled while it waited for {names}")
+
+
+@survives_outage
+def _deployment_id() -> str | None:
+    # Prefect asks its server for it, even where there is none.
+    found: str | None = deployment.id
+    return found
 
 
 @survives_outage

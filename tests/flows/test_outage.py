@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import typer
 
-from flows.execution import overlap
+from flows.commands import cli
+from flows.execution import cancellation, crashed, overlap
 from flows.execution.outage import survives_outage
 from tests.flows.standing import free_port
 
@@ -25,12 +28,13 @@ class Answer(BaseHTTPRequestHandler):
 def test_a_call_is_made_again_until_the_server_listens() -> None:
     port = free_port()
     errors: list[httpx.ConnectError] = []
+    servers: list[HTTPServer] = []
 
     @survives_outage
     def ask() -> int:
         if errors:
-            server = HTTPServer(("127.0.0.1", port), Answer)
-            threading.Thread(target=server.handle_request, daemon=True).start()
+            servers.append(HTTPServer(("127.0.0.1", port), Answer))
+            threading.Thread(target=servers[0].handle_request, daemon=True).start()
         try:
             return httpx.get(f"http://127.0.0.1:{port}").status_code
         except httpx.ConnectError as error:
@@ -39,6 +43,7 @@ def test_a_call_is_made_again_until_the_server_listens() -> None:
 
     assert ask() == 204
     assert len(errors) == 1
+    servers[0].server_close()
 
 
 def test_another_error_is_not_taken_for_an_outage() -> None:
@@ -48,6 +53,65 @@ def test_another_error_is_not_taken_for_an_outage() -> None:
 
     with pytest.raises(httpx.ReadTimeout):
         fail()
+
+
+class Restarting:
+    """What Prefect knows of the present run, of a server that is being started at first."""
+
+    parent_flow_run_id = None
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def _answer(self) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise httpx.ConnectError("being started")
+
+    id = root_flow_run_id = property(_answer)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "ask"),
+    [
+        (overlap, "deployment", lambda: overlap.settle_overlap("wait")),
+        (crashed, "flow_run", crashed.present_flow_runs),
+        (cancellation, "flow_run", lambda: _entered(cancellation.stops_when_cancelled(int, "it"))),
+    ],
+)
+def test_the_start_of_a_run_outlives_it(
+    module: Any, name: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefect = Restarting()
+    monkeypatch.setattr(module, name, prefect)
+    monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext())
+    ask()
+    assert prefect.asked > 1
+
+
+def _entered(context: AbstractContextManager[None]) -> None:
+    with context:
+        pass
+
+
+def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def run() -> None:
+        raise httpx.ConnectError("All connection attempts failed")
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr("sys.argv", ["geb"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "the Prefect server does not answer: All connection attempts failed" in said
+    assert "PREFECT_API_URL" in said
+    assert "Traceback" not in said
 
 
 def test_the_wait_for_an_earlier_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
