@@ -143,6 +143,16 @@ def test_every_command_is_content_with_the_whole_store(geb: Geb) -> None:
         assert code == 0, (command, said)
 
 
+def test_a_store_that_is_not_there_is_the_persons_mistake(store: Path, geb: Geb) -> None:
+    store.rename(store.with_name("elsewhere"))
+    for command in COMMANDS:
+        code, said = geb(command)
+        assert code == 64, (command, said)
+        assert f"no store at {store}" in said
+        assert "remedy" in said
+    assert not store.exists()
+
+
 # By record: commands that need it, and some that do without it, at most with a warning.
 RECORDS = {
     "store.json": (("status", "gc"), ()),

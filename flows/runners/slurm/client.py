@@ -5,11 +5,11 @@ Text formats in place of ``--json``, whose shape changes with each release.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flows.runners.local.environment import stage_environment
 from stages.contract.errors import StageFailedError, UserError
 
 # A controller that is busy or starts anew is waited for by the commands themselves.
@@ -146,7 +146,8 @@ def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess
             capture_output=True,
             text=True,
             errors="replace",
-            env=clean_environment(os.environ),
+            # sbatch may be told to hand it on (`sbatch_options`).
+            env=clean_environment(stage_environment(in_bucket=False)),
             timeout=_SECONDS,
             check=False,
         )
