@@ -22,7 +22,7 @@ from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from stages.contract.local_store import LocalStore
 from stages.contract.store import Artifact
 

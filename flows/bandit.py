@@ -15,7 +15,7 @@ from flows.execution.outage import survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution, resources_of
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
 from stages.contract.params import Settings

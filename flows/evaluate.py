@@ -28,7 +28,8 @@ from flows.pipeline.inputs import (
     suite_inputs,
 )
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
-from flows.pipeline.steps import Model, Steps
+from flows.pipeline.step import Model
+from flows.pipeline.steps import Steps
 from flows.report.failure import failed
 from flows.report.two_models import ModelComparison, Models, read_comparison
 from stages.contract.errors import GebError, RunCancelledError, UserError

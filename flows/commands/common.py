@@ -15,7 +15,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.contract.errors import UserError
 from stages.contract.stores import location_of, open_store
 

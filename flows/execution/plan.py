@@ -11,7 +11,7 @@ from flows.execution.run_record import RunRecord, StepRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from flows.runners.choose import check_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields

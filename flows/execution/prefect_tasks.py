@@ -21,7 +21,7 @@ from flows.execution.cancellation import stops_when_cancelled
 from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.store import Artifact
 

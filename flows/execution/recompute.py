@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 
 StepFilter = Callable[[Step], bool]
 

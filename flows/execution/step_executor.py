@@ -14,7 +14,7 @@ from flows.execution.recompute import forced_steps
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.inputs import External
 from flows.pipeline.placement import Execution
-from flows.pipeline.steps import Output, Source, Step
+from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.disk import explain_disk_errors

@@ -21,7 +21,8 @@ from flows.pipeline.preflight import (
     check_interpreters,
     check_parallelism,
 )
-from flows.pipeline.steps import Model, Output, Samples, Sampling, Source, Step, Steps, suite_place
+from flows.pipeline.step import Model, Output, Source, Step
+from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.pipeline.tracking import TRACKERS, check_trackers
 
 Do = Callable[[Step], Output]

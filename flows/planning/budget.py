@@ -9,7 +9,7 @@ from flows.execution.plan import PlannedStep, plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import HubUnreachableError
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from flows.planning.estimate import StepEstimate, estimate
 from flows.planning.schedule import end_of
 from stages.contract.digests import sha256_of

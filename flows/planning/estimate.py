@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flows.execution.plan import PlannedStep
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from flows.planning.cost import GIB, Cost
 from flows.planning.hardware import GPUS, Device, this_cpu
 from flows.planning.schedule import end_of

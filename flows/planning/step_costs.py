@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flows.execution.plan import PlannedStep
 from flows.pipeline.config import RunConfig
-from flows.pipeline.steps import Output, Source, Step
+from flows.pipeline.step import Output, Source, Step
 from flows.planning import sizes
 from flows.planning.cost import (
     FORK_SECONDS,

@@ -8,7 +8,7 @@ from flows.execution.cancellation import ends_cancelled
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.contract.params import Settings
 from stages.contract.request import Resources
 from tests.probe_stage import ProbeParams

@@ -20,7 +20,8 @@ from flows.pipeline.config import RunConfig, StageSettings
 from flows.pipeline.form import FormOf
 from flows.pipeline.loading import load_settings
 from flows.pipeline.placement import Execution, resources_of
-from flows.pipeline.steps import Output, Step, Steps
+from flows.pipeline.step import Output, Step
+from flows.pipeline.steps import Steps
 from flows.runners.base import OnEvent
 from flows.runners.choose import RUNNERS
 from flows.runners.docker.images import images_for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
-from flows.pipeline.steps import Output, Source, Step
+from flows.pipeline.step import Output, Source, Step
 from stages.contract.request import FileInput
 from tests.flows.loop import ROOT
 

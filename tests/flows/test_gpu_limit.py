@@ -17,7 +17,7 @@ from prefect.context import refresh_global_settings_context
 
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from flows.runners.choose import make_runner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log

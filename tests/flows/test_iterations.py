@@ -8,7 +8,7 @@ import pytest
 
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from tests.flows.loop import ROOT
 from tests.tiny_models import make_tiny_llama
 

@@ -11,7 +11,7 @@ import pytest
 from flows.execution.observer import Observer, observing
 from flows.execution.recompute import recomputing
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.contract.errors import UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request

@@ -16,7 +16,7 @@ from flows.execution.observer import Observer, observing
 from flows.execution.run_record import RunRecord
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner

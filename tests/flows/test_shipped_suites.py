@@ -10,7 +10,7 @@ import pytest
 
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config, load_overridden
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.prepare.params import PrepareParams

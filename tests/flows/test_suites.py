@@ -11,7 +11,7 @@ import pytest
 from flows.execution.plan import plan as planned
 from flows.pipeline.algorithm import all_steps, step_names
 from flows.pipeline.loading import check_config, load_config, load_overridden
-from flows.pipeline.steps import Output, Step
+from flows.pipeline.step import Output, Step
 from flows.planning.estimate import estimate
 from flows.report.summary import Summary, suite_rows
 from flows.report.table import SUITE_COLUMNS

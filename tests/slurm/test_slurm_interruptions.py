@@ -13,7 +13,7 @@ import pytest
 from flows.execution.observer import Observer, observing
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.placement import Execution
-from flows.pipeline.steps import Step
+from flows.pipeline.step import Step
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore

@@ -1,0 +1,106 @@
+"""A call of a stage within a run, with its inputs named by the steps that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flows.pipeline.inputs import External
+from stages.contract.adapters import adapter_input
+from stages.contract.errors import UserError
+from stages.contract.params import StageParams
+from stages.contract.request import kind_of
+from stages.contract.signature import Kind, check_inputs, find_output
+
+
+@dataclass(frozen=True)
+class Output:
+    """An artifact that a step will make, or one file or folder of it.
+
+    Attributes:
+        step: Name of the step.
+        params: Parameters' type of its stage, which declares its outputs.
+        path: File or folder inside the artifact; empty for all of it.
+        kind: Kind of what that is.
+    """
+
+    step: str
+    params: type[StageParams]
+    path: str = ""
+    kind: Kind = "artifact"
+
+    def at(self, path: str) -> Output:
+        """One file or folder of the artifact.
+
+        Raises:
+            UserError: The stage declares no such output.
+        """
+        spec = find_output(self.params.stage, self.params.outputs, path)
+        return Output(self.step, self.params, path, spec.kind)
+
+
+Source = Output | External
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that stages read: a whole checkpoint, or one with a LoRA adapter on it."""
+
+    base: Source
+    adapter: Source | None = None
+
+    @property
+    def registered(self) -> Source:
+        """Source that is registered: an adapter, which names its base itself, or the base."""
+        return self.adapter or self.base
+
+    def inputs(self, name: str) -> dict[str, Sequence[Source]]:
+        """The inputs by which a stage reads it as `name`."""
+        whole: dict[str, Sequence[Source]] = {name: [self.base]}
+        return whole | ({adapter_input(name): [self.adapter]} if self.adapter else {})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a stage within a run.
+
+    Raises:
+        UserError: The inputs are not those that the stage declares.
+
+    Attributes:
+        name: Place in the run, ``iteration-2/train``.
+        params: The stage's parameters.
+        inputs: Outputs of earlier steps, and what comes from outside.
+        seed: Seed of the call.
+    """
+
+    name: str
+    params: StageParams
+    inputs: Mapping[str, Sequence[Source]]
+    seed: int = 0
+    iteration: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = {
+            name: [each.kind if isinstance(each, Output) else kind_of(each) for each in group]
+            for name, group in self.inputs.items()
+        }
+        try:
+            check_inputs(self.stage, self.params.inputs, kinds)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error.message}", error.remedy) from error
+
+    @property
+    def output(self) -> Output:
+        """The artifact that the step will make."""
+        return Output(self.name, type(self.params))
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage."""
+        return self.params.stage
+
+    def upstream(self) -> list[str]:
+        """Names of the steps whose artifacts this one reads."""
+        sources = [source for group in self.inputs.values() for source in group]
+        return list(dict.fromkeys(each.step for each in sources if isinstance(each, Output)))
