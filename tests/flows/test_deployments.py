@@ -92,9 +92,16 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server: str, kind:
         assert each.job_variables["env"][HEARTBEAT_VARIABLE] == str(HEARTBEAT_SECONDS)
         # A variable that was not set would have become nothing.
         assert "" not in leaves(each.job_variables)
-    schedules = [type(each.schedule).__name__ for each in found["iterate/iterate"].schedules]
-    schedules += [type(each.schedule).__name__ for each in found["evaluate/evaluate"].schedules]
-    assert schedules == ["CronSchedule", "IntervalSchedule"]
+    kinds = {
+        name.partition("/")[0]: [type(schedule.schedule).__name__ for schedule in each.schedules]
+        for name, each in found.items()
+        if each.schedules
+    }
+    assert kinds == {
+        "iterate": ["CronSchedule"],
+        "evaluate": ["IntervalSchedule"],
+        "sweep": ["CronSchedule"],
+    }
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -107,6 +114,30 @@ def test_its_parameters_are_a_configuration(kind: str, flow: Any) -> None:
     config = configured(parameters.get("preset", "quickstart"), parameters["config"])
     assert config.execution.runner == "work_pool"
     flow.validate_parameters(parameters)
+
+
+@pytest.mark.parametrize("overlap", ["go_on", "wait", "skip", "cancel_earlier"])
+@pytest.mark.parametrize("flow", [iterate, sweep], ids=lambda flow: flow.name)
+@pytest.mark.parametrize(
+    "execution",
+    [
+        {"runner": "slurm", "slurm": {"partition": "gpu", "qos": "low"}},
+        {"runner": "kubernetes", "kubernetes": {"volumes": {"/srv/geb": {"claim": "geb"}}}},
+    ],
+    ids=lambda execution: execution["runner"],
+)
+def test_a_deployment_of_a_run_on_a_cluster_is_taken(
+    execution: dict[str, Any], flow: Any, overlap: str
+) -> None:
+    """What a person puts into the file, or the form, for stages that a cluster's scheduler runs."""
+    parameters = {
+        "preset": "quickstart",
+        "overlap": overlap,
+        "config": {"store": "/srv/geb/store", "execution": execution},
+    }
+    flow.validate_parameters(parameters)
+    config = configured("quickstart", parameters["config"])
+    assert config.execution.runner == execution["runner"]
 
 
 def test_no_file_reads_environment_variables() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.kubernetes import ClaimMount, KubernetesSettings
 from flows.pipeline.loading import load_config
 from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
@@ -20,11 +21,12 @@ from stages.contract.request import FileInput, Request, Resources, make_request
 from stages.pair.params import PairParams
 from stages.promote.params import PromoteParams
 from stages.train.params import TrainParams
-from tests.flows.loop import write_config
+from tests.flows.loop import ROOT, write_config
 from tests.stage_calls import stand_ins
 
 # Volumes that Pod Security "restricted" allows; a path of the host is none of them.
 ALLOWED_VOLUMES = {"persistentVolumeClaim", "emptyDir"}
+CLUSTER = ROOT / "configs/cluster/kubernetes"
 
 
 @pytest.fixture
@@ -90,27 +92,51 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+# Settings that are of no pod: where the cluster is, and how long something is waited for.
+ELSEWHERE = {"kubeconfig", "context", "namespace", "registry", "orchestrator_seconds"}
+ELSEWHERE |= {"pending_seconds", "node_lost_seconds"}
+
+
+def is_restricted(spec: dict[str, Any]) -> bool:
+    """Level "restricted" of the Pod Security Standards, point by point."""
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert not {"initContainers", "ephemeralContainers"} & spec.keys()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for volume in spec["volumes"]:
+        assert set(volume) - {"name"} <= ALLOWED_VOLUMES
+    for each in spec["containers"]:
+        context = each["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert not context.get("privileged")
+        assert "ports" not in each
+    return True
+
+
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
 def test_every_pod_holds_to_restricted(store: LocalStore, settings: dict[str, Any]) -> None:
-    """Level "restricted" of the Pod Security Standards, point by point."""
     resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
     for made in pods(request_for(store, resources=resources), **settings):
-        spec = made["spec"]
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        assert not {"initContainers", "ephemeralContainers"} & spec.keys()
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] > 0
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert spec["automountServiceAccountToken"] is False
-        for volume in spec["volumes"]:
-            assert set(volume) - {"name"} <= ALLOWED_VOLUMES
-        for each in spec["containers"]:
-            context = each["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["readOnlyRootFilesystem"] is True
-            assert context["privileged"] is False
-            assert "ports" not in each
+        assert is_restricted(made["spec"])
+        assert made["spec"]["automountServiceAccountToken"] is False
+
+
+def test_everything_is_what_may_be_set_of_a_pod() -> None:
+    # Images are set for a stage above, and volumes for each request.
+    assert {*EVERYTHING, "image", "volumes"} == set(KubernetesSettings.model_fields) - ELSEWHERE
+    assert set(ClaimMount.model_fields) == {"claim", "sub_path", "writable"}, "no path of the host"
+
+
+def test_the_pod_of_a_run_holds_to_restricted_and_takes_secrets_by_reference() -> None:
+    spec = yaml.safe_load((CLUSTER / "run.yaml").read_text())["spec"]["template"]["spec"]
+    assert is_restricted(spec)
+    assert spec["serviceAccountName"] == "geb"
+    [container] = spec["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "geb", "optional": True}}]
+    assert {each["name"] for each in container["env"]} == {"HOME"}
 
 
 @pytest.mark.parametrize("user", ["0:0", "0:1000", "root"])
