@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from stages.contract.digests import sha256_of
 from stages.contract.params import StageParams
 from stages.contract.signature import ImageName, Kind, check_inputs
+
+# A name or an IPv4 address, and a port.
+_ADDRESS = re.compile(r"(?=.{1,253}:)[\w-]{1,63}(?:\.[\w-]{1,63})*:(\d{1,5})", re.ASCII)
+_LAST_PORT = 65535
 
 
 class _Frozen(BaseModel):
@@ -74,6 +79,14 @@ class Resources(_Frozen):
     """Memory limit in GiB, where the runner can enforce one."""
     timeout_seconds: float | None = Field(None, gt=0)
     """Wall-clock limit of one attempt, enforced by the runner."""
+
+    @field_validator("rendezvous")
+    @classmethod
+    def _check_rendezvous(cls, address: str) -> str:
+        found = _ADDRESS.fullmatch(address)
+        if address and (found is None or int(found[1]) > _LAST_PORT):
+            raise ValueError("write the first node's host:port (10.0.0.5:29500), or leave it empty")
+        return address
 
 
 class Request(_Frozen):

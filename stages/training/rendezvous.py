@@ -229,20 +229,18 @@ def _parse(address: str) -> tuple[str, int]:
     if not address:
         return os.environ.get(ADDRESS_VARIABLE) or socket.gethostname(), 0
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(
-            f"resources.rendezvous is {address!r}", "give the first node's host:port, or leave it"
-        )
     return host, int(port)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((_own_address(host), port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: of a name that is none.
         raise UserError(
-            f"resources.rendezvous: cannot listen on {host}:{port}: {error}",
-            "give an address and a free port of the first node, or leave it empty",
+            f"the other nodes cannot be listened for on {host}:{port}: {error}",
+            "give an address and a free port of the first node as resources.rendezvous, or leave "
+            f"it empty and set {ADDRESS_VARIABLE} where the node's own name leads nowhere",
         ) from error
 
 

@@ -6,7 +6,9 @@ import threading
 import time
 
 import psutil
+import pytest
 
+from stages.contract.errors import UserError
 from stages.training.rendezvous import host_rendezvous, join_rendezvous
 
 
@@ -25,6 +27,17 @@ def test_one_node_listens_on_loopback_only(tmp_path):
         assert listening(rendezvous.store.port) == {"127.0.0.1"}
         assert rendezvous.failure() is None
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "x" * 100], ids=["of another node", "no name"])
+def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("GEB_NODE_ADDRESS", name)
+    with (
+        pytest.raises(UserError, match=f"cannot be listened for on {name}:0") as caught,
+        host_rendezvous(tmp_path, address="", num_nodes=2, per_node=1),
+    ):
+        pass
+    assert "GEB_NODE_ADDRESS" in caught.value.remedy
 
 
 def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
