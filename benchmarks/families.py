@@ -232,9 +232,10 @@ def _build(family: str, folder: Path) -> None:
 
 
 def _try(folder: Path, layout: RowLayoutName, lora: LoraParams, expected: torch.Tensor) -> Outcome:
-    numerics = Numerics.of(TrainParams(), on_gpu=False, local_rank=0)
+    params = TrainParams(row_layout=layout)
+    numerics = Numerics.of(params, on_gpu=False, local_rank=0)
     torch.manual_seed(0)
-    model = load_logprob_model(ModelSource(str(folder / "policy")), numerics, layout, stage="train")
+    model = load_logprob_model(ModelSource(str(folder / "policy")), params, numerics)
     if lora.rank:
         model = ResponseLogprobs(add_adapters(model.policy, lora))
     enable_gradient_checkpointing(model.policy, stage="train")

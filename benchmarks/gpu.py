@@ -1,7 +1,7 @@
 """Training and sampling on this machine's GPUs, beside published figures: a table and a JSON file.
 
     python -m benchmarks.gpu                              # writes gpu-benchmark.json
-    python -m benchmarks.gpu --shapes llama-1b llama-8b --pairs 256 --prompts 2048
+    python -m benchmarks.gpu --shapes llama-1b llama-8b --shards fsdp2 --pairs 256 --prompts 2048
 
 Random weights and made-up pairs of log-normal lengths; every stage is a program of its own, as in a
 run. A GPU with little memory trains adapters (`--lora-rank 16`). Exit code 64 where there is no
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.training.shapes import SHAPES, make_model, make_pairs
+from benchmarks.training.shapes import SHAPES, Shape, make_model, make_pairs
 from flows.planning.hardware import GPUS
 from flows.runners.local.gpu_locks import gpus_of_this_host
 from stages.contract.errors import EXIT_USER
@@ -37,6 +37,12 @@ from tests.gpu.programs import run_stage
 _WARM_UP_STEPS = 2
 _BATCH_PAIRS = 32
 _MAX_NEW_TOKENS = 512
+SHARDS: dict[str, dict[str, Any]] = {
+    "off": {},
+    **{str(stage): {"deepspeed": {"zero_stage": stage}} for stage in (1, 2, 3)},
+    "fsdp2": {"sharding": "fsdp2"},
+}
+"""Ways to split a training among processes: ZeRO's stages, or FSDP2."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ def main() -> None:
             folder = Path(place) / shape
             make_model(SHAPES[shape], folder / "model")
             torch.cuda.empty_cache()
-            found.append(_train(shape, folder, gpus, rate, options))
+            make_pairs(SHAPES[shape], folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
+            found += [_train(shape, each, folder, gpus, rate, options) for each in options.shards]
             found.append(_sample(shape, folder, gpus, options))
     report = {
         "gpu": torch.cuda.get_device_name(),
@@ -124,19 +131,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=256, help="preference pairs of a training")
     parser.add_argument("--prompts", type=int, default=1024, help="prompts to sample from")
     parser.add_argument("--lora-rank", type=int, default=0, help="adapters; 0 trains all weights")
-    parser.add_argument("--zero", default="3", choices=["off", "1", "2", "3"], help="ZeRO stage")
+    parser.add_argument(
+        "--shards",
+        nargs="+",
+        choices=list(SHARDS),
+        default=["3", "fsdp2"],
+        help="ZeRO stages and FSDP2: a training each",
+    )
     parser.add_argument("--folder", type=Path, help="where to work; needs room for checkpoints")
     parser.add_argument("--output", type=Path, default=Path("gpu-benchmark.json"))
     return parser.parse_args()
 
 
-def _train(
-    name: str, folder: Path, gpus: int, rate: float, options: argparse.Namespace
-) -> Measured:
-    """Plain DPO of one epoch on all GPUs."""
-    shape = SHAPES[name]
-    make_pairs(shape, folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
-    params = TrainParams(
+def train_params(shape: Shape, shards: str, lora_rank: int) -> TrainParams:
+    """Settings of a training.
+
+    Args:
+        shape: The model's.
+        shards: ZeRO's stage, "off", or "fsdp2".
+        lora_rank: Rank of adapters; 0 trains all weights.
+    """
+    return TrainParams(
         design="none",
         kappa=0.0,
         epochs=1,
@@ -144,12 +159,22 @@ def _train(
         global_batch_pairs=_BATCH_PAIRS,
         micro_batch_tokens=shape.tokens_at_once,
         checkpoint_every_seconds=None,
-        lora={"rank": options.lora_rank},
-        deepspeed={"zero_stage": options.zero if options.zero == "off" else int(options.zero)},
+        lora={"rank": lora_rank},
+        **SHARDS[shards],
     )
+
+
+def _train(
+    name: str, shards: str, folder: Path, gpus: int, rate: float, options: argparse.Namespace
+) -> Measured:
+    """Plain DPO of one epoch on all GPUs."""
+    params = train_params(SHAPES[name], shards, options.lora_rank)
+    # How weights are split is in no key: a store of its own, or the first training would do.
+    work = folder / f"shards-{shards}"
+    work.mkdir()
     model = _file(folder / "model")
     inputs = {"policy": model, "reference": model, "pairs": _file(folder / "pairs.parquet")}
-    artifact = run_stage(_request(params, inputs, folder, gpus), folder / "train.json")
+    artifact = run_stage(_request(params, inputs, work, gpus), work / "train.json")
     lines = (artifact / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines][_WARM_UP_STEPS:]
     seconds = sum(step["step_seconds"] for step in steps)
@@ -157,8 +182,9 @@ def _train(
     pairs = len(steps) * _BATCH_PAIRS
     per_gpu = 1e12 * tflop / seconds / gpus
     nominal = _nominal_rate()
+    library = "FSDP2" if params.sharding == "fsdp2" else f"ZeRO {shards}"
     return Measured(
-        name=f"train, {name}, ZeRO {options.zero}, LoRA rank {options.lora_rank}",
+        name=f"train, {name}, {library}, LoRA rank {options.lora_rank}",
         tokens_per_second_per_gpu=sum(step["num_tokens"] for step in steps) / seconds / gpus,
         pairs_per_second_per_gpu=pairs / seconds / gpus,
         share_of_measured=per_gpu / rate,

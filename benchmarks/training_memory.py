@@ -1,10 +1,10 @@
 """Peak memory of each process of a training, phase by phase, against that of one process.
 
-    python -m benchmarks.training_memory [--processes 1 2] [--width 1024] [--layers 12]
+    python -m benchmarks.training_memory [--sharding fsdp2] [--processes 1 2 4] [--lora 8]
 
-trains a Llama in float32 under ZeRO-3 on a few pairs, with a moved average as reference, and
-samples the anonymous resident memory (`RssAnon`) of the workers: what is mapped from a checkpoint's
-file can be given back, and is left out.
+trains a Llama in float32 under ZeRO-3 or FSDP2 on a few pairs, with a moved average as reference,
+and samples the anonymous resident memory (`RssAnon`) of the workers: what is mapped from a
+checkpoint's file can be given back, and is left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import tempfile
 from pathlib import Path
 
 import psutil
+from transformers import LlamaForCausalLM
 
 from benchmarks.memory_peaks import memory_peaks
 from stages.contract.events import Emitter, Event, Metric, Progress
 from stages.contract.program import execute
+from stages.modeling.load import DTYPES
 from stages.train.run import STAGE
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
@@ -28,6 +30,10 @@ from tests.tiny_models import make_tiny_llama
 _PAIRS = 16
 # Batches of 8 pairs.
 _STEPS = 2
+_SHARDING: dict[str, dict[str, object]] = {
+    "zero3": {"deepspeed": {"zero_stage": 3}},
+    "fsdp2": {"sharding": "fsdp2"},
+}
 
 
 class _Phases(Emitter):
@@ -58,6 +64,11 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--sharding", choices=list(_SHARDING), default="zero3")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0 is none")
+    parser.add_argument(
+        "--stored", choices=list(DTYPES), default="float32", help="dtype of the files"
+    )
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=32000)
@@ -74,10 +85,17 @@ def main() -> None:
             num_key_value_heads=asked.width // 64,
             initializer_range=0.02,
         )
-        size = (policy / "model.safetensors").stat().st_size / 2**20
-        print(f"weights: {size:.0f} MiB in float32\n")
-        print("| processes | phase | peak of each process, MiB |\n| --- | --- | --- |")
+        stored = LlamaForCausalLM.from_pretrained(policy, dtype=DTYPES[asked.stored])
+        stored.save_pretrained(policy)
+        size = 4 * stored.num_parameters() / 2**20
+        del stored
+        print(f"weights: {size:.0f} MiB in float32; stored in {asked.stored}\n")
+        print(
+            "| processes | phase | peak of each process, MiB | largest × processes / that of one |"
+        )
+        print("| --- | --- | --- | ---: |")
         pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
+        alone: dict[str, float] = {}
         for count in asked.processes:
             phases = _Phases()
             request = request_for(
@@ -87,13 +105,18 @@ def main() -> None:
                 processes=count,
                 reference_kind="ema",
                 epochs=1,
-                deepspeed={"zero_stage": 3},
+                lora={"rank": asked.lora},
+                **_SHARDING[asked.sharding],
             )
             with memory_peaks(os.getpid(), phases.phase, _is_worker) as peaks:
                 execute(STAGE, request, phases)
             for phase, found in peaks.items():
                 shown = ", ".join(f"{each / 2**20:.0f}" for each in found.values())
-                print(f"| {count} | {phase} | {shown} |", flush=True)
+                largest = max(found.values())
+                if count == 1:
+                    alone[phase] = largest
+                share = f"{largest * count / alone[phase]:.2f}" if phase in alone else ""
+                print(f"| {count} | {phase} | {shown} | {share} |", flush=True)
     finally:
         shutil.rmtree(folder)
 

@@ -54,12 +54,11 @@ class ConversationFit(Fit[SftParams]):
         """The checkpoint, or a model from scratch."""
         params = self.job.params
         if self._source is not None:
-            loaded = load_logprob_model(
-                self._source, self.loading, params.row_layout, stage=params.stage
-            )
+            loaded = load_logprob_model(self._source, params, self.numerics)
         else:
             seed = derive_seed(self.job.seed, "weights")
-            model = new_model(params.architecture, self.tokenizer, seed, self.loading)
+            loading = self.numerics.on_host() if params.sharding == "fsdp2" else self.numerics
+            model = new_model(params.architecture, self.tokenizer, seed, loading)
             loaded = logprob_model(
                 model, params.row_layout, place="the new model", stage=params.stage
             )

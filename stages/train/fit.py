@@ -153,7 +153,7 @@ class PairFit(Fit[TrainParams]):
         """
         params, source = self.job.params, self.job.models[name]
         base = replace(source, adapter=None)
-        model = load_logprob_model(base, self.loading, params.row_layout, stage=params.stage)
+        model = load_logprob_model(base, params, self.numerics)
         if source.adapter is None:
             return model
         return ResponseLogprobs(wear_adapters(model.policy, params.lora, Path(source.adapter)))

@@ -114,11 +114,6 @@ class Fit(ABC, Generic[P]):
             self.write_records(log)
 
     @property
-    def loading(self) -> Numerics:
-        """Numerics with which the policy is loaded: in the host's memory where FSDP2 shards it."""
-        return self.numerics.on_host() if self.job.params.sharding == "fsdp2" else self.numerics
-
-    @property
     def _checkpoints(self) -> Any:
         return self.job.work / "checkpoints"
 
@@ -183,16 +178,24 @@ class Fit(ABC, Generic[P]):
         return model
 
     def _save(self, trainer: PackedTrainer[Any]) -> None:
-        if self.job.params.sharding == "fsdp2":
-            state = fsdp.whole_weights(trainer.model, keep=self.process.is_first)
-        else:
-            state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        weights = weights_of_policy(self._whole_weights(trainer))
         if self.process.is_first:
             # Under ZeRO-3 transformers would go on sharding, and only one process is here.
             unset_hf_deepspeed_config()
-            self._write(trainer.model.policy, weights_of_policy(state))
+            self._write(trainer.model.policy, weights)
+            # The average takes as much memory.
+            del weights
             self.after_saving()
         self.process.barrier()
+
+    def _whole_weights(self, trainer: PackedTrainer[Any]) -> dict[str, Tensor]:
+        """All weights, gathered from the processes; a collective call."""
+        if self.job.params.sharding != "fsdp2":
+            gathered: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+            return gathered
+        # Adapters are merged before the weights are rounded.
+        dtype = None if self.job.params.lora.rank else self.save_dtype()
+        return fsdp.whole_weights(trainer.model, keep=self.process.is_first, dtype=dtype)
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""

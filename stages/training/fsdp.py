@@ -25,7 +25,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from stages.contract.errors import UserError
+from stages.modeling.load import DTYPES
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.training.adapters import has_adapters
 from stages.training.compiled import decoder_layers
 from stages.training.numerics import Numerics
 
@@ -42,7 +44,8 @@ def shard(model: ResponseLogprobs, numerics: Numerics, *, stage: str) -> None:
     up in float32, the dtype of the shards.
 
     Args:
-        model: Whole, the same in all processes, in the host's memory.
+        model: Whole, the same in all processes, in the host's memory or in its files: what FSDP2
+            copies, cast where it is of another dtype, is one layer at a time.
         numerics: Device and dtypes.
         stage: Name of the stage, for messages.
 
@@ -59,25 +62,31 @@ def shard(model: ResponseLogprobs, numerics: Numerics, *, stage: str) -> None:
             "one by one",
             f"leave {stage}.sharding out",
         )
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # Adapters are of another dtype than the weights beside them, and all are as they shall be.
+    cast = not has_adapters(model.policy)
+    for module in (*layers, model):
+        if cast:
+            _cast(module, DTYPES[numerics.weights])
+        fully_shard(module, mesh=mesh, mp_policy=policy)
     # Read by the Trainer: it neither moves nor wraps the model.
     vars(model)["is_distributed_loading_by_transformers"] = True
 
 
-def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def whole_weights(
+    model: nn.Module, *, keep: bool, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     """Gathers the weights one by one; a collective call.
 
     Args:
         model: The sharded model.
         keep: Whether this process wants them: in the host's memory.
+        dtype: Type in which it wants them; that of the shards if unset.
     """
     weights = {}
     for name, share in model.state_dict().items():
         whole = share.full_tensor() if isinstance(share, DTensor) else share
         if keep:
-            weights[name] = whole.cpu()
+            weights[name] = whole.to("cpu", dtype if whole.is_floating_point() else None)
     return weights
 
 
@@ -99,6 +108,13 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> 
     state = {"optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED)}
     dcp.load(state, checkpoint_id=checkpoint / _FOLDER)
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Casts the parameters that are not in shards yet; tied ones stay one."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.load import load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.mapped import load_mapped
 from stages.modeling.probe import (
     UnfitModelError,
     check_gradients,
@@ -20,7 +21,7 @@ from stages.modeling.probe import (
     share_prompts,
 )
 from stages.training.numerics import Numerics
-from stages.training.params import RowLayoutName
+from stages.training.params import RowLayoutName, TrainingParams
 
 # Draws experts in training mode, and has no setting that forbids it.
 _SAMPLING_ROUTER = "PhimoeTopKRouter"
@@ -29,21 +30,28 @@ _NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 
 
 def load_logprob_model(
-    source: ModelSource, numerics: Numerics, row_layout: RowLayoutName, *, stage: str
+    source: ModelSource, params: TrainingParams, numerics: Numerics
 ) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives log-probabilities.
 
+    For FSDP2, which shards it then, it is on the CPU, its weights in their files where they can be.
+
     Args:
         source: Folder or hub id, without an adapter.
+        params: Those of the stage.
         numerics: Device and dtypes.
-        row_layout: Of the rows that it is to compute.
-        stage: Name of the stage, for messages.
 
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
-    model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
-    return logprob_model(model, row_layout, place=source.name_or_path, stage=stage)
+    if params.sharding != "fsdp2":
+        model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
+    elif params.lora.rank:
+        # peft draws adapters in the dtype of the weights.
+        model = load_causal_lm(source, dtype=numerics.weights, device=torch.device("cpu"))
+    else:
+        model = load_mapped(source, dtype=numerics.weights)
+    return logprob_model(model, params.row_layout, place=source.name_or_path, stage=params.stage)
 
 
 def logprob_model(

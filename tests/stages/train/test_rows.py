@@ -155,9 +155,10 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     config = GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     make_tiny_tokenizer().save_pretrained(tmp_path)
-    numerics = Numerics.of(TrainParams(), on_gpu=False, local_rank=0)
+    params = TrainParams()
+    numerics = Numerics.of(params, on_gpu=False, local_rank=0)
     with pytest.raises(UserError, match="cannot be packed") as caught:
-        load_logprob_model(ModelSource(str(tmp_path)), numerics, "packed", stage="train")
+        load_logprob_model(ModelSource(str(tmp_path)), params, numerics)
     assert "train.row_layout=padded" in caught.value.remedy
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from stages.contract.errors import StageFailedError
 from tests.stages.train.train_helpers import (
@@ -54,7 +56,12 @@ def assert_same_training(found: Trained, expected: Trained, folders=("checkpoint
 
 
 def test_checkpointed_activations_and_validation_are_those_of_one_process(tmp_path, policy, pairs):
+    # Each process maps these files, and casts what it keeps of them.
+    low = LlamaForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+    policy = shutil.copytree(policy, tmp_path / "bfloat16")
+    low.save_pretrained(policy)
     settings = SETTINGS | {"gradient_checkpointing": True, "validation_share": 0.2}
+    settings |= {"precision": "float32", "save_dtype": "float32"}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
     found = train(tmp_path / "store", policy, [pairs], processes=2, **settings, **FSDP)
     assert_same_training(found, plain)
