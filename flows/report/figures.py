@@ -37,13 +37,11 @@ class Plot:
     """One figure.
 
     Attributes:
-        name: Short name, in keys.
         title: What it shows.
         group: The part of the report that it is in.
         svg: The drawing.
     """
 
-    name: str
     title: str
     group: Group
     svg: str
@@ -64,7 +62,7 @@ def draw(summary: Summary) -> list[Plot]:
     if all(len(each.x) > 1 for each in parts.values()):
         title = "Training, seconds of a step"
         figure = course_figure(title, parts, _STEP, "seconds", marks=marks)
-        drawn.append(Plot("step-seconds", title, "speed", svg(figure)))
+        drawn.append(Plot(title, "speed", svg(figure)))
     return drawn
 
 
@@ -81,17 +79,15 @@ def last_of(summary: Summary, stage: str) -> Artifact | None:
 def _results(summary: Summary) -> Iterator[Plot]:
     """Figures on the held-out prompts by iteration, with their 95 % intervals."""
     reward = "Mean reward, held-out prompts"
-    yield from _by_iteration(summary, "mean-reward", reward, "reward", "mean_reward")
+    yield from _by_iteration(summary, reward, "reward", "mean_reward")
     win = "Win rate over the base, ties lost"
-    yield from _by_iteration(summary, "win-rate", win, "share of prompts", "win_rate")
+    yield from _by_iteration(summary, win, "share of prompts", "win_rate")
     for name in summary.components():
         title = f"Oracle component {name}"
-        yield from _by_iteration(summary, f"component-{name}", title, name, f"components.{name}")
+        yield from _by_iteration(summary, title, name, f"components.{name}")
 
 
-def _by_iteration(
-    summary: Summary, name: str, title: str, ylabel: str, figure: str
-) -> Iterator[Plot]:
+def _by_iteration(summary: Summary, title: str, ylabel: str, figure: str) -> Iterator[Plot]:
     known = [
         (row["iteration"], value, row.get("intervals", {}).get(figure))
         for row in summary.rows
@@ -100,7 +96,7 @@ def _by_iteration(
     if len(known) > 1:
         x, y, intervals = zip(*known, strict=True)
         series = {figure: Line(x, y, intervals)}
-        yield Plot(name, title, "results", svg(course_figure(title, series, _ITERATION, ylabel)))
+        yield Plot(title, "results", svg(course_figure(title, series, _ITERATION, ylabel)))
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
@@ -125,7 +121,7 @@ def _step_plot(
             lines = {"trained on": curve, "validation": validation}
         bounds = (0.0, 1.0) if name == "accuracy" else None
         figure = course_figure(title, lines, _STEP, ylabel, marks=marks, bounds=bounds)
-        yield Plot(name.replace("_", "-"), title, group, svg(figure))
+        yield Plot(title, group, svg(figure))
 
 
 def _curve(steps: Sequence[tuple[int, dict[str, Any]]], name: str) -> Line:
@@ -158,5 +154,4 @@ def _distributions(artifact: Artifact) -> Iterator[Plot]:
             if value is not None:
                 samples.setdefault(model, []).append(value)
         if samples:
-            name = f"samples-{column.replace('_', '-')}"
-            yield Plot(name, title, "samples", svg(histogram_figure(title, samples, label)))
+            yield Plot(title, "samples", svg(histogram_figure(title, samples, label)))

@@ -1,4 +1,4 @@
-"""Artifacts of a run in the Prefect UI: configuration, tables, report and plots; and its tags."""
+"""Artifacts of a run in the Prefect UI: configuration, tables, report with plots; and its tags."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def publish_table(summary: Summary, iteration: int) -> None:
 
 @survives_outage
 def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
-    """Creates the report artifact and one for each plot (SVG); to be called inside a flow run."""
+    """Creates the report artifact, plots in it; to be called inside a flow run.
+
+    The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
+    """
     tables = [_markdown(list(_rows(summary, summary.config.iterations)))]
     tables += [
         f"## Suite {each.name}\n\n{_markdown([_row(each, row) for row in each.rows])}"
@@ -68,15 +71,13 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
     ]
     joined = "\n\n".join(tables)
     places = "\n".join([*summary.places(), f"report      {report}"])
+    drawn = "\n\n".join(_drawing(each) for each in plots)
     create_markdown_artifact(
-        f"# {summary.run}\n\n{verdict(summary).sentence}\n\n{joined}\n\n```\n{places}\n```\n",
+        f"# {summary.run}\n\n{verdict(summary).sentence}\n\n{joined}\n\n```\n{places}\n```\n\n"
+        f"{drawn}\n",
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
     )
-    for number, plot in enumerate(plots, 1):
-        # The UI lists artifacts by their keys.
-        key = artifact_key(summary.run, "plot", f"{number:02}", plot.name)
-        publish_image(plot.svg.encode(), "svg+xml", key, plot.title)
 
 
 @survives_outage
@@ -92,6 +93,15 @@ def publish_image(content: bytes, kind: str, key: str, caption: str) -> None:
     data = base64.b64encode(content).decode()
     if len(data) <= _MAX_IMAGE_BYTES:
         create_image_artifact(f"data:image/{kind};base64,{data}", key=key, description=caption)
+
+
+def _drawing(plot: Plot) -> str:
+    # The UI is dark for some, and the plot's letters are black.
+    image = plot.svg.replace("<svg ", '<svg style="background: white" ', 1).encode()
+    data = base64.b64encode(image).decode()
+    if len(data) > _MAX_IMAGE_BYTES:
+        return f"### {plot.title}\n\nToo large for this page; it is in the HTML report."
+    return f"### {plot.title}\n\n![{plot.title}](data:image/svg+xml;base64,{data})"
 
 
 def _rows(summary: Summary, last: int) -> Iterator[dict[str, Any]]:

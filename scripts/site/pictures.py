@@ -1,6 +1,7 @@
 """Pictures of a run for the documentation: its report, and what a terminal of 80 columns shows.
 
     python scripts/site/pictures.py STORE RUN docs/report
+    python scripts/site/pictures.py FILE.svg geb sweep CONFIG …     # the table at its end
 
 needs `geb`, `script` (util-linux) and a Chromium on the path.
 """
@@ -53,9 +54,13 @@ def terminal(*command: str) -> str:
         check=True,
     ).stdout
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
-    console.print(Text.from_ansi(recorded.replace("\r\n", "\n")))
-    # The store is wherever the pictures were taken.
-    drawn = console.export_svg(title=shlex.join(command[: command.index("--store")]))
+    shown = recorded.replace("\r\n", "\n")
+    if command[1] == "sweep":
+        title = re.search(r"^(?:\x1b\[[\d;]*m)*sweep ", shown, re.MULTILINE)
+        shown = shown[title.start() if title else 0 :]
+    console.print(Text.from_ansi(shown))
+    # Without options: the store is wherever the pictures were taken.
+    drawn = console.export_svg(title=shlex.join(command[:3]))
     return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
 
 
@@ -81,4 +86,7 @@ def take_report(report: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[1].endswith(".svg"):
+        Path(sys.argv[1]).write_text(terminal(*sys.argv[2:]))
+    else:
+        main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

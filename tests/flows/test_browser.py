@@ -27,6 +27,7 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         page.get_by_text("Artifacts", exact=True).click()
         page.get_by_text("small-report").click()
         expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
+        _expect_captioned_plots(page)
         picture(page, "report")
 
         _open_form(page, standing)
@@ -53,6 +54,17 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         expect(_task(page, failed).first).to_contain_text("Completed")
         page.mouse.wheel(0, 500)
         picture(page, "retried")
+
+
+def _expect_captioned_plots(page: Page) -> None:
+    """The report's plots are drawn in their order, each below its caption."""
+    titles = page.get_by_role("heading", level=3).all_inner_texts()
+    assert titles.index("Mean reward, held-out prompts") == 0 < titles.index("Training loss")
+    expect(page.locator("img")).to_have_count(len(titles))
+    for title in titles:
+        image = page.get_by_role("img", name=title, exact=True)
+        expect(image).to_be_visible()
+        expect(image).not_to_have_js_property("naturalWidth", 0)
 
 
 def _task(page: Page, name: str) -> Locator:

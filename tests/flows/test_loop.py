@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect.client.orchestration import PrefectClient
 
@@ -70,6 +71,9 @@ def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
     assert {counted["hashed"][each] for each in inputs} == {1}, "hashed once for plan and run"
     page = (finished.parent / "store/runs/small/report.html").read_text()
     assert counted["figures"] == page.count("<svg") > 5, "drawn once for report and Prefect"
+    told = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
+    assert told.count("](data:image/svg+xml;base64,") == counted["figures"]
+    assert told.index("| win rate |") < told.index("### Mean reward") < told.index("### Training")
     after = steps(finished.parent / "store")
     assert {each["state"] for each in after.values()} == {"reused"}
     assert {name: each["key"] for name, each in after.items()} == before

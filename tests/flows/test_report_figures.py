@@ -160,11 +160,15 @@ def test_win_rate_and_components_are_drawn_by_iteration(
     assert_shows(drawn_y, values)
 
 
-def test_plots_come_by_groups_with_names_of_their_own(drawn: list[Plot]) -> None:
-    assert [each.name for each in drawn][:3] == ["mean-reward", "win-rate", "component-polite"]
+def test_plots_come_by_groups_with_titles_of_their_own(drawn: list[Plot]) -> None:
+    assert [each.title for each in drawn][:3] == [
+        "Mean reward, held-out prompts",
+        "Win rate over the base, ties lost",
+        "Oracle component polite",
+    ]
     groups = list(dict.fromkeys(each.group for each in drawn))
     assert groups == ["results", "learning", "samples", "speed"]
-    assert len({each.name for each in drawn}) == len(drawn)
+    assert len({each.title for each in drawn}) == len(drawn)
 
 
 @pytest.mark.parametrize("metric", METRICS)
