@@ -123,53 +123,14 @@ def test_cancelling_ends_the_pod_within_its_grace_period(
         assert isinstance(work.join(), StoppedError)
 
 
-def test_a_time_limit_ends_the_stage(store: LocalStore, cluster: Namespace) -> None:
-    request = request_for(store, Resources(timeout_seconds=4), behaviour="hang")
-    with pytest.raises(StageFailedError, match="took longer than timeout_seconds=4"):
-        run(cluster, request)
-
-
-@pytest.mark.parametrize("way", ["deleted", "preempted"])
-def test_a_pod_that_is_taken_away_is_preempted_and_not_failed(
-    store: LocalStore, cluster: Namespace, way: str
+def test_a_pod_that_is_deleted_is_preempted_and_not_failed(
+    store: LocalStore, cluster: Namespace
 ) -> None:
-    request = request_for(store, Resources(gpus=2), behaviour="hang")
-    settings = probe_settings(cluster, request, node_selector={"kubernetes.io/hostname": "node1"})
+    request = request_for(store, behaviour="hang")
+    settings = probe_settings(cluster, request)
     with at_work(request, KubernetesRunner(settings, grace_seconds=1)) as work:
-        if way == "deleted":
-            [pod] = cluster.pods()
-            kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"])
-        else:
-            cluster.apply(PRIORITY, rival(cluster))
+        [pod] = cluster.pods()
+        kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"])
         error = work.join()
     assert isinstance(error, PreemptedError), error
-    said = {"deleted": "somebody deleted its pod", "preempted": "a pod of higher priority"}
-    assert said[way] in str(error)
-    kubectl("-n", cluster.name, "delete", "pod", "rival", "--ignore-not-found", "--now")
-    kubectl("delete", "priorityclass", "geb-test-urgent", "--ignore-not-found")
-
-
-PRIORITY = {
-    "apiVersion": "scheduling.k8s.io/v1",
-    "kind": "PriorityClass",
-    "metadata": {"name": "geb-test-urgent"},
-    "value": 1000,
-}
-
-
-def rival(cluster: Namespace) -> dict[str, Any]:
-    """A pod that needs the place of another one."""
-    limits = {"nvidia.com/gpu": "1"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "rival"},
-        "spec": {
-            "priorityClassName": "geb-test-urgent",
-            "nodeSelector": {"kubernetes.io/hostname": "node1"},
-            "terminationGracePeriodSeconds": 0,
-            "containers": [
-                {"name": "rival", "image": "rival:1", "resources": {"limits": limits}},
-            ],
-        },
-    }
+    assert "somebody deleted its pod" in str(error)

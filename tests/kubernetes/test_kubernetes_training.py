@@ -1,18 +1,23 @@
-"""Training on two nodes of a real cluster: undisturbed, with a pod or a node taken away."""
+"""Training on two nodes of a real cluster: undisturbed, and with its second node disturbed."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from flows.runners.kubernetes.runner import KubernetesRunner
-from stages.contract.errors import StageFailedError
-from stages.contract.events import Event, Log, Metric
+from stages.contract.errors import PreemptedError, StageFailedError
+from stages.contract.events import Event, Metric
 from stages.contract.local_store import LocalStore
 from stages.contract.store import Artifact
 from tests.at_work import at_work
@@ -29,9 +34,9 @@ from tests.two_nodes import (
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
-# Some 60 steps, of which a fault comes after the first few.
+# Some 120 steps: a node is disturbed five times before the last ones.
 SETTINGS = {
-    "epochs": 24,
+    "epochs": 48,
     "micro_batch_tokens": 16,
     "checkpoint_every_steps": 4,
     "deepspeed": {"zero_stage": 2},
@@ -57,7 +62,8 @@ class Training:
         request = request_for(
             store, inputs / "policy", [inputs / "pairs.parquet"], nodes=2, **SETTINGS
         )
-        resources = request.resources.model_copy(update={"cpus": CPUS})
+        limits = {"cpus": CPUS, "timeout_seconds": 3600}
+        resources = request.resources.model_copy(update=limits)
         self.request = request.model_copy(update={"resources": resources})
         self.settings = cluster.settings(inputs, store)
         self.heard: list[Event] = []
@@ -101,56 +107,128 @@ def undisturbed(
     return made
 
 
-def test_a_training_whose_pod_is_deleted_goes_on_from_its_checkpoint(
-    cluster: Namespace, inputs: Path, undisturbed: Artifact, tmp_path: Path
-) -> None:
-    training = Training(cluster, inputs, tmp_path / "disturbed")
-    killed = threading.Event()
+@dataclass(frozen=True)
+class Second:
+    """The second node of a training at work.
 
-    def kill(event: Event) -> None:
-        if is_under_way(event) and not killed.is_set():
-            killed.set()
-            [second] = [name for name in hosts(cluster) if name.endswith("-1")]
-            kubectl("-n", cluster.name, "delete", "pod", second, "--now", "--wait=false")
+    Attributes:
+        node: Its name.
+        pod: Name of the training's pod there.
+        processes: What the pod runs.
+        cluster: Namespace of the pod.
+    """
 
-    with pytest.raises(StageFailedError, match="node 2 of 2") as caught:
-        training.run(kill)
-    assert "somebody deleted its pod" in str(caught.value)
-    assert cluster.pods() == [], "the other one has ended, too"
-    again = training.run()
-    assert any(
-        isinstance(each, Log) and "going on after step" in each.message for each in training.heard
-    )
-    assert again.manifest.digest("") == undisturbed.manifest.digest("")
+    node: str
+    pod: str
+    processes: set[psutil.Process]
+    cluster: Namespace
 
 
-def take_away(
-    training: Training, cluster: Namespace, fault: Callable[[str], AbstractContextManager[None]]
-) -> int:
-    """Takes the second node from a training and gives it back; returns the attempt's first step."""
+@contextlib.contextmanager
+def killed(second: Second) -> Iterator[None]:
+    """All processes of the training on the node are killed."""
+    for each in second.processes:
+        each.kill()
+    yield
+
+
+@contextlib.contextmanager
+def preempted(second: Second) -> Iterator[None]:
+    """A pod of higher priority takes the place of the training's."""
+    cpus = int(kubectl("get", "node", second.node, "-o", "jsonpath={.status.allocatable.cpu}"))
+    second.cluster.apply(priority(), rival(second.node, {"cpu": str(cpus)}))
+    try:
+        yield
+    finally:
+        kubectl("-n", second.cluster.name, "delete", "pod", "rival", "--now")
+        kubectl("delete", "priorityclass", priority()["metadata"]["name"])
+
+
+def priority() -> dict[str, Any]:
+    """A priority class whose pods take the place of others."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "geb-test-urgent"},
+        "value": 1000,
+    }
+
+
+def rival(node: str, limits: dict[str, str]) -> dict[str, Any]:
+    """A pod that needs the place of another one on a node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "rival"},
+        "spec": {
+            "priorityClassName": priority()["metadata"]["name"],
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "rival", "image": "rival:1", "resources": {"limits": limits}}],
+        },
+    }
+
+
+@contextlib.contextmanager
+def out_of_time(second: Second) -> Iterator[None]:
+    """The time of the training's pod is over."""
+    patch = json.dumps({"spec": {"activeDeadlineSeconds": 1}})
+    kubectl("-n", second.cluster.name, "patch", "pod", second.pod, "-p", patch)
+    yield
+
+
+def frozen_node(second: Second) -> AbstractContextManager[None]:
+    """The node, kubelet included, stands still."""
+    return frozen(second.node)
+
+
+def node_cut_off(second: Second) -> AbstractContextManager[None]:
+    """The node has no network."""
+    return cut_off(second.node)
+
+
+def disturb(
+    training: Training, cluster: Namespace, fault: Callable[[Second], AbstractContextManager[None]]
+) -> tuple[BaseException | None, int]:
+    """Disturbs a training's second node; returns the error, and the attempt's first step."""
     started = time.monotonic()
     with at_work(training.request, training.runner(), is_under_way) as work:
         went_on = time.monotonic()
-        [node] = [node for pod, node in hosts(cluster).items() if pod.endswith("-1")]
+        [(pod, node)] = [each for each in hosts(cluster).items() if each[0].endswith("-1")]
         processes = processes_of_second_node(training.request)
         assert processes
-        with fault(node):
+        with fault(Second(node, pod, processes, cluster)):
             error = work.join()
             ended = time.monotonic()
-    assert isinstance(error, StageFailedError), error
     assert cluster.pods() == [], "the other pod has ended, too"
     assert end(processes), "at the latest when the node is heard of again"
     tell(fault.__name__, went_on - started, ended - went_on)
-    return first_step(work.heard)
+    return error, first_step(work.heard)
+
+
+FAULTS = [
+    (killed, StageFailedError, "SIGKILL"),
+    (preempted, PreemptedError, "a pod of higher priority"),
+    (out_of_time, StageFailedError, "took longer than timeout_seconds"),
+    (frozen_node, StageFailedError, ""),
+    (node_cut_off, StageFailedError, ""),
+]
 
 
 @pytest.mark.alone
-def test_a_training_outlives_a_frozen_and_a_cut_off_node_with_the_same_bytes(
+@pytest.mark.timeout(1500)
+def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
     cluster: Namespace, inputs: Path, undisturbed: Artifact, tmp_path: Path
 ) -> None:
     training = Training(cluster, inputs, tmp_path / "store")
-    assert take_away(training, cluster, frozen) == 1
-    again = take_away(training, cluster, cut_off)
+    steps = []
+    for fault, kind, message in FAULTS:
+        error, step = disturb(training, cluster, fault)
+        assert isinstance(error, kind), error
+        assert re.search(message, str(error)), error
+        steps.append(step)
     made = training.run()
-    assert 1 < again <= first_step(training.heard), "from checkpoints"
+    steps.append(first_step(training.heard))
+    assert steps[0] == 1 < steps[1], "from a checkpoint"
+    assert steps == sorted(steps), "and never from an earlier one"
     assert made.manifest.digest("") == undisturbed.manifest.digest("")
