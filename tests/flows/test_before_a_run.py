@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +84,17 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "warning train takes 4 steps" in " ".join(done.stderr.split())
     assert json.loads(done.stdout)
+
+
+def test_plan_and_estimate_tell_of_a_disk_that_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    shown = CliRunner().invoke(app, ["plan", str(write_config(tmp_path)), "--estimate"])
+    assert shown.exit_code == 0, shown.output
+    told = " ".join(shown.output.split())
+    assert re.search(rf"the run writes about .{{1,20}}are free at .*{tmp_path.name}", told), told
+    assert "name another `store`, or make room (`geb gc --delete`)" in told
 
 
 @pytest.mark.parametrize(
