@@ -178,18 +178,22 @@ class Fit(ABC, Generic[P]):
         return model
 
     def _save(self, trainer: PackedTrainer[Any]) -> None:
-        weights = weights_of_policy(self._whole_weights(trainer))
+        gathered = self._whole_weights(trainer)
         if self.process.is_first:
+            weights = weights_of_policy(gathered)
             # Under ZeRO-3 transformers would go on sharding, and only one process is here.
             unset_hf_deepspeed_config()
             self._write(trainer.model.policy, weights)
             # The average takes as much memory.
-            del weights
+            del gathered, weights
             self.after_saving()
         self.process.barrier()
 
     def _whole_weights(self, trainer: PackedTrainer[Any]) -> dict[str, Tensor]:
-        """All weights, gathered from the processes; a collective call."""
+        """All weights, gathered to the first process; a collective call.
+
+        The others may have some of them, or under ZeRO-3 none at all.
+        """
         if self.job.params.sharding != "fsdp2":
             gathered: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
             return gathered
