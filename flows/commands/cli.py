@@ -151,7 +151,8 @@ def _run() -> int:
     except Exception as error:
         if not _is_of_connection(error):
             raise
-        errors.print(f"[bold red]error[/] the Prefect server does not answer: {escape(str(error))}")
+        said = str(error) or type(error).__name__
+        errors.print(f"[bold red]error[/] the Prefect server does not answer: {escape(said)}")
         errors.print(
             "[bold]remedy[/] start it, or correct PREFECT_API_URL; then resume: what is done stays "
             "done"
@@ -159,10 +160,15 @@ def _run() -> int:
         return EXIT_FAILED
 
 
-def _is_of_connection(error: Exception) -> bool:
+def _is_of_connection(error: BaseException | None) -> bool:
     # Prefect's client loads httpx; the commands that do without it start faster.
     httpx = sys.modules.get("httpx")
-    return httpx is not None and isinstance(error, httpx.TransportError)
+    while error is not None and httpx is not None:
+        if isinstance(error, httpx.TransportError):
+            return True
+        # Of a client's first request Prefect makes another error.
+        error = error.__cause__
+    return False
 
 
 def _show_warning(

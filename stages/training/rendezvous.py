@@ -238,7 +238,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         # UnicodeError: of a name that is none.
         raise UserError(
-            f"the other nodes cannot be listened for on {host}:{port}: {error}",
+            f"cannot listen for the other nodes on {host}:{port}: {error}",
             "give an address and a free port of the first node as resources.rendezvous, or leave "
             f"it empty and set {ADDRESS_VARIABLE} where the node's own name leads nowhere",
         ) from error

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from flows.commands import cli
-from flows.execution import cancellation, crashed, overlap
+from flows.execution import cancellation, crashed, outage, overlap
 from flows.execution.outage import survives_outage
 from tests.flows.standing import free_port
 
@@ -56,7 +56,7 @@ def test_another_error_is_not_taken_for_an_outage() -> None:
 
 
 class Restarting:
-    """What Prefect knows of the present run, of a server that is being started at first."""
+    """The present run in Prefect, whose server is being started when it is asked first."""
 
     parent_flow_run_id = None
 
@@ -84,6 +84,7 @@ def test_the_start_of_a_run_outlives_it(
 ) -> None:
     prefect = Restarting()
     monkeypatch.setattr(module, name, prefect)
+    monkeypatch.setattr(outage, "_POLL_SECONDS", 0)
     monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext())
     ask()
     assert prefect.asked > 1
@@ -94,14 +95,18 @@ def _entered(context: AbstractContextManager[None]) -> None:
         pass
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_wrapped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = typer.Typer()
 
     @app.command()
     def run() -> None:
-        raise httpx.ConnectError("All connection attempts failed")
+        error = httpx.ConnectError("All connection attempts failed")
+        if is_wrapped:
+            raise RuntimeError(f"Failed to reach API: {error}") from error
+        raise error
 
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr("sys.argv", ["geb"])
@@ -109,7 +114,8 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
         cli.main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert "the Prefect server does not answer: All connection attempts failed" in said
+    assert "the Prefect server does not answer: " in said
+    assert "All connection attempts failed" in said
     assert "PREFECT_API_URL" in said
     assert "Traceback" not in said
 

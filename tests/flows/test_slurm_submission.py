@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ import pytest
 
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.slurm import client
-from flows.runners.slurm.folder import JobFolder, owner_path
+from flows.runners.slurm.folder import REQUEST_FILE, JobFolder, job_folders, owner_path
 from flows.runners.slurm.job import batch_program, new_name
 from flows.runners.slurm.runner import SlurmRunner
 from flows.runners.slurm.submission import Submitter
@@ -194,8 +196,40 @@ def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
     for key in ("1", "2"):
         request = request_.model_copy(update={"key": key * 64})
         folder = JobFolder.create(store, new_name(request), request, owner_path(store, "dead"))
+        # Times of files are coarse on some systems: a tick may lie before the last look.
+        os.utime(folder.path / REQUEST_FILE, (time.time() + 1,) * 2)
         scheduler.queue.append(client.QueuedJob(key, "PENDING", "None", "", folder.name))
         assert runner.has_running(request)
+
+
+def test_a_job_that_was_told_to_end_is_not_taken_over(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore.open(request_.store)
+    scheduler = Scheduler(monkeypatch)
+    folder = JobFolder.create(store, new_name(request_), request_, owner_path(store, "dead"))
+    scheduler.queue.append(client.QueuedJob("7", "PENDING", "None", "", folder.name))
+    assert SlurmRunner(SlurmSettings()).has_running(request_)
+    folder.ask_to_stop()
+    assert not SlurmRunner(SlurmSettings()).has_running(request_)
+
+
+def test_a_folder_into_which_another_run_writes_goes_all_the_same(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a folder would end every later run over the store."""
+    store = LocalStore.open(request_.store)
+    folder = JobFolder.create(store, "job", request_, owner_path(store, "dead"))
+    rmtree = shutil.rmtree
+
+    def and_meanwhile(place: Path, **how: bool) -> None:
+        folder.ask_to_stop()
+        rmtree(place, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", and_meanwhile)
+    folder.remove()
+    assert list(job_folders(store)) == []
+    assert not folder.path.exists()
 
 
 def test_a_job_of_an_orchestrator_that_died_while_it_called_sbatch_ends_itself(

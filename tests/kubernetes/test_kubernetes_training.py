@@ -128,7 +128,9 @@ class Second:
 def killed(second: Second) -> Iterator[None]:
     """All processes of the training on the node are killed."""
     for each in second.processes:
-        each.kill()
+        # The kernel ends the others with the first process of a container.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
     yield
 
 
@@ -155,13 +157,14 @@ def paused(second: Second) -> Iterator[None]:
 def preempted(second: Second) -> Iterator[None]:
     """A pod of higher priority takes the place of the training's."""
     cpus = int(kubectl("get", "node", second.node, "-o", "jsonpath={.status.allocatable.cpu}"))
-    with paused(second):
-        second.cluster.apply(priority(), rival(second.node, {"cpu": str(cpus)}))
     try:
+        with paused(second):
+            second.cluster.apply(priority(), rival(second.node, {"cpu": str(cpus)}))
         yield
     finally:
-        kubectl("-n", second.cluster.name, "delete", "pod", "rival", "--now")
-        kubectl("delete", "priorityclass", priority()["metadata"]["name"])
+        kubectl("-n", second.cluster.name, "delete", "pod", "rival", "--now", "--ignore-not-found")
+        name = priority()["metadata"]["name"]
+        kubectl("delete", "priorityclass", name, "--ignore-not-found")
 
 
 def priority() -> dict[str, Any]:

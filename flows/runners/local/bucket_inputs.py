@@ -34,9 +34,11 @@ def with_local_inputs(store: RemoteStore, request: Request, on_bytes: OnBytes) -
     def place(source: Input) -> Input:
         if not isinstance(source, FileInput):
             return source
+        path = Path(source.location)
+        # A copy on this host has times of its own; a change while it is hashed then shows.
+        state = state_of(path) if path.exists() else None
         if _is_here(source):
-            # Hashed just now; a copy on this host has times of its own.
-            return source.model_copy(update={"state": state_of(Path(source.location))})
+            return source.model_copy(update={"state": state})
         found = store.external_inputs.download(source, on_bytes)
         if found is None:
             raise UserError(

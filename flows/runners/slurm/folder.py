@@ -100,6 +100,10 @@ class JobFolder:
         with contextlib.suppress(FileNotFoundError):
             (self.path / "stop").touch()
 
+    def is_stopped(self) -> bool:
+        """True where its batch program has been told to end its steps."""
+        return (self.path / "stop").exists()
+
     def has_owner(self) -> bool:
         """True while the orchestrator that waits for the job lives."""
         try:
@@ -118,7 +122,11 @@ class JobFolder:
 
     def remove(self) -> None:
         """Removes the folder: what it says is kept elsewhere."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        # Out of sight first: what another run writes into it meanwhile must not keep half of it.
+        hidden = self.path.with_name(f".{self.name}")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
     def _set_owner(self, owner: Path) -> None:
         write_atomically(self.path / "owner", str(owner))

@@ -180,7 +180,9 @@ class SlurmRunner:
 
     def _folders_for(self, request: Request) -> list[JobFolder]:
         store = LocalStore.open(request.store)
-        return [each for each in job_folders(store) if computes(each.name, request)]
+        folders = [each for each in job_folders(store) if computes(each.name, request)]
+        # A job that has been told to end computes nothing for those who come later.
+        return [each for each in folders if each.has_owner() or not each.is_stopped()]
 
     def _submit(
         self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent

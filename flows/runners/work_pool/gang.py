@@ -116,7 +116,7 @@ class Gang:
                     self._take(update, stopping)
                 if self._first_end is not None:
                     self._end_others(time.monotonic() - self._first_end)
-        if self._failure is not None:
+        if self._failure is not None and not stopping.is_set():
             raise self._failure
         return [*self._ended, *(each.run for each in self._open())]
 

@@ -64,7 +64,7 @@ class _Record(BaseModel):
         )
 
     def is_dead(self) -> bool:
-        """True where the holder was a process of this machine, or this one, and is it no more."""
+        """True where its holder on this machine has ended, or is this process and let it go."""
         if self.machine != _machine():
             return False
         if _process_start(self.pid) != self.process_start:

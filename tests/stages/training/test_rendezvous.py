@@ -33,7 +33,7 @@ def test_one_node_listens_on_loopback_only(tmp_path):
 def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("GEB_NODE_ADDRESS", name)
     with (
-        pytest.raises(UserError, match=f"cannot be listened for on {name}:0") as caught,
+        pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught,
         host_rendezvous(tmp_path, address="", num_nodes=2, per_node=1),
     ):
         pass
