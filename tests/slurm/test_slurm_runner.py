@@ -106,6 +106,8 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
+    planned = plan(config, "--set", f"store={finished.parent / 'store'}")
+    assert {each["action"] for each in planned.values()} == {"reuse"}, "and jobs what they made"
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
