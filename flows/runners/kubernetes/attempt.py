@@ -40,6 +40,8 @@ _TICK_SECONDS = 1.0
 _API_SECONDS = 300.0
 # After the end of a pod's grace period: the time for its node to say so.
 _REPORT_SECONDS = 20.0
+# An API server that is busy as a pod is to be removed is asked again.
+_REMOVE_SECONDS = 10.0
 _AWAY = (ApiException, *UNREACHABLE)
 
 
@@ -145,8 +147,18 @@ class PodAttempt:
         """Removes the pods, running or not; without an API server the reaper finds them."""
         for node in self._nodes.values():
             lost = node.pod is not None and is_lost(node.pod)
-            with contextlib.suppress(*_AWAY):
-                self._cluster.delete_pod(node.name, grace_seconds=0 if lost else None)
+            deadline = time.monotonic() + _REMOVE_SECONDS
+            while not self._is_removed(node.name, 0 if lost else None):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_TICK_SECONDS)
+
+    def _is_removed(self, name: str, grace_seconds: int | None) -> bool:
+        try:
+            self._cluster.delete_pod(name, grace_seconds=grace_seconds)
+        except _AWAY:
+            return False
+        return True
 
     def _handle_what_came(self, on_line: Callable[[int, str], None]) -> None:
         """Handles all that is in the queue, and waits where it is empty."""
@@ -224,7 +236,8 @@ class PodAttempt:
     def _finish_logs(self, on_line: Callable[[int, str], None]) -> None:
         for node in self._nodes.values():
             if node.reader is not None:
-                node.reader.finish()
+                ended = node.ending is not None and node.ending.kind != "taken"
+                node.reader.finish(node_answers=ended)
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()
