@@ -48,8 +48,6 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
-    planned = plan(config, "--set", f"store={finished.parent / 'store'}")
-    assert {each["action"] for each in planned.values()} == {"reuse"}, "and pods what they made"
     assert cluster.pods() == []
 
 
