@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Annotated, TextIO
 
 import typer
@@ -149,6 +150,10 @@ def _run() -> int:
         errors.print("[bold]remedy[/] check that the place exists, is yours, and has room")
         return EXIT_FAILED
     except Exception as error:
+        if any(isinstance(each, KeyboardInterrupt) for each in _causes(error)):
+            # pydantic makes an error of its own of a signal that comes while it serialises.
+            errors.print(_STOPPED)
+            return _EXIT_INTERRUPTED
         if not _is_of_connection(error):
             raise
         said = str(error) or type(error).__name__
@@ -160,15 +165,20 @@ def _run() -> int:
         return EXIT_FAILED
 
 
-def _is_of_connection(error: BaseException | None) -> bool:
+def _is_of_connection(error: Exception) -> bool:
     # Prefect's client loads httpx; the commands that do without it start faster.
     httpx = sys.modules.get("httpx")
-    while error is not None and httpx is not None:
-        if isinstance(error, httpx.TransportError):
-            return True
-        # Of a client's first request Prefect makes another error.
+    # Of a client's first request Prefect makes another error.
+    return httpx is not None and any(
+        isinstance(each, httpx.TransportError) for each in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was made of."""
+    while error is not None:
+        yield error
         error = error.__cause__
-    return False
 
 
 def _show_warning(

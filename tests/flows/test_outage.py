@@ -12,6 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 import typer
+from pydantic import BaseModel, model_serializer
 
 from flows.commands import cli
 from flows.execution import cancellation, crashed, outage, overlap
@@ -118,6 +119,26 @@ def test_a_command_whose_server_is_gone_says_so_without_a_traceback(
     assert "All connection attempts failed" in said
     assert "PREFECT_API_URL" in said
     assert "Traceback" not in said
+
+
+def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM while Prefect is being loaded, which serialises its settings."""
+
+    class Settings(BaseModel):
+        @model_serializer(mode="plain")
+        def interrupted(self) -> dict[str, int]:
+            raise KeyboardInterrupt
+
+    app = typer.Typer()
+    app.command()(lambda: Settings().model_dump() and None)
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr("sys.argv", ["geb"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_wait_for_an_earlier_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
