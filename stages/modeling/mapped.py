@@ -64,7 +64,8 @@ def _stored_dtype(source: ModelSource) -> Precision | None:
         found = set()
         for path in _weight_files(source):
             with safe_open(path, framework="pt") as file:
-                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                names = file.keys()
+                found |= {file.get_slice(name).get_dtype() for name in names}
     return _STORED.get(found.pop()) if len(found) == 1 else None
 
 

@@ -129,7 +129,7 @@ def test_its_parameters_are_a_configuration(kind: str, flow: Any) -> None:
 def test_a_deployment_of_a_run_on_a_cluster_is_taken(
     execution: dict[str, Any], flow: Any, overlap: str
 ) -> None:
-    """What a person puts into the file, or the form, for stages that a cluster's scheduler runs."""
+    """Parameters of a schedule, from the file or the form, whose stages are jobs or pods."""
     parameters = {
         "preset": "quickstart",
         "overlap": overlap,
