@@ -44,26 +44,33 @@ def pod(name: str, code: int | None = None) -> dict[str, Any]:
 
 
 class Pods:
-    """Two pods whose ends come one after the other; deleted ones end by SIGTERM."""
+    """Two pods whose ends come one after the other; deleted ones end by SIGTERM.
+
+    Args:
+        ended: Pods that have ended, with their exit codes.
+        later: Pods that end when those that watch have had one more round.
+    """
 
     server = "here"
 
-    def __init__(self, second: int) -> None:
+    def __init__(self, ended: tuple[str, int], *later: tuple[str, int]) -> None:
         self.deleted: list[str] = []
-        self._second = second
+        self._ended = ended
+        self._later = list(later)
         self._changes: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @contextmanager
     def watched(self, names: list[str], changes: queue.SimpleQueue[Any]) -> Iterator[None]:
         self._changes = changes
-        for each in (pod("first"), pod("second"), pod("second", self._second)):
+        for each in (pod("first"), pod("second"), pod(*self._ended)):
             changes.put(PodChange(each["metadata"]["name"], each))
         yield
 
     def silent_seconds(self) -> float:
-        """Called in each round: the first pod ends when it has had one more."""
-        if not self.deleted and self._second == 0:
-            self._changes.put(PodChange("first", pod("first", 0)))
+        """Called in each round."""
+        while self._later:
+            name, code = self._later.pop()
+            self._changes.put(PodChange(name, pod(name, code)))
         return 0.0
 
     def log(self, name: str, **_: object) -> Iterator[bytes]:
@@ -75,12 +82,19 @@ class Pods:
 
 
 @pytest.mark.parametrize(
-    ("second", "codes", "deleted"), [(0, [0, 0], []), (1, [143, 1], ["first"])]
+    ("ends", "codes", "deleted"),
+    [
+        # The first one saves what both have trained.
+        ([("second", 0), ("first", 0)], [0, 0], []),
+        ([("second", 64)], [143, 64], ["first"]),
+        # A killed pod is heard of later than the one that lost its connection to it.
+        ([("first", 1), ("second", 137)], [1, 137], []),
+    ],
 )
-def test_a_pod_that_fails_ends_the_first_and_one_that_succeeds_lets_it_save(
-    request_: Request, second: int, codes: list[int], deleted: list[str]
+def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
+    request_: Request, ends: list[tuple[str, int]], codes: list[int], deleted: list[str]
 ) -> None:
-    cluster: Any = Pods(second)
+    cluster: Any = Pods(*ends)
     both = [pod("first"), pod("second")]
     attempt = PodAttempt(cluster, request_, KubernetesSettings(), 5, both, lambda event: None)
     endings = attempt.follow(cluster, lambda *_: None, lambda: None, threading.Event())

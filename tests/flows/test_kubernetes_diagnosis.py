@@ -212,7 +212,7 @@ REQUEST = make_request(
     store="store",
     resources=Resources(nodes=2, memory_gib=4),
 )
-LOG = Path("stage.log")
+LOGS = [Path("stage.log"), Path("stage.node1.log")]
 
 
 def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = None) -> Any:
@@ -220,7 +220,7 @@ def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = 
     if failure is not None:
         tails[0].record_event(failure)
     with pytest.raises(BaseException) as caught:
-        raise_for(endings, tails, REQUEST, stopped=stopped, log=LOG)
+        raise_for(endings, tails, REQUEST, stopped=stopped, logs=LOGS)
     return caught.value
 
 
@@ -234,6 +234,12 @@ def test_memory_explains_the_failure_of_the_others() -> None:
     error = error_of(Ending("exited", 1), Ending("out_of_memory", 137))
     assert not isinstance(error, PreemptedError)
     assert "memory limit of 4 GiB" in str(error)
+
+
+def test_a_killed_pod_explains_the_connections_that_others_lost() -> None:
+    error = error_of(Ending("exited", 1), Ending("exited", 137))
+    assert "SIGKILL" in str(error)
+    assert "stage.node1.log" in str(error)
 
 
 def test_a_mistake_comes_before_everything() -> None:
@@ -253,7 +259,7 @@ def test_a_first_pod_that_ended_well_is_enough() -> None:
         [FailureTail(), FailureTail()],
         REQUEST,
         stopped=False,
-        log=LOG,
+        logs=LOGS,
     )
 
 

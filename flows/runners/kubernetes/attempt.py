@@ -40,6 +40,8 @@ _TICK_SECONDS = 1.0
 _API_SECONDS = 300.0
 # After the end of a pod's grace period: the time for its node to say so.
 _REPORT_SECONDS = 20.0
+# A killed pod is heard of from its node, later than those that lost their connection to it.
+_CAUSE_SECONDS = 5.0
 # An API server that is busy as a pod is to be removed is asked again.
 _REMOVE_SECONDS = 10.0
 _AWAY = (ApiException, *UNREACHABLE)
@@ -97,7 +99,9 @@ class PodAttempt:
         self._queue: queue.SimpleQueue[PodChange | tuple[int, str]] = queue.SimpleQueue()
         # A node may be slow to say that a pod has ended, or never do so.
         self._seconds_to_end = grace_seconds + SUPERVISOR_SECONDS + _REPORT_SECONDS
-        self._given_up_at: float | None = None
+        self._grace_seconds = grace_seconds
+        self._asked_at: float | None = None
+        self._cause_by: float | None = None
 
     def follow(
         self,
@@ -137,11 +141,16 @@ class PodAttempt:
         return [node.ending for node in self._nodes.values() if node.ending is not None]
 
     def _is_decided(self) -> bool:
-        """True once the first pod has ended, or another one without success."""
-        first, *others = (node.ending for node in self._nodes.values())
-        # The first pod still saves what others have helped to train.
-        failed = (each for each in others if each is not None and each.code != EXIT_OK)
-        return first is not None or any(failed)
+        """True once the first pod has ended, or another one failed, and the cause had its time."""
+        endings = [node.ending for node in self._nodes.values()]
+        failed = [each for each in endings if each is not None and each.code != EXIT_OK]
+        if not failed:
+            # The first pod still saves what others have helped to train.
+            return endings[0] is not None
+        now = time.monotonic()
+        if self._cause_by is None:
+            self._cause_by = now + _CAUSE_SECONDS
+        return now > self._cause_by or any(each.is_cause for each in failed)
 
     def remove(self) -> None:
         """Removes the pods, running or not; without an API server the reaper finds them."""
@@ -193,6 +202,13 @@ class PodAttempt:
             node.ending = self._ending_without_word(node)
         elif node.ending is not None and deleted and not node.is_ended_by_us:
             node.ending = node.ending.or_taken(lambda: why_taken(pod, self._events_of(node.name)))
+        elif node.ending is not None and node.ending.is_killed and self._is_grace_over():
+            node.ending = Ending("exited", EXIT_STOPPED)
+
+    def _is_grace_over(self) -> bool:
+        return (
+            self._asked_at is not None and self._asked_at + self._grace_seconds < time.monotonic()
+        )
 
     def _ending_without_word(self, node: _Node) -> Ending:
         if node.is_ended_by_us:
@@ -202,12 +218,12 @@ class PodAttempt:
     def _end_all(self) -> None:
         """Asks those that have not ended to end, and waits for that no longer than it may take."""
         now = time.monotonic()
-        if self._given_up_at is None:
-            self._given_up_at = now + self._seconds_to_end
+        if self._asked_at is None:
+            self._asked_at = now
         for node in self._nodes.values():
             if node.ending is not None:
                 continue
-            if now > self._given_up_at:
+            if now > self._asked_at + self._seconds_to_end:
                 node.ending = Ending("taken", None, "its node does not answer")
             elif not (node.is_ended_by_us or (node.pod and is_asked_to_end(node.pod))):
                 with contextlib.suppress(*_AWAY):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 
 Event = dict[str, Any]
 
@@ -77,6 +77,16 @@ class Ending:
     kind: Literal["exited", "out_of_memory", "full", "overdue", "taken", "refused"]
     code: int | None = None
     message: str = ""
+
+    @property
+    def is_killed(self) -> bool:
+        """True where a signal that was not the wish to stop ended the program."""
+        return self.kind == "exited" and (self.code or 0) > 128 and self.code != EXIT_STOPPED
+
+    @property
+    def is_cause(self) -> bool:
+        """True where the failure of another pod cannot be the reason: connections end with it."""
+        return self.kind != "exited" or self.is_killed or self.code == EXIT_USER
 
     def or_taken(self, why: Callable[[], str]) -> Ending:
         """This ending of a pod that was deleted: ``taken``, unless its program ended by itself."""

@@ -120,10 +120,11 @@ class KubernetesRunner:
             on_start=lambda pod: self._images.learn(request, pod),
         )
         tails = [FailureTail() for _ in pods]
+        paths = _log_paths(log, len(pods))
         with contextlib.ExitStack() as stack:
             logs = [
                 AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
-                for path, tail in zip(_log_paths(log, len(pods)), tails, strict=True)
+                for path, tail in zip(paths, tails, strict=True)
             ]
 
             def handle(node: int, line: str) -> None:
@@ -143,7 +144,7 @@ class KubernetesRunner:
         # Empty by now, but a mount while the pod ran: the stage itself could not remove it.
         with contextlib.suppress(OSError):
             LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
-        raise_for(endings, tails, request, stopped=self._stopping.is_set(), log=log)
+        raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
 
     def _watch(self, request: Request) -> PodWatch:
         with self._watches_lock:

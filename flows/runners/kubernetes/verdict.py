@@ -27,7 +27,7 @@ def raise_for(
     request: Request,
     *,
     stopped: bool,
-    log: Path,
+    logs: Sequence[Path],
 ) -> None:
     """Raises the error of an attempt; returns where its first pod ended well.
 
@@ -36,23 +36,23 @@ def raise_for(
         tails: What each printed last.
         request: What they computed.
         stopped: Whether the run ended them.
-        log: Log of the first pod.
+        logs: Their logs.
     """
     if endings[0].code == EXIT_OK:
         return
     culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))
-    ending, tail = endings[culprit], tails[culprit]
+    ending, tail, log = endings[culprit], tails[culprit], logs[culprit]
     if not stopped:
         _raise_for_kind(ending, tail, request, culprit, log)
     code = EXIT_STOPPED if ending.code is None else ending.code
     tail.raise_for(code, request, stopped=stopped, log=str(log))
 
 
-def _rank(ending: Ending) -> tuple[int, bool, bool]:
-    """Order of explanations; among programs, those that were ended by others come last."""
+def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
+    """Order of explanations; among programs, killed ones first, those ended by others last."""
     mistake = ending.kind == "exited" and ending.code == EXIT_USER
     kind = 0 if mistake else _ORDER.index(ending.kind)
-    return kind, ending.code in (EXIT_OK, EXIT_STOPPED), not mistake
+    return kind, ending.code in (EXIT_OK, EXIT_STOPPED), not mistake, not ending.is_killed
 
 
 def _raise_for_kind(
