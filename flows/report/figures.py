@@ -81,13 +81,20 @@ def _results(summary: Summary) -> Iterator[Plot]:
     reward = "Mean reward, held-out prompts"
     yield from _by_iteration(summary, reward, "reward", "mean_reward")
     win = "Win rate over the base, ties lost"
-    yield from _by_iteration(summary, win, "share of prompts", "win_rate")
+    yield from _by_iteration(summary, win, "share of prompts", "win_rate", bounds=(0.0, 1.0))
     for name in summary.components():
         title = f"Oracle component {name}"
         yield from _by_iteration(summary, title, name, f"components.{name}")
 
 
-def _by_iteration(summary: Summary, title: str, ylabel: str, figure: str) -> Iterator[Plot]:
+def _by_iteration(
+    summary: Summary,
+    title: str,
+    ylabel: str,
+    figure: str,
+    *,
+    bounds: tuple[float, float] | None = None,
+) -> Iterator[Plot]:
     known = [
         (row["iteration"], value, row.get("intervals", {}).get(figure))
         for row in summary.rows
@@ -96,7 +103,8 @@ def _by_iteration(summary: Summary, title: str, ylabel: str, figure: str) -> Ite
     if len(known) > 1:
         x, y, intervals = zip(*known, strict=True)
         series = {figure: Line(x, y, intervals)}
-        yield Plot(title, "results", svg(course_figure(title, series, _ITERATION, ylabel)))
+        drawn = course_figure(title, series, _ITERATION, ylabel, bounds=bounds)
+        yield Plot(title, "results", svg(drawn))
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
