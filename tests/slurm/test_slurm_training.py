@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,8 +15,10 @@ import pytest
 from stages.contract.errors import PreemptedError, StageFailedError
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
-from tests.at_work import at_work, said
+from tests.at_work import AtWork, at_work, said
+from tests.flows.probes import wait_until
 from tests.slurm.jobs import (
+    job_of,
     run,
     runner,
     take_all_nodes,
@@ -31,7 +35,7 @@ from tests.two_nodes import (
     weights,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 
 def trains_on_two_nodes(store: Path, policy: Path, pairs: Path) -> Request:
@@ -87,16 +91,56 @@ def disturb(
     return error, processes
 
 
-def preempt(request: Request) -> int:
-    """Takes both nodes from a training; returns the first step of that attempt."""
+@contextlib.contextmanager
+def paused(request: Request) -> Iterator[None]:
+    """No step is made until Slurm tells the stage to end, however long it takes for that."""
+    workers = [each for each in processes_of_second_node(request) if not each.children()]
+    assert workers
+    for each in workers:
+        each.suspend()
+    try:
+        yield
+        wait_until(lambda: all(is_told_to_end(each) for each in workers))
+    finally:
+        for each in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+
+
+def is_told_to_end(process: psutil.Process) -> bool:
+    """True where SIGTERM waits for a process that is stopped, or the process is gone."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return True
+    fields = dict(line.split(":", 1) for line in lines)
+    return bool(int(fields["ShdPnd"], 16) & 1 << signal.SIGTERM - 1)
+
+
+def preempted(_: AtWork) -> None:
+    """Another job takes both nodes."""
+    take_all_nodes()
+
+
+def out_of_time(work: AtWork) -> None:
+    """The job comes near its time limit: Slurm, which looks twice a minute, tells it so next."""
+    change = [f"JobId={job_of(work)}", "EndTime=now+150"]
+    subprocess.run(["scontrol", "update", *change], check=True)
+
+
+def interrupt(request: Request, way: Callable[[AtWork], None], message: str) -> int:
+    """Has Slurm end a training; returns the first step of that attempt."""
     started = time.monotonic()
-    with at_work(request, runner(), is_under_way) as work:
+    # A job is told of its time limit 30 seconds and the grace period ahead.
+    with at_work(request, runner(grace_seconds=120), is_under_way) as work:
         went_on = time.monotonic()
-        take_all_nodes()
-        preempted = work.join()
-    tell("preempt", went_on - started, time.monotonic() - went_on)
-    assert isinstance(preempted, PreemptedError)
-    assert "was preempted" in str(preempted)
+        with paused(request):
+            way(work)
+        told = time.monotonic()
+        error = work.join()
+    tell(way.__name__, went_on - started, time.monotonic() - told)
+    assert isinstance(error, PreemptedError), error
+    assert message in str(error)
     return first_step(work.heard)
 
 
@@ -120,5 +164,10 @@ def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_b
         assert end(processes), "behind the cut cable, too"
     finally:
         set_link("up")
-    assert 1 < preempt(request) < first_step(run(request)), "from later checkpoints"
+    steps = [
+        interrupt(request, preempted, "was preempted"),
+        interrupt(request, out_of_time, "came near its time limit"),
+        first_step(run(request)),
+    ]
+    assert 1 < steps[0] < steps[1] < steps[2], "from later checkpoints"
     assert weights(undisturbed) == weights(request)
