@@ -134,9 +134,9 @@ class FailureTail:
             raise StoppedError(f"{where}: stopped")
         if not said:
             last = self.lines[-1] if self.lines else "it printed nothing"
-            said = f"ended by {_describe(code, of_memory)}: {last}"
+            said = f"ended by {describe_exit(code, of_memory)}: {last}"
         elif code not in (1, EXIT_STOPPED):
-            said = f"{said} ({_describe(code, of_memory)})"
+            said = f"{said} ({describe_exit(code, of_memory)})"
         raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
 
     def raise_overdue(self, request: Request, log: str) -> NoReturn:
@@ -159,7 +159,13 @@ class FailureTail:
         )
 
 
-def _describe(code: int, of_memory: Callable[[], str] | None) -> str:
+def describe_exit(code: int, of_memory: Callable[[], str] | None = None) -> str:
+    """Words for an exit code: the signal where one ended the program.
+
+    Args:
+        code: The exit code; 128 and a signal's number where that ended it.
+        of_memory: Words on whether memory ran out, asked for where SIGKILL ended it.
+    """
     if code <= 128:
         return f"exit code {code}"
     try:

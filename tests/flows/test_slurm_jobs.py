@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -92,6 +93,37 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     assert words[:2] == ["/store/it's here", "it's $HOME"]
     assert words[2:7] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        ("exit 1", "kill -KILL $BASHPID", "another node's part ended by SIGKILL"),
+        ("sleep 1; exit 1", "kill -SEGV $BASHPID", "another node's part ended by SIGSEGV"),
+        ("echo told; exit 1", "exit 1", "exit code 1: told"),
+        ("kill -KILL $BASHPID", "exit 1", "ended by SIGKILL"),
+    ],
+)
+def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
+    tmp_path: Path, first: str, other: str, message: str
+) -> None:
+    request = request_for(tmp_path / "store", nodes=2)
+    text = program_of(request, tmp_path)
+    # Slurm starts the steps; here this shell does.
+    steps = f'srun() {{ case "$*" in *--relative=0*) {first};; *) {other};; esac; }}\n'
+    environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash"], input=steps + text, env=environment, text=True, capture_output=True, check=False
+    )
+    status = JobFolder(tmp_path).status()
+    assert status is not None, done.stderr
+    tail = FailureTail()
+    for line in done.stdout.splitlines():
+        tail.add_line(line)
+    with pytest.raises(StageFailedError, match=message):
+        raise_for(
+            Ending("12", status, "FAILED", {}), request, tail, signal_seconds=90, log="the.log"
+        )
 
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:

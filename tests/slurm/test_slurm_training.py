@@ -157,6 +157,7 @@ def test_a_training_on_two_nodes_outlives_what_happens_to_a_node_with_the_same_b
     for way in (kill, freeze):
         error, processes = disturb(request, way)
         assert type(error) is StageFailedError
+        assert ("ended by SIGKILL" in str(error)) == (way is kill), error
         assert end(processes)
     try:
         error, processes = disturb(request, cut_off)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flows.runners.base import FailureTail
+from flows.runners.base import FailureTail, describe_exit
 from flows.runners.slurm.folder import Status
 from stages.contract.errors import (
+    EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USER,
     PreemptedError,
@@ -102,6 +103,11 @@ def raise_for(
             f"{request.store}? log: {log}",
             lines,
         )
+    if _killed_elsewhere(status):
+        raise StageFailedError(
+            f"{where}: another node's part ended by {describe_exit(status.others)}; log: {log}",
+            lines,
+        )
     if status.reason == "node":
         raise StageFailedError(
             f"{where}: job {ending.job} was ended because another node's part had failed; log: "
@@ -109,6 +115,12 @@ def raise_for(
             lines,
         )
     tail.raise_for(status.code, request, stopped=False, log=log)
+
+
+def _killed_elsewhere(status: Status) -> bool:
+    """True where a signal ended another node's part: the first one only lost its connection."""
+    lost = status.code == EXIT_FAILED if not status.reason else status.reason == "node"
+    return lost and status.others > 128 and status.others != EXIT_STOPPED
 
 
 def _seconds(text: str) -> float | None:

@@ -5,7 +5,7 @@
     events, log, others    stdout and stderr of the stage; all that other nodes print
     slurm.out              what the batch program and srun print
     heartbeat              seconds since the epoch, written every 5 s by the batch program
-    status                 how it ended: {"job": "12", "code": 0, "reason": ""}, written last
+    status                 how it ended: {"job": "12", "code": 0, …}, written last
     owner                  path of the lease of the orchestrator that waits for the job
     stop                   exists when the orchestrator wants the job to end
 """
@@ -36,11 +36,13 @@ class Status(BaseModel):
     Attributes:
         job: Number of its job.
         code: Exit code of the first node's step.
+        others: Exit code of the other nodes' step; 0 where there is none, or the program ended it.
         reason: Why the program ended its steps by itself, if it did.
     """
 
     job: str
     code: int
+    others: int = 0
     reason: Literal["", "asked", "orphaned", "node"] = ""
 
 

@@ -3,11 +3,13 @@
 # text stand the values: folder, grace, orphan_seconds, first, other, srun_options.
 others=$((SLURM_JOB_NUM_NODES - 1))
 reason=
+rest_code=0
 
 write_status() {
     local code=$?
-    printf '{"job": "%s", "code": %d, "reason": "%s"}\n' "$SLURM_JOB_ID" "$code" "$reason" \
-        > "$folder/status.new" && mv "$folder/status.new" "$folder/status"
+    printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s"}\n' \
+        "$SLURM_JOB_ID" "$code" "$rest_code" "$reason" > "$folder/status.new" &&
+        mv "$folder/status.new" "$folder/status"
 }
 trap write_status EXIT
 # A plain scancel also reaches this program; Slurm ends the steps by itself.
@@ -65,7 +67,7 @@ while kill -0 "$main" 2>/dev/null; do
     sleep 0.5
     [ ! -e "$folder/stop" ] || end_steps asked
     if [ -n "$rest" ] && ! kill -0 "$rest" 2>/dev/null; then
-        wait "$rest" || rest_failed=$SECONDS
+        wait "$rest" || rest_code=$? rest_failed=$SECONDS
         rest=
     fi
     # The first node's program has noticed by then, unless it is stuck.
@@ -87,5 +89,6 @@ for ((i = 0; i < 2 * grace; i++)); do
     { [ -n "$rest" ] && kill -0 "$rest" 2>/dev/null; } || break
     sleep 0.5
 done
-[ -z "$rest" ] || kill "$rest" 2>/dev/null
+# One that can be killed has not ended by itself.
+[ -z "$rest" ] || kill "$rest" 2>/dev/null || wait "$rest" || rest_code=$?
 exit "$code"
