@@ -119,6 +119,15 @@ def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     return {each["step"]: each for each in json.loads(done.stdout)[run]["steps"]}
 
 
+def hosts(store: Path, run: str) -> dict[str, str]:
+    """Host name of the machine, or pod, that computed each of a run's artifacts, by step."""
+    found = {}
+    for name, record in steps(store, run).items():
+        manifest = store / "artifacts" / record["stage"] / record["key"] / "manifest.json"
+        found[name] = json.loads(manifest.read_text())["host"]
+    return found
+
+
 def warm_started(finished: Path) -> dict[str, Any]:
     """Inputs that start from the finished run's warm-started policy instead of making one."""
     store = finished.parent / "store"

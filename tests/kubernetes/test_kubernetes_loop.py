@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,30 +26,55 @@ from flows.runners.kubernetes.runner import KubernetesRunner
 from stages.contract.events import Log
 from stages.contract.local_store import LocalStore
 from tests.at_work import at_work
-from tests.flows.loop import geb, plan, result_digests, write_config
+from tests.flows.loop import geb, hosts, plan, result_digests, steps, write_config
 from tests.flows.probe_flow import probes
 from tests.flows.probes import wait_until
-from tests.kubernetes.cluster import CPUS, Namespace, kubectl
+from tests.flows.scheduled import CHANGED, run_by_schedule, scheduled
+from tests.kubernetes.cluster import CPUS, USER, Namespace, kubectl
 from tests.kubernetes.pods import ORCHESTRATOR, probe_settings, request_for
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
+
+RESOURCES = {stage: {"cpus": CPUS} for stage in StageResources.model_fields}
+
+
+def execution(cluster: Namespace, store: Path) -> dict[str, Any]:
+    """A run's section `execution`, whose stages are pods."""
+    settings = cluster.settings(store).model_dump(mode="json", exclude_defaults=True)
+    return {"runner": "kubernetes", "kubernetes": settings}
 
 
 def test_the_loop_gives_the_artifacts_of_the_process_runner(
     cluster: Namespace, finished: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    settings = cluster.settings(store).model_dump(mode="json", exclude_defaults=True)
-    config = write_config(
-        tmp_path,
-        execution={"runner": "kubernetes", "kubernetes": settings},
-        resources={stage: {"cpus": CPUS} for stage in StageResources.model_fields},
-    )
+    config = write_config(tmp_path, execution=execution(cluster, store), resources=RESOURCES)
     done = geb("run", config)
     assert done.returncode == 0, done.stdout + done.stderr
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
+    assert cluster.pods() == []
+
+
+def test_pods_that_a_schedule_starts_go_on_from_what_processes_made(
+    cluster: Namespace, prefect_server: str, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.parent / "store", store := tmp_path / "store")
+    # The user of the pods is another one than that of the processes.
+    for path in store.rglob("*"):
+        os.chown(path, USER, USER)
+    places = execution(cluster, store)
+    config = write_config(tmp_path, execution=places, resources=RESOURCES)
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each["state"] for each in steps(store).values()} == {"reused"}
+
+    changes = scheduled(store, places, resources=RESOURCES)
+    run = run_by_schedule(prefect_server, tmp_path, changes)
+    assert run.state_name == "Completed", run.state
+    made = hosts(store, "scheduled").items()
+    assert {step for step, host in made if host.startswith("geb-scheduled-")} == CHANGED
     assert cluster.pods() == []
 
 

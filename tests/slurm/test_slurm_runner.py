@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
 from tests.at_work import at_work, said
-from tests.flows.loop import geb, plan, result_digests, write_config
+from tests.flows.loop import geb, hosts, plan, result_digests, steps, write_config
+from tests.flows.scheduled import CHANGED, run_by_schedule, scheduled
 from tests.probe_requests import probe_request
 from tests.slurm.jobs import (
     is_over,
@@ -106,8 +109,24 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
-    planned = plan(config, "--set", f"store={finished.parent / 'store'}")
-    assert {each["action"] for each in planned.values()} == {"reuse"}, "and jobs what they made"
+
+
+def test_jobs_that_a_schedule_starts_go_on_from_what_processes_made(
+    cluster: None, prefect_server: str, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.parent / "store", store := tmp_path / "store")
+    execution = {"runner": "slurm", "slurm": settings().model_dump(mode="json")}
+    config = write_config(tmp_path, execution=execution)
+    done = geb("run", config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each["state"] for each in steps(store).values()} == {"reused"}
+
+    run = run_by_schedule(prefect_server, tmp_path, scheduled(store, execution))
+    assert run.state_name == "Completed", run.state
+    command = ["sinfo", "--noheader", "--format=%n"]
+    nodes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    made = {step for step, host in hosts(store, "scheduled").items() if host in nodes}
+    assert made == CHANGED
 
 
 def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
