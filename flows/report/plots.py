@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -113,11 +115,21 @@ def _intervals(axes: Axes, line: Line, colour: str, *, as_bars: bool) -> None:
     axes.errorbar(x, y, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
-    """Mean over a window around each value, a fifteenth of the line wide, narrower at its ends."""
+def _smoothed(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Mean over a window around each value, a fifteenth of the line wide, narrower at its ends.
+
+    A value that is no finite number leaves a gap: the windows that it is in have no mean.
+    """
     half = max(1, len(values) // 30)
-    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+    numbers = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(numbers)
+    # Of sums up to each place, so that the time does not grow with the window as well.
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, numbers, 0.0))])
+    gaps = np.concatenate([[0], np.cumsum(~finite)])
+    places = np.arange(len(numbers))
+    start, stop = np.maximum(places - half, 0), np.minimum(places + half + 1, len(numbers))
+    means = (sums[stop] - sums[start]) / (stop - start)
+    return np.where(gaps[stop] > gaps[start], np.nan, means)
 
 
 def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:

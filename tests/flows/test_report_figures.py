@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from flows.pipeline.config import RunConfig
 from flows.report.figures import Plot, draw
-from flows.report.plots import ACCENT, BASE, POLICY
+from flows.report.plots import ACCENT, BASE, POLICY, Line, course_figure
 from flows.report.summary import Summary
 from stages.contract.tables import DISTRIBUTIONS, write_table
 from tests.flows.evaluations import Folder
@@ -262,3 +263,31 @@ def test_what_a_run_lacks_is_left_out(summary: Summary) -> None:
     bare = dataclasses.replace(summary, artifacts={})
     assert {each.group for each in draw(bare)} == {"results"}
     assert draw(dataclasses.replace(bare, rows=summary.rows[:1])) == []
+
+
+class Counted(Sequence[float]):
+    """Values that count how often they are read."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = values
+        self.num_reads = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self.values[place]
+        self.num_reads += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_a_long_line_is_smoothed_in_one_pass_and_has_a_gap_where_a_value_is_not_finite() -> None:
+    values = [float(i % 7) for i in range(600)]
+    values[100] = float("nan")
+    counted = Counted(values)
+    figure = course_figure("loss", {"loss": Line(range(600), counted)}, "step", "loss")
+    assert counted.num_reads <= 10 * len(values)
+    means = np.asarray(figure.axes[0].lines[1].get_ydata())
+    assert np.flatnonzero(np.isnan(means)).tolist() == list(range(80, 121))
+    for place, window in ((0, values[:21]), (300, values[280:321]), (599, values[579:])):
+        assert means[place] == pytest.approx(np.mean(window), rel=1e-12)
