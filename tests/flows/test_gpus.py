@@ -120,8 +120,11 @@ def test_devices_that_the_environment_hides_are_not_given_out(
     monkeypatch.delenv("GEB_GPUS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8a2b")
     assert gpus_of_this_host() == ["3", "GPU-8a2b"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus_of_this_host() == []
+    for none in ("", "-1", "NoDevFiles", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert gpus_of_this_host() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,-1,3")
+    assert gpus_of_this_host() == ["2"]
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (2, "0,1")])

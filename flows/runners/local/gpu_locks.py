@@ -9,6 +9,7 @@ however the orchestrator ended.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ from stages.contract.file_locks import try_lock
 DEVICES_VARIABLE = "GEB_GPUS"
 # Folder of the locks: one for all containers of a host that share its GPUs.
 FOLDER_VARIABLE = "GEB_GPU_LOCKS"
+_NO_DEVICE = ("-1", "NoDevFiles")
 _POLL_SECONDS = 0.5
 _LIST_SECONDS = 30.0
 
@@ -47,7 +49,9 @@ def gpus_of_this_host() -> list[str]:
     """The GPUs that stages may use here: ``GEB_GPUS``, ``CUDA_VISIBLE_DEVICES``, or all."""
     for variable in (DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if (named := os.environ.get(variable)) is not None:
-            return [each.strip() for each in named.split(",") if each.strip()]
+            devices = (each.strip() for each in named.split(",") if each.strip())
+            # CUDA sees the devices before the first that there cannot be: `-1` hides all.
+            return list(itertools.takewhile(lambda each: each not in _NO_DEVICE, devices))
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
