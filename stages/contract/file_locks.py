@@ -16,8 +16,12 @@ from pathlib import Path
 from stages.contract.errors import DamagedRecordError
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Locks a file, which is created where there is none, against all other processes.
+
+    Args:
+        path: The file.
+        shared: Let others have it that ask for the same.
 
     Returns:
         The open descriptor that holds the lock, for the caller to close; None, at once, where
@@ -25,7 +29,7 @@ def try_lock(path: Path) -> int | None:
     """
     descriptor = _open(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None

@@ -17,12 +17,14 @@ folder is a store of its own, in which stages work; it may be removed whenever n
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stages.contract.errors import DamagedArtifactError, StoreError
+from stages.contract.file_locks import exclusive_lock, try_lock
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import Manifest
 from stages.contract.remote.bucket import Bucket
@@ -216,8 +218,13 @@ class RemoteStore(Store):
             shutil.rmtree(self.local.work_path(gone.stage, gone.key), ignore_errors=True)
 
     def refresh(self, folder: str) -> None:
-        """See :class:`Store`."""
-        self._folders.pull(folder)
+        """See :class:`Store`; records that this host is changing stay as they are until then."""
+        descriptor = try_lock(self._changing(folder), shared=True)
+        if descriptor is not None:
+            try:
+                self._folders.pull(folder)
+            finally:
+                os.close(descriptor)
 
     def share(self, path: Path) -> str:
         """See :class:`Store`."""
@@ -234,10 +241,16 @@ class RemoteStore(Store):
         """
         with RemoteLease(self.bucket, f"leases/{folder}.json") as lease:
             lease.acquire()
-            self._folders.pull(folder, exact=True)
-            yield
-            lease.check()
-            self._folders.push_changes(folder)
+            # Or a refresh by another process of this host would undo what is not pushed yet.
+            with exclusive_lock(self._changing(folder)):
+                self._folders.pull(folder, exact=True)
+                yield
+                lease.check()
+                self._folders.push_changes(folder)
+
+    def _changing(self, folder: str) -> Path:
+        """File that is locked on this host while the records of a folder are changed."""
+        return self.root / "leases" / f"{folder}.changing"
 
     def _check_content(self, commit: Commit, name: str) -> None:
         record = commit.manifest.files[name]

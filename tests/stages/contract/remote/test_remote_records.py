@@ -19,7 +19,7 @@ from stages.contract.remote import external_inputs, transfer
 from stages.contract.remote.bucket import Bucket, ConflictError, Version
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import ArtifactInput
-from tests.object_storage import objects
+from tests.object_storage import host, objects
 from tests.stage_calls import file_input
 
 
@@ -74,6 +74,20 @@ def test_a_record_that_another_host_changed_meanwhile_is_not_overwritten(here, t
     with pytest.raises(ConflictError, match="changed meanwhile"):
         move_behind_the_back()
     assert objects(here.location)[alias] == b'{"moved": "by somebody without a lease"}'
+
+
+def test_a_look_at_the_registry_does_not_undo_a_move_that_is_under_way(here, there, tmp_path):
+    registry = ModelRegistry(here)
+    for key in ("one", "two"):
+        registry.register("tiny", checkpoint(key), metrics={})
+    registry.set_alias("tiny", "production", 1)
+    alias = "models/tiny/aliases/production.json"
+    with here.exclusive("models"):
+        moved = (here.root / alias).read_text().replace('"version": 1', '"version": 2')
+        (here.root / alias).write_text(moved)
+        # Another run on this host draws its table, say.
+        ModelRegistry(host(here.location, tmp_path / "here"))
+    assert ModelRegistry(there).alias("tiny", "production").version == 2
 
 
 def test_records_of_a_failed_change_do_not_stay(here: RemoteStore):
