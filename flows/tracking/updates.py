@@ -121,7 +121,7 @@ def _evaluated(summary: Summary, iteration: int) -> dict[str, float]:
             if row["iteration"] == iteration:
                 values |= _numbers(f"suites/{suite.name}", row)
                 values |= _figures(f"suites/{suite.name}", row)
-    values.pop(f"suites/{ITERATION}", None)
+                del values[f"suites/{suite.name}/{ITERATION}"]
     return values
 
 

@@ -115,7 +115,9 @@ class GraderPool:
             for connection, worker in busy.items():
                 index = worker.index
                 assert index is not None
-                if connection in ready:
+                # Asked again: to start another process in a place takes seconds, in which an answer
+                # may have come and its time limit passed.
+                if connection in ready or connection.poll():
                     grades[index] = worker.take()
                 elif time.monotonic() >= worker.deadline:
                     grades[index] = "timeout"
@@ -159,7 +161,7 @@ class _Worker:
     def _receive(self) -> Any:
         try:
             return self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return None
 
     def kill(self) -> None:

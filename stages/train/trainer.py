@@ -156,8 +156,9 @@ class PairTrainer(PackedTrainer[PairBatch]):
         """Explains bonuses that are undefined in the published form."""
         settings = self._settings
         reason = undefined_bonus(settings.bonus)
-        finite = math.isfinite(logs["loss"]) or math.isfinite(logs["bonus"])
-        if reason is not None and not finite:
+        # Of validation pairs only the preference loss is given.
+        terms = [logs[name] for name in ("loss", "bonus") if name in logs]
+        if reason is not None and len(terms) == 2 and not any(map(math.isfinite, terms)):
             raise UserError(
                 f"the bonus is {logs['bonus']} at step {self.state.global_step}: with "
                 f"train.numerics 'paper' that of {settings.design} under {settings.divergence} is "

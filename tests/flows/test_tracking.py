@@ -19,6 +19,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution
 from flows.report.summary import Summary
+from flows.report.table import SuiteFigures
 from flows.tracking import sessions
 from flows.tracking.sessions import tracked
 from flows.tracking.updates import updates
@@ -117,7 +118,16 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
             },
         )
     ]
-    *_, trained, second = updates(summary_of(config, tmp_path, done=2))
+    found = summary_of(config, tmp_path, done=2)
+    row = {"iteration": 2, "mean_reward": 0.3, "intervals": {"mean_reward": (0.2, 0.4)}}
+    found.suites = [SuiteFigures("math", [row])]
+    *_, trained, second = updates(found)
+    [(_, values)] = second.points
+    assert {name: value for name, value in values.items() if name.startswith("suites/")} == {
+        "suites/math/mean_reward": 0.3,
+        "suites/math/mean_reward/low": 0.2,
+        "suites/math/mean_reward/high": 0.4,
+    }
     # Counted on from the iteration before.
     assert [step for step, _ in trained.points] == [3, 4]
     assert second.axis == "iteration"

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.score import grading
 from stages.score.grading import GraderPool
 from stages.score.run import STAGE
 from tests.stage_calls import call_request, request_for, response, score_params
@@ -87,6 +91,36 @@ def test_what_takes_too_long_is_given_up_and_the_rest_is_graded():
         assert pool.grade(pairs) == ["correct", "timeout", "correct"]
     finally:
         pool.close()
+
+
+class ScriptedWorker(grading._Worker):
+    """A worker without a process: the first never answers, the second while a third is started."""
+
+    made: ClassVar[list[ScriptedWorker]] = []
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self.connection, self.far = multiprocessing.Pipe()
+        self.index = None
+        self.made.append(self)
+        if len(self.made) == 3:
+            self.made[1].far.send("correct")
+            self.made[1].deadline = 0.0
+
+    def give(self, index, task, pair):
+        self.index = index
+        self.deadline = 0.0 if self is self.made[0] else math.inf
+
+    def kill(self):
+        self.far.close()
+        self.connection.close()
+
+
+def test_an_answer_that_came_while_another_process_was_started_counts(monkeypatch):
+    monkeypatch.setattr(ScriptedWorker, "made", [])
+    monkeypatch.setattr(grading, "_Worker", ScriptedWorker)
+    pool = GraderPool(2, timeout_seconds=1)
+    assert pool.grade([("1", ENDLESS), ("2", r"\boxed{2}")]) == ["timeout", "correct"]
+    pool.close()
 
 
 @pytest.fixture

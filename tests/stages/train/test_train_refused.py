@@ -24,6 +24,10 @@ def test_a_lora_layer_that_is_not_there_is_refused(tmp_path, policy, pairs):
     [
         ({"design": "selm", "divergence": "forward_kl"}, "not defined under forward_kl"),
         ({"learning_rate": 1e30}, "training diverged at step"),
+        (
+            {"learning_rate": 1e39, "validation_share": 0.3, "validation_every_steps": 1},
+            "training diverged at step 1: loss nan",
+        ),
         ({"design": "selm", "kappa": 1e25}, "training diverged at step 1: .*grad_norm inf"),
         ({"report_to": ["nothing-of-the-kind"]}, "report_to: nothing-of-the-kind"),
     ],
