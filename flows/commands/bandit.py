@@ -73,7 +73,7 @@ def bandit(
         console.print(FittedTable("", header, rows, kept=3, left=7))
     else:
         typer.echo(text)
-    console.print(f"figures  {artifact.address()}")
+    console.print(f"figures  {artifact.address()}", markup=False)
 
 
 def _cells(line: str) -> list[str]:

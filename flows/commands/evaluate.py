@@ -99,9 +99,9 @@ def evaluate(
         print_json(found.to_json())
         return
     console.print(found.table())
-    console.print(f"metrics  {found.artifact}")
+    console.print(f"metrics  {found.artifact}", markup=False)
     for name, path in wanted:
-        console.print(f"outputs  {path} ({name})")
+        console.print(f"outputs  {path} ({name})", markup=False)
 
 
 def sweep(

@@ -88,7 +88,7 @@ def promote(
     version, artifact = registry.resolve(model)
     registry.set_alias(version.name, alias, version.version, reason=reason)
     where = artifact.address(version.checkpoint.path)
-    console.print(f"{version.name}@{alias} is version {version.version}: {where}")
+    console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
 
 
 def rollback(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from flows.commands.bases import fault_of_base
 from flows.commands.common import AsJson, Overrides, StorePath, chosen, console, print_json
@@ -51,7 +52,7 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
         print_json({"artifacts": len(keys), "damaged": damaged})
     else:
         for message in damaged.values():
-            console.print(f"[red]✗[/] {message}")
+            console.print(f"[red]✗[/] {escape(message)}")
         console.print(f"{len(keys)} artifacts, {len(damaged)} damaged")
     if damaged:
         if not as_json:
@@ -89,7 +90,7 @@ def gc(
         print_json([each.to_json() for each in garbage])
         return
     for each in garbage:
-        console.print(f"{_size(each):>10}  {each.held.place}  [dim]{each.why}[/]")
+        console.print(f"{_size(each):>10}  {escape(each.held.place)}  [dim]{each.why}[/]")
     done = "deleted" if delete else "can go; --delete removes them"
     console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
 
@@ -173,10 +174,10 @@ def _show(findings: list[Finding], optional: list[Finding], as_json: bool) -> No
     else:
         for each in findings:
             mark = "[green]✓[/]" if each.ok else "[red]✗[/]"
-            console.print(f"{mark} {each.name}: {each.detail}")
+            console.print(f"{mark} {each.name}: {escape(each.detail)}")
         for each in optional:
             mark = "[green]✓[/]" if each.ok else "[yellow]-[/]"
-            console.print(f"{mark} {each.name}: {each.detail}")
+            console.print(f"{mark} {each.name}: {escape(each.detail)}")
     if not all(each.ok for each in findings):
         raise typer.Exit(1)
 

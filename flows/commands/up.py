@@ -156,7 +156,7 @@ def _show_running(home: Home, store: str, database: str | None) -> None:
 
 def _show(standing: Standing) -> None:
     console.print(f"Prefect UI     [bold]{standing.ui}[/]")
-    console.print(f"store          {standing.store}")
+    console.print(f"store          {standing.store}", markup=False)
     if standing.database is not None:
         console.print(f"database       {standing.database}")
     console.print(f"to have `geb run` report there: export PREFECT_API_URL={standing.api}")

@@ -16,6 +16,7 @@ from flows.report.pages import render
 from flows.report.spending import spending
 from flows.report.summary import Summary
 from flows.report.verdict import decision_of, facts, verdict
+from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 
@@ -53,7 +54,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
     return record.store.share(path)
 
 

@@ -136,7 +136,13 @@ def _reference(row: Mapping[str, Any], params: PrepareParams) -> str | None:
                 f"no column {missing[0]!r} of `reference_columns` (columns: {', '.join(row)})",
                 "correct `reference_columns`",
             )
-        return json.dumps({name: row[name] for name in params.reference_columns}, sort_keys=True)
+        kept = {name: row[name] for name in params.reference_columns}
+        try:
+            return json.dumps(kept, sort_keys=True)
+        except TypeError as error:
+            raise InvalidRowError(
+                f"`reference_columns`: {error}", "convert the column to text or numbers"
+            ) from error
     value = _lookup(row, params.reference_column)
     if params.reference_item is not None and isinstance(value, list):
         if params.reference_item >= len(value):

@@ -175,3 +175,13 @@ def test_a_beginning_that_fits_many_artifacts_names_a_few(store: LocalStore) -> 
     assert isinstance(asked.exception, UserError)
     assert str(asked.exception).count("note/") == 10
     assert "2 more" in str(asked.exception)
+
+
+def test_names_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path / "[/old]" / "store"), create=True)
+    artifact = made(store, "content")
+    artifact.file("note.txt").chmod(0o644)
+    artifact.file("note.txt").write_text("changed")
+    verified = CliRunner().invoke(app, ["verify", "--store", str(store.root)])
+    assert verified.exit_code == 1
+    assert "[/old]" in verified.output

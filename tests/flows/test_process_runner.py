@@ -147,10 +147,17 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStor
             pids.extend(int(each) for each in event.message.split()[1:])
             raise ConnectionError("the listener is gone")
 
+    limited = Resources(timeout_seconds=600.0)
     with pytest.raises(ConnectionError):
-        ProcessRunner(grace_seconds=1).run(probe_request(store, behaviour="leave_child"), hear)
+        ProcessRunner(grace_seconds=1).run(
+            probe_request(store, limited, behaviour="leave_child"), hear
+        )
     assert pids
     assert not any(alive(pid) for pid in pids)
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    for timer in timers:
+        timer.join(10)
+    assert not any(timer.is_alive() for timer in timers)
 
 
 def test_killing_the_orchestrator_ends_its_stage(

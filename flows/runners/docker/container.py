@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import socket
 import struct
 import threading
@@ -24,6 +25,8 @@ from stages.contract.file_locks import AliveLock
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 SUPERVISOR_SECONDS = 10.0
+# A progress bar ends its lines with "\r" alone; split at the end of a chunk, "\r\n" is two ends.
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 # Errors of the engine's client when the engine goes away.
 _ENGINE_ERRORS = (
     APIError,
@@ -87,7 +90,7 @@ class StageContainer:
         with contextlib.closing(connect()) as client, contextlib.suppress(*_ENGINE_ERRORS):
             chosen = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
             for data in client.api.logs(self.id, stream=True, follow=True, **chosen):
-                *lines, unread = (unread + data).split(b"\n")
+                *lines, unread = _LINE_END.split(unread + data)
                 for line in lines:
                     yield line.decode(errors="replace") + "\n"
         if unread:

@@ -74,13 +74,15 @@ class ProcessRunner:
         ):
             overdue = threading.Event()
             timer = self._start_timer(process, request.resources.timeout_seconds, overdue)
-            assert process.stdout is not None
-            for line in process.stdout:
-                log_file.handle_line(line, on_event)
-            code = process.wait()
-            timer.cancel()
-            with self._lock:
-                self._live.remove(process)
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    log_file.handle_line(line, on_event)
+                code = process.wait()
+            finally:
+                timer.cancel()
+                with self._lock:
+                    self._live.remove(process)
         log_file.warn_if_incomplete(log, on_event)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -287,3 +288,10 @@ def test_rows_without_the_column_are_told_which_columns_there_are(store, tmp_pat
     pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "p.parquet")
     with pytest.raises(UserError, match=r"row 1: no prompt in column .* \(columns: question\)"):
         prepare(store, tmp_path / "p.parquet")
+
+
+def test_a_reference_column_that_is_no_json_is_told_with_its_row(store, tmp_path):
+    rows = [{"prompt": f"question {n}", "asked": datetime(2026, 1, 1 + n)} for n in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match=r"row 1: `reference_columns`: .*datetime"):
+        prepare(store, tmp_path / "p.parquet", iterations=1, reference_columns=["asked"])
