@@ -8,6 +8,7 @@ session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import signal
 import socket
@@ -77,7 +78,9 @@ def _keep_running(
         _lifelines.append(server.stdin)
         server.wait()
         kept = log.with_name(f"{log.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log")
-        log.replace(kept)
+        # Its folder may be gone, with the run's; a new one begins with a new log.
+        with contextlib.suppress(FileNotFoundError):
+            log.replace(kept)
         say(f"Prefect's server has ended by itself (its output: {kept}); starting it again")
         try:
             server = start_server(address, log, {})

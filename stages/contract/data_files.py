@@ -49,8 +49,12 @@ def count_rows(path: Path) -> int:
             return int(file.metadata.num_rows)
     if path.suffix == ".json":
         return sum(1 for _ in _read_json(path))
+    number, last = 0, b"\n"
     with path.open("rb") as lines:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(_CHUNK_BYTES), b""))
+        for chunk in iter(lambda: lines.read(_CHUNK_BYTES), b""):
+            number += chunk.count(b"\n")
+            last = chunk[-1:]
+    return number + (last != b"\n")
 
 
 def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[Row]:

@@ -117,7 +117,7 @@ class Remote:
             wait_seconds = self._settings.wait_seconds * 2**attempt
             try:
                 response = client.post(self.url, json=payload)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 if not _is_passing(response.status_code):

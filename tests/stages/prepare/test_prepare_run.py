@@ -295,3 +295,13 @@ def test_a_reference_column_that_is_no_json_is_told_with_its_row(store, tmp_path
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
     with pytest.raises(UserError, match=r"row 1: `reference_columns`: .*datetime"):
         prepare(store, tmp_path / "p.parquet", iterations=1, reference_columns=["asked"])
+
+
+def test_a_last_line_without_an_end_counts(store, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in questions(2)))
+    events = EventLog()
+    settings = PrepareParams(test_prompts=1, iterations=1)
+    call(STAGE, settings, {"train": [path]}, store, events=events)
+    progress = [(each.done, each.total) for each in events.events if each.type == "progress"]
+    assert progress[-1] == (4, 4)

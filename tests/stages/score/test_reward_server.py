@@ -91,6 +91,12 @@ class TestFailures:
         assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
         assert len(server.requests) == 4 + 4
 
+    def test_an_answer_that_a_proxy_has_cut_is_asked_for_again(self, serve, score):
+        cut = (200, "no gzip", {"Content-Encoding": "gzip"})
+        server = serve(lambda number, request: cut if number == 1 else lengths(request))
+        rows = score(server.url, ROWS[:1], attempts=2)
+        assert [each["score"] for each in rows] == [len(ROWS[0]["response"])]
+
     def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
         server = serve(lambda number, request: (500, {"detail": "out of memory"}))
         with pytest.raises(RemoteError, match=r"status 500: .*out of memory"):
