@@ -163,6 +163,8 @@ def test_a_gpu_stage_s_job_on_kubernetes(prefect_server: str) -> None:
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert mounted == {"shm": "/dev/shm", "store": "/store"}
     assert job["securityContext"]["runAsNonRoot"] is True
+    # Prefect's Kubernetes worker looks for them here, and refuses a template without them.
+    assert (job["parallelism"], job["completions"]) == (1, 1)
 
 
 def test_the_automation_of_the_deployment_files_is_that_of_geb_up() -> None:
