@@ -27,7 +27,8 @@ class CircuitBreaker:
         self._changed = threading.Condition()
         self._failures = 0
         self._failed_probes = 0
-        self._probing = False
+        # The thread whose request probes; requests from before the circuit opened may fail late.
+        self._probe: int | None = None
         self._retry_at = 0.0
         self._closed = False
         self.last_failure = "none"
@@ -39,18 +40,18 @@ class CircuitBreaker:
                 if self._failed_probes >= self._max_probes:
                     return False
                 pause = self._retry_at - time.monotonic()
-                if pause <= 0 and not self._probing:
-                    self._probing = True
+                if pause <= 0 and self._probe is None:
+                    self._probe = threading.get_ident()
                     return True
                 # While another probes, its outcome is what wakes this one.
-                self._changed.wait(None if self._probing else pause)
+                self._changed.wait(pause if self._probe is None else None)
             return not self._closed
 
     def succeeded(self) -> None:
         """The server answered a request."""
         with self._changed:
             self._failures = self._failed_probes = 0
-            self._probing = False
+            self._probe = None
             self._changed.notify_all()
 
     def failed(self, reason: str) -> None:
@@ -58,9 +59,9 @@ class CircuitBreaker:
         with self._changed:
             self.last_failure = reason
             self._failures += 1
-            if self._probing:
+            if self._probe == threading.get_ident():
                 self._failed_probes += 1
-                self._probing = False
+                self._probe = None
             if self._failures >= FAILURES_TO_OPEN:
                 self._retry_at = time.monotonic() + self._pause_seconds * 2**self._failed_probes
             self._changed.notify_all()
