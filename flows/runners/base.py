@@ -159,6 +159,11 @@ class FailureTail:
         )
 
 
+def is_killed(code: int) -> bool:
+    """True for an exit code of a program that a signal ended, other than the wish to stop."""
+    return code > 128 and code != EXIT_STOPPED
+
+
 def describe_exit(code: int, of_memory: Callable[[], str] | None = None) -> str:
     """Words for an exit code: the signal where one ended the program.
 

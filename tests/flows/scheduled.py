@@ -27,7 +27,7 @@ CHANGED = {"iteration-1/evaluate", "iteration-1/promote"}
 
 
 def scheduled(store: Path, execution: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """What differs from the preset `quickstart` in a small run with another evaluation."""
+    """Configuration of a small run with an evaluation of its own: changes to `quickstart`."""
     return (
         SMALL_OVERRIDES
         | {"name": "scheduled", "store": str(store)}
@@ -43,7 +43,7 @@ def run_by_schedule(server: str, folder: Path, config: dict[str, Any]) -> FlowRu
     Args:
         server: Address of a Prefect server's API.
         folder: For files of the worker.
-        config: What differs from the preset `quickstart`.
+        config: Changes to the preset `quickstart`.
     """
     with SyncPrefectClient(server) as client:
         make_pool(client, POOL, QUEUE)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flows.runners.base import is_killed
 from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
 
 Event = dict[str, Any]
 
@@ -81,7 +82,7 @@ class Ending:
     @property
     def is_killed(self) -> bool:
         """True where a signal that was not the wish to stop ended the program."""
-        return self.kind == "exited" and (self.code or 0) > 128 and self.code != EXIT_STOPPED
+        return self.kind == "exited" and is_killed(self.code or 0)
 
     @property
     def is_cause(self) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flows.runners.base import FailureTail, describe_exit
+from flows.runners.base import FailureTail, describe_exit, is_killed
 from flows.runners.slurm.folder import Status
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -120,7 +120,7 @@ def raise_for(
 def _killed_elsewhere(status: Status) -> bool:
     """True where a signal ended another node's part: the first one only lost its connection."""
     lost = status.code == EXIT_FAILED if not status.reason else status.reason == "node"
-    return lost and status.others > 128 and status.others != EXIT_STOPPED
+    return lost and is_killed(status.others)
 
 
 def _seconds(text: str) -> float | None:
