@@ -26,9 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.digests import prompt_id, sha256_file, sha256_tree
+from benchmarks.inputs import file_input
+from stages.contract.digests import prompt_id
 from stages.contract.local_store import LocalStore
-from stages.contract.request import FileInput, Resources, make_request
+from stages.contract.request import Resources, make_request
 from stages.contract.tables import PROMPTS, write_table
 from stages.generate.params import GenerateParams
 
@@ -143,7 +144,6 @@ def _run_stage(
 ) -> Run:
     store = LocalStore.open(str(folder / f"store-{backend}-{turn}"), create=True)
     model, prompts = folder / "model", folder / "prompts.parquet"
-    digests = {path.name: sha256_file(path) for path in sorted(model.iterdir())}
     params = GenerateParams.model_validate(
         {
             "backend": backend,
@@ -153,10 +153,7 @@ def _run_stage(
             "vllm": _vllm(options),
         }
     )
-    inputs = {
-        "policy": [FileInput(location=str(model), digest=sha256_tree(digests))],
-        "prompts": [FileInput(location=str(prompts), digest=sha256_file(prompts))],
-    }
+    inputs = {"policy": [file_input(model)], "prompts": [file_input(prompts)]}
     request = make_request(
         params, inputs=inputs, seed=0, store=str(store.root), resources=Resources()
     )

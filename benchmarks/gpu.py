@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.inputs import file_input
 from benchmarks.training.shapes import SHAPES, Shape, make_model, make_pairs
 from flows.planning.hardware import GPUS
 from flows.runners.local.gpu_locks import gpus_of_this_host
@@ -172,8 +173,8 @@ def _train(
     # How weights are split is in no key: a store of its own, or the first training would do.
     work = folder / f"shards-{shards}"
     work.mkdir()
-    model = _file(folder / "model")
-    inputs = {"policy": model, "reference": model, "pairs": _file(folder / "pairs.parquet")}
+    model = file_input(folder / "model")
+    inputs = {"policy": model, "reference": model, "pairs": file_input(folder / "pairs.parquet")}
     artifact = run_stage(_request(params, inputs, work, gpus), work / "train.json")
     lines = (artifact / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines][_WARM_UP_STEPS:]
@@ -209,7 +210,10 @@ def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> 
         ),
     )
     params = GenerateParams(backend="vllm", num_samples=2, max_new_tokens=_MAX_NEW_TOKENS)
-    inputs = {"policy": _file(folder / "model"), "prompts": _file(folder / "prompts.parquet")}
+    inputs = {
+        "policy": file_input(folder / "model"),
+        "prompts": file_input(folder / "prompts.parquet"),
+    }
     artifact = run_stage(
         _request(params, inputs, folder, gpus), folder / "generate.json", vllm=True
     )
@@ -217,11 +221,6 @@ def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> 
     tokens = json.loads((artifact / "metrics.json").read_text())["response_tokens"]
     seconds = timings["seconds"] - timings["start_seconds"]
     return Measured(f"generate, {name}, vLLM, {gpus} engines", tokens / seconds / gpus)
-
-
-def _file(path: Path) -> FileInput:
-    # Made here a moment ago: its name is its content.
-    return FileInput(location=str(path), digest=str(path))
 
 
 def _request(params: Any, inputs: dict[str, FileInput], folder: Path, gpus: int) -> Request:

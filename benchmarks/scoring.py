@@ -28,9 +28,10 @@ from typing import Any
 
 import yaml
 
-from stages.contract.digests import prompt_id, sha256_file
+from benchmarks.inputs import file_input
+from stages.contract.digests import prompt_id
 from stages.contract.local_store import LocalStore
-from stages.contract.request import FileInput, make_request
+from stages.contract.request import make_request
 from stages.contract.tables import RESPONSES, TableWriter
 from stages.score.params import ScoreParams
 
@@ -87,8 +88,7 @@ def measure_rows(folder: Path, rows: int) -> dict[str, Any]:
         for row in _responses(rows):
             writer.write(row)
     files = {
-        name: [FileInput(location=str(path), digest=sha256_file(path))]
-        for name, path in (("responses", responses), ("code", oracle))
+        name: [file_input(path)] for name, path in (("responses", responses), ("code", oracle))
     }
     request = make_request(
         ScoreParams(oracle="python"), inputs=files, seed=0, store=str(store.root)

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.digests import sha256_file
+from benchmarks.inputs import file_input
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
-from stages.contract.request import FileInput, make_request
+from stages.contract.request import make_request
 from stages.contract.tables import PROMPTS, RESPONSES, SCORES, TableWriter, read_rows
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
@@ -96,10 +96,7 @@ def measure(folder: Path, rows: int) -> list[Measurement]:
 def _run(
     store: LocalStore, folder: Path, params: StageParams, inputs: dict[str, Path], rows: int
 ) -> tuple[Path, Measurement]:
-    files = {
-        name: [FileInput(location=str(path), digest=sha256_file(path))]
-        for name, path in inputs.items()
-    }
+    files = {name: [file_input(path)] for name, path in inputs.items()}
     request = make_request(params, inputs=files, seed=0, store=str(store.root))
     request_path = folder / f"{params.stage}.json"
     request.write(request_path)

@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.inputs import file_input
 from stages.contract.events import Emitter
 from stages.contract.local_store import LocalStore
 from stages.contract.program import execute
-from stages.contract.request import FileInput, Resources, make_request
+from stages.contract.request import Resources, make_request
 from stages.contract.tables import PAIRS, read_rows
 from stages.train.params import TrainParams
 
@@ -106,7 +107,7 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         "lora": {"rank": job.lora_rank},
     }
     inputs = {
-        name: [FileInput(location=place, digest=place)]
+        name: [file_input(Path(place))]
         for name, place in (("policy", job.model), ("reference", job.model), ("pairs", job.pairs))
     }
     request = make_request(
