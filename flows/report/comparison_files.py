@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,6 +13,7 @@ from flows.execution.run_record import RunRecord, recorded
 from flows.pipeline.names import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_tables import TextTable, latex, tables
+from flows.report.files import csv_text, json_text, write_file
 from flows.report.last_iteration import last_iteration, training_log_pi_ref
 from flows.report.pages import render
 from flows.report.plots import Line, course_figure, histogram_figure, png, svg
@@ -89,23 +87,18 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
         comparison: The comparison.
         folder: Where files of an earlier comparison of the same name are replaced.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     shown, drawn = tables(comparison), figures(comparison)
-    page = folder / "comparison.html"
-    page.write_text(_page(comparison, shown, drawn), encoding="utf-8")
-    written = [page, _json(comparison, folder / "comparison.json")]
-    for name, figure in drawn.items():
-        image = folder / f"{name}.png"
-        image.write_bytes(png(figure))
-        written.append(image)
-    for table in shown:
-        path = folder / f"{table.name}.tex"
-        path.write_text(latex(table), encoding="utf-8")
-        written.append(path)
-    for name, rows in comparison.to_json().items():
+    document = comparison.to_json()
+    content: dict[str, str | bytes] = {
+        "comparison.html": _page(comparison, shown, drawn),
+        "comparison.json": json_text(document),
+        **{f"{name}.png": png(figure) for name, figure in drawn.items()},
+        **{f"{table.name}.tex": latex(table) for table in shown},
+    }
+    for name, rows in document.items():
         if isinstance(rows, list) and rows:
-            written.append(_csv(rows, folder / f"{name.replace('_', '-')}.csv"))
-    return written
+            content[f"{name.replace('_', '-')}.csv"] = csv_text(rows, list(rows[0]))
+    return [write_file(folder / name, each) for name, each in content.items()]
 
 
 def figures(comparison: Comparison) -> dict[str, Figure]:
@@ -145,17 +138,3 @@ def _page(comparison: Comparison, shown: Sequence[TextTable], drawn: Mapping[str
         tables=shown,
         plots=[svg(each) for each in drawn.values()],
     )
-
-
-def _json(comparison: Comparison, path: Path) -> Path:
-    path.write_text(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
-    return path
-
-
-def _csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Writes records with full precision, for programs."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path

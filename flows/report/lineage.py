@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.report.files import write_file
 from flows.report.pages import render
 from stages.contract.store import Store
 
@@ -132,7 +133,7 @@ def write_graph(ancestors: Sequence[Ancestor], path: Path) -> None:
         size=(width, height),
         box=(_BOX_WIDTH, _BOX_HEIGHT),
     )
-    path.write_text(page, encoding="utf-8")
+    write_file(path, page)
 
 
 def _layout(ancestors: Sequence[Ancestor]) -> tuple[list[_Box], list[_Line]]:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from flows.report.files import write_file
 from stages.contract.data_files import read_data_file
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows
@@ -70,9 +71,7 @@ def export(name: str, path: Path, outputs: Outputs) -> None:
     Raises:
         UserError: The format cannot hold these prompts, or wants to know more of them.
     """
-    text = FORMATS[name](outputs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_file(path, FORMATS[name](outputs))
 
 
 def _alpaca_eval(outputs: Outputs) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from flows.pipeline.paper_cells import BANDIT
 from flows.report.comparison_tables import latex
+from flows.report.files import json_text, write_file
 from flows.report.pages import render
 from flows.report.paper_coverage import Coverage, coverage, headline
 from flows.report.paper_figures import PaperTable
@@ -81,9 +80,8 @@ class WrittenReport:
 
     def copy_to(self, folder: Path) -> None:
         """Copies the Markdown and its figures into a folder, which is made where it lacks."""
-        folder.mkdir(parents=True, exist_ok=True)
         for each in (self.markdown, *self.figures):
-            shutil.copyfile(each, folder / each.name)
+            write_file(folder / each.name, each.read_bytes())
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -102,15 +100,14 @@ def write_report(
         bandit: Artifact of the bandit experiment; None where it was not run.
     """
     folder = store.run_path(name)
-    folder.mkdir(parents=True, exist_ok=True)
     said, shown = statements(found), paper_tables(found)
     drawn = paper_figures(found)
     images = _images(bandit)
     pictures = {file: png(figure) for file, figure in drawn.items()} | images
     for file, picture in pictures.items():
-        (folder / f"{file}.png").write_bytes(picture)
+        write_file(folder / f"{file}.png", picture)
     for table in shown:
-        (folder / f"{table.name}.tex").write_text(latex(table.plain()), encoding="utf-8")
+        write_file(folder / f"{table.name}.tex", latex(table.plain()))
     plots = {file: svg(figure) for file, figure in drawn.items()}
     sections = [_section(key, title, shown, plots, images) for key, title in _ORDER]
     covered = coverage(found)
@@ -122,14 +119,13 @@ def write_report(
         "covered": [each.cells() for each in covered],
         "failed": dict(found.failed),
     }
-    page = folder / "report.html"
-    page.write_text(render("paper.html.jinja", sections=sections, **values), encoding="utf-8")
-    markdown = folder / "report.md"
+    written = render("paper.html.jinja", sections=sections, **values)
+    page = write_file(folder / "report.html", written)
     tables = {each.name: _markdown(each) for each in shown}
     text = render("paper.md.jinja", sections=sections, rendered=tables, **values)
-    markdown.write_text(text, encoding="utf-8")
+    markdown = write_file(folder / "report.md", text)
     document = _document(found, shown, said, covered)
-    (folder / "report.json").write_text(json.dumps(document, indent=2, ensure_ascii=False))
+    write_file(folder / "report.json", json_text(document))
     store.share(folder)
     figures = [folder / f"{file}.png" for file in pictures]
     return WrittenReport(said, store.share(page), markdown, figures, document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from flows.report.outputs import Outputs, export, parse_export
 from stages.contract.errors import UserError
+from tests.small_disk import no_room
 from tests.stage_calls import response, write_scored
 
 CONVERSATION = [
@@ -109,3 +111,23 @@ def test_questions_that_are_not_arena_hard_s_are_refused_before_anything_runs(
     questions.write_text('{"question_id": "1", "turns": []}\n')
     with pytest.raises(UserError, match="line 1: a question has no prompt and no uid"):
         parse_export("arena_hard=answers.jsonl", questions)
+
+
+def test_a_disk_without_room_leaves_the_file_of_before(tmp_path: Path, outputs: Outputs) -> None:
+    before = written(tmp_path, "alpaca_eval", outputs)
+    with pytest.raises(OSError), no_room():
+        export("lm_eval", tmp_path / "new/file", outputs)
+    assert (tmp_path / "new/file").read_text() == before
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_a_link_and_a_pipe_are_written_to(tmp_path: Path, outputs: Outputs) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "elsewhere")
+    export("lm_eval", link, outputs)
+    assert link.is_symlink()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(reader, "rb") as file:
+        export("lm_eval", pipe, outputs)
+        assert file.read() == (tmp_path / "elsewhere").read_bytes()

@@ -16,10 +16,12 @@ from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
+from flows.report.lineage import Ancestor, write_graph
 from flows.report.status import RunStatus, StepStatus, duration, step_logs
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
 from stages.contract.local_store import LocalStore
 from tests.flows.loop import geb, plan, steps, write_config
+from tests.small_disk import no_room
 
 OLD = time.time() - 3600
 
@@ -265,3 +267,12 @@ def test_lineage_names_each_artifact_once_and_draws_it(finished: Path, tmp_path:
     # The configuration's prompts, its data for the warm start, and its oracle.
     assert svg.count("<rect") == 12 + 3
     assert all(f"<title>{name}</title>" in svg for name in names)
+
+
+def test_a_disk_without_room_leaves_the_drawing_of_before(tmp_path: Path) -> None:
+    page = tmp_path / "lineage.html"
+    page.write_text("before")
+    with pytest.raises(OSError), no_room():
+        write_graph([Ancestor("train", "0" * 64, "run, step", {})], page)
+    assert page.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [page]

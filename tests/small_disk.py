@@ -1,0 +1,26 @@
+"""A disk that has no room: the kernel refuses to let a file grow, as a full disk would."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ROOM_BYTES = 20
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Within the block no file of this process gets longer than a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Content of every file of a folder, by its name."""
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
