@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.report.last_iteration import Finding
-from flows.report.statistics import Estimate, holm, over_seeds, welch
+from flows.report.shares import difference_over_seeds, mean_over_seeds, whole_of
+from flows.report.statistics import Estimate, holm
 from flows.report.summary import Summary, kappa_label
 
 # Of a configuration, what repetitions of one method may differ in.
@@ -88,7 +89,7 @@ def methods_over_seeds(findings: Sequence[Finding], methods: Mapping[str, str]) 
         # A suite may be one that the first method does not have.
         own = group.get(first)
         tests = {
-            method: welch(own, values)
+            method: difference_over_seeds(own, values, whole_of(figure))
             for method, values in group.items()
             if own and method != first
         }
@@ -99,7 +100,8 @@ def methods_over_seeds(findings: Sequence[Finding], methods: Mapping[str, str]) 
         }
         rows += [
             OverSeeds(
-                *(evaluation, method, len(values), figure, over_seeds(values)),
+                *(evaluation, method, len(values), figure),
+                mean_over_seeds(values, whole_of(figure)),
                 *tested.get(method, (None, None, None)),
             )
             for method, values in group.items()

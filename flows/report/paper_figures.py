@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from flows.report.between import p_text
 from flows.report.comparison_tables import TextTable
-from flows.report.paper_values import AVERAGE, Findings
-from flows.report.statistics import Difference, Estimate, welch
+from flows.report.paper_values import AVERAGE, Findings, whole_of
+from flows.report.shares import difference_over_seeds
+from flows.report.statistics import Difference, Estimate
 from flows.report.table import Cell
 
 DIVERGENCES = ("KL", "Hellinger", "forward KL")
@@ -137,7 +138,7 @@ def against_baseline(
     """A method's figure minus that of f-DPO under its divergence; None where one is missing."""
     own, _ = found.over_seeds(experiment, setting, method, divergence, figure)
     base, _ = found.over_seeds(experiment, setting, BASELINE, divergence, figure)
-    return welch(base, own) if own and base else None
+    return difference_over_seeds(base, own, whole_of(figure)) if own and base else None
 
 
 def shown_figure(estimate: Estimate | None, figure: str, paper: str) -> PaperFigure:

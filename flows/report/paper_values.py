@@ -13,7 +13,8 @@ from flows.pipeline.paper_cells import PaperRun, Row
 from flows.pipeline.presets import configs_folder
 from flows.report.last_iteration import last_iteration
 from flows.report.solved import LENGTH_CONTROLLED
-from flows.report.statistics import Estimate, over_seeds
+from flows.report.shares import mean_over_seeds
+from flows.report.statistics import Estimate
 from flows.report.summary import Summary
 
 AVERAGE = "average"
@@ -70,6 +71,17 @@ class Result:
         low, high = row["intervals"].get(name) or (None, None)
         ends = (None if end is None else factor * end for end in (low, high))
         return Estimate(factor * value, *ends)
+
+
+def whole_of(figure: str) -> float | None:
+    """What a share of all is in the paper's unit; None for a figure that is no share.
+
+    Args:
+        figure: See :meth:`Result.value`.
+    """
+    if figure in ("AvgR", "coherence"):
+        return None
+    return 1.0 if figure.startswith("dist-") else _PERCENT
 
 
 @dataclass(frozen=True)
@@ -152,7 +164,7 @@ class Findings:
         values = [each.value for each in found]
         if len(found) == 1:
             return values, found[0]
-        return values, over_seeds(values) if values else None
+        return values, mean_over_seeds(values, whole_of(figure)) if values else None
 
     def in_paper(self, table: str, setting: str, method: str, divergence: str, figure: str) -> str:
         """The paper's own figure; empty where it gives none."""

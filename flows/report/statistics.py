@@ -52,6 +52,15 @@ class Estimate:
         """Both ends, or None."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
+    def within(self, least: float, most: float) -> Estimate:
+        """The same with an interval that ends where the figure does, between two bounds.
+
+        A figure that is beyond them itself is not of that kind, and stays as it is.
+        """
+        if self.low is None or self.high is None or not least <= self.value <= most:
+            return self
+        return Estimate(self.value, max(self.low, least), min(self.high, most))
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -10,7 +10,8 @@ from typing import Any
 from flows.pipeline.grid import Cell, spread
 from flows.report.between import p_text
 from flows.report.fitting import FittedTable
-from flows.report.statistics import holm, over_seeds, welch
+from flows.report.shares import difference_over_seeds, mean_over_seeds, whole_of
+from flows.report.statistics import holm
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, DROPPED_FIRST, interval_text
 
@@ -52,16 +53,18 @@ class Sweep:
     def rows(self) -> list[dict[str, str]]:
         """A row per combination of the grid: mean ± standard deviation over the seeds.
 
-        Behind it is Student's 95 % interval of the mean. Figures are those of the last iteration.
+        Behind it is Student's 95 % interval of the mean, that of a share within 0 and 1. Figures
+        are those of the last iteration.
         """
         rows = []
         for label, found in self._groups().items():
             row = {"grid": label, "runs": str(len(found))}
             for column in COLUMNS:
-                row[column.title] = _over_seeds([run[column.name] for run in found], column.form)
+                values = [run[column.name] for run in found]
+                row[column.title] = _over_seeds(column.name, values, column.form)
             for part in _PARTS:
                 for name in sorted({name for run in found for name in run[part]}):
-                    row[name] = _over_seeds([run[part].get(name) for run in found], ".3f")
+                    row[name] = _over_seeds(name, [run[part].get(name) for run in found], ".3f")
             rows.append(row)
         return rows
 
@@ -78,7 +81,7 @@ class Sweep:
             for label, runs in others:
                 before, now = _known(own, name), _known(runs, name)
                 if before and now:
-                    found.append((label, welch(before, now)))
+                    found.append((label, difference_over_seeds(before, now, whole_of(name))))
             adjusted = holm([each.p_value for _, each in found])
             rows += [
                 {
@@ -136,7 +139,7 @@ class Sweep:
         for label, runs in self._groups().items():
             for name in self.figures():
                 if values := _known(runs, name):
-                    found = over_seeds(values)
+                    found = mean_over_seeds(values, whole_of(name))
                     low, high = found.interval or (None, None)
                     yield {
                         **fields[label],
@@ -190,9 +193,9 @@ class Sweep:
         }
 
 
-def _over_seeds(values: Sequence[float | None], form: str) -> str:
+def _over_seeds(name: str, values: Sequence[float | None], form: str) -> str:
     known = [each for each in values if each is not None]
-    interval = over_seeds(known).interval if known else None
+    interval = mean_over_seeds(known, whole_of(name)).interval if known else None
     return f"{spread(values, form)} {interval_text(interval, _INTERVAL_FORM)}".rstrip()
 
 

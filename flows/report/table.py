@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of each iteration and where it is found."""
+    """A figure of each iteration, where it is found, and whether it is a share, from 0 to 1."""
 
     title: str
     stage: str
     file: str
     name: str
     form: str = ".3f"
+    share: bool = False
 
 
 COLUMNS = (
     Column("mean reward", "evaluate", "metrics.json", "mean_reward"),
-    Column("win rate", "evaluate", "metrics.json", "win_rate"),
+    Column("win rate", "evaluate", "metrics.json", "win_rate", share=True),
     Column("tied", "evaluate", "metrics.json", "tied_prompts", "d"),
-    Column("distinct-1", "evaluate", "metrics.json", "distinct_1"),
-    Column("distinct-2", "evaluate", "metrics.json", "distinct_2"),
-    Column("distinct-3", "evaluate", "metrics.json", "distinct_3"),
-    Column("distinct-4", "evaluate", "metrics.json", "distinct_4"),
+    Column("distinct-1", "evaluate", "metrics.json", "distinct_1", share=True),
+    Column("distinct-2", "evaluate", "metrics.json", "distinct_2", share=True),
+    Column("distinct-3", "evaluate", "metrics.json", "distinct_3", share=True),
+    Column("distinct-4", "evaluate", "metrics.json", "distinct_4", share=True),
     Column("log π_ref", "evaluate", "metrics.json", "mean_log_pi_ref", ".2f"),
     Column("pairs", "pair", "metrics.json", "pairs", "d"),
     Column("ties", "pair", "metrics.json", "ties", "d"),
@@ -42,7 +43,7 @@ COLUMNS = (
 SUITE_COLUMNS = (
     *(each for each in COLUMNS if each.stage == "evaluate"),
     Column("tokens", "evaluate", "metrics.json", "mean_response_tokens", ".1f"),
-    Column("cut off", "evaluate", "metrics.json", "truncated_share"),
+    Column("cut off", "evaluate", "metrics.json", "truncated_share", share=True),
 )
 
 DROPPED_FIRST = (

@@ -25,6 +25,7 @@ from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation
 from tests.flows.loop import geb
+from tests.small_disk import contents, no_room
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
@@ -206,3 +207,23 @@ def test_the_flow_shows_tables_and_figures(prefect_server: str, store: Path) -> 
     keys = {each.key: each for each in artifacts}
     assert "## Figures on held-out prompts" in str(keys["by-flow-report"].data)
     assert "by-flow-log-pi-ref-of-training" in keys
+
+
+def test_a_disk_without_room_leaves_the_files_of_before(
+    two: list[Summary], tmp_path: Path
+) -> None:
+    folder = tmp_path / "compared"
+    write_files(compare_summaries(two), folder)
+    before = contents(folder)
+    with pytest.raises(OSError), no_room():
+        write_files(compare_summaries(two[::-1]), folder)
+    assert contents(folder) == before
+
+
+def test_the_interval_of_a_share_over_seeds_ends_where_shares_do(tmp_path: Path) -> None:
+    # Two of three seeds win against the base, each on all prompts.
+    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 10, seed) for seed in range(3)]
+    found = {each.figure: each.mean for each in compare_summaries(runs).over_seeds}
+    assert found["win rate"].value == pytest.approx(2 / 3)
+    assert found["win rate"].interval == (0.0, 1.0)
+    assert found["mean reward"].interval == pytest.approx((0.0516, 0.5484), abs=1e-3)

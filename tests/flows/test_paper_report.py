@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from flows.report.paper_values import Findings, Result
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, SuiteFigures
 from stages.contract.stores import open_store
+from tests.small_disk import contents, no_room
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
@@ -207,3 +209,25 @@ def test_nothing_computed_is_said(tmp_path: Path) -> None:
     page = (tmp_path / "store/runs/paper-small/report.html").read_text()
     assert "0 of " in page
     assert "Nothing yet" in page
+
+
+def test_a_disk_without_room_leaves_the_report_of_before(two: Findings, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"), create=True)
+    write_report(store, "paper", two, None)
+    before = contents(store.run_path("paper"))
+    with pytest.raises(OSError), no_room():
+        write_report(store, "paper", replace(two, failed={"one": "no memory"}), None)
+    assert contents(store.run_path("paper")) == before
+
+
+def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
+    row = main("GEB-π")
+    runs = [
+        result(row, seed, win_rate=rate, mean_reward=rate, distinct_1=rate)
+        for seed, rate in enumerate([1.0, 0.8, 1.0])
+    ]
+    found = findings([row], *runs)
+    shown = figures(table(found, "in-domain"), "GEB-π")
+    assert shown["KL WR"].interval == "[64.65, 100.00]"
+    assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is no share"
+    assert figures(table(found, "distinct"), "GEB-π")["KL dist-1"].interval == "[0.6465, 1.0000]"

@@ -18,6 +18,7 @@ from flows.report.sweep_files import write_sweep
 from flows.report.swept import Finding, Sweep
 from flows.report.table import COLUMNS
 from flows.sweep import run_cells
+from tests.small_disk import contents, no_room
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -113,3 +114,30 @@ def test_a_sweep_without_results_has_no_plot(tmp_path: Path) -> None:
     written = write_sweep(failed, tmp_path)
     assert "plot" not in written
     assert "out of memory" in written["runs"].read_text()
+
+
+def test_a_disk_without_room_leaves_the_files_of_before(tmp_path: Path) -> None:
+    write_sweep(swept(ONE, TWO), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(OSError), no_room():
+        write_sweep(swept(TWO, ONE), tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_the_interval_of_a_share_ends_where_shares_do() -> None:
+    rates = [1.0, 0.8, 1.0]
+    found = swept(rates, [0.0, 0.1, 0.0])
+    for each in found.findings:
+        assert each.summary is not None
+        each.summary.rows[-1]["win_rate"] = each.summary.rows[-1]["mean_reward"]
+    first, second = found.rows()
+    # 0.933 ± 4.303 · 0.115 / √3; a reward may be above 1.
+    assert first["mean reward"] == "0.933 ± 0.12 [0.646, 1.22]"
+    assert first["win rate"] == "0.933 ± 0.12 [0.646, 1]"
+    assert second["win rate"].endswith(" [0, 0.177]")
+    written = {(row["figure"], row["mean"]): row for row in found.combinations()}
+    assert written["win_rate", sum(rates) / 3]["high"] == 1.0
+    reward, rate = found.comparisons()
+    assert reward["interval"][0] < -1.0
+    assert rate["interval"][0] == -1.0
+    assert rate["p_value"] == reward["p_value"]
