@@ -28,6 +28,8 @@ _OF_SAMPLES = {
     "pairs": "pairs",
     "ties": "pairs",
 }
+# Of a row: its axis, and groups that have other names as metrics.
+_NOT_OF_METRICS = (ITERATION, "components", "solved", "intervals")
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,15 @@ def _evaluated(summary: Summary, iteration: int) -> dict[str, float]:
     for suite in summary.suites:
         for row in suite.rows:
             if row["iteration"] == iteration:
-                values |= _numbers(f"suites/{suite.name}", row)
-                values |= _figures(f"suites/{suite.name}", row)
-                del values[f"suites/{suite.name}/{ITERATION}"]
+                values |= _of_suite(f"suites/{suite.name}", row)
     return values
+
+
+def _of_suite(group: str, row: Mapping[str, Any]) -> dict[str, float]:
+    """Figures of a suite's row, each under the name that it has among an evaluation's."""
+    own = {name: value for name, value in row.items() if name not in _NOT_OF_METRICS}
+    own["reward_components"] = row.get("components", {})
+    return _numbers(group, own) | _figures(group, row)
 
 
 def _figures(group: str, row: Mapping[str, Any]) -> dict[str, float]:

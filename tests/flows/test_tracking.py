@@ -119,7 +119,13 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
         )
     ]
     found = summary_of(config, tmp_path, done=2)
-    row = {"iteration": 2, "mean_reward": 0.3, "intervals": {"mean_reward": (0.2, 0.4)}}
+    row = {
+        "iteration": 2,
+        "mean_reward": 0.3,
+        "components": {"style": 0.7},
+        "solved": {"accuracy": 0.5},
+        "intervals": {"mean_reward": (0.2, 0.4), "components.style": (0.6, 0.8)},
+    }
     found.suites = [SuiteFigures("math", [row])]
     *_, trained, second = updates(found)
     [(_, values)] = second.points
@@ -127,6 +133,10 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
         "suites/math/mean_reward": 0.3,
         "suites/math/mean_reward/low": 0.2,
         "suites/math/mean_reward/high": 0.4,
+        "suites/math/accuracy": 0.5,
+        "suites/math/reward_components/style": 0.7,
+        "suites/math/reward_components/style/low": 0.6,
+        "suites/math/reward_components/style/high": 0.8,
     }
     # Counted on from the iteration before.
     assert [step for step, _ in trained.points] == [3, 4]
