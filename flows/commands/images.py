@@ -61,18 +61,20 @@ def sbom(
     ] = "cpu",
 ) -> None:
     """Print an image's bill of materials: CycloneDX 1.6, JSON."""
+    from flows.images.engine import engine_errors_explained
     from flows.images.sbom import bill_of_materials
     from flows.runners.docker.client import connect
 
     [image] = _choose([name], flavour)
-    typer.echo(bill_of_materials(connect(), image))
+    with engine_errors_explained(f"bill of materials of {image.tag}"):
+        told = bill_of_materials(connect(), image)
+    typer.echo(told)
 
 
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
-    from docker.errors import ImageNotFound
-
+    from flows.images.engine import engine_errors_explained, find_image
     from flows.images.table import CODE_LABEL, REVISION_LABEL
     from flows.runners.docker.client import connect
     from stages.contract.code import stages_digest
@@ -82,17 +84,17 @@ def list_images(as_json: AsJson = False) -> None:
     found = []
     for image in IMAGES:
         line = {"image": image.title, "tag": image.tag, "purpose": image.purpose, "state": "none"}
-        try:
-            attributes = client.images.get(image.tag).attrs
-        except ImageNotFound:
-            found.append(line)
+        found.append(line)
+        with engine_errors_explained(f"image {image.tag}"):
+            there = find_image(client, image.tag)
+        if there is None:
             continue
+        attributes = there.attrs
         labels = attributes["Config"]["Labels"] or {}
         line["state"] = "current" if labels.get(CODE_LABEL) == here else "of other code"
         line["revision"] = labels.get(REVISION_LABEL, "")
         line["digest"] = attributes["Id"]
         line["mib"] = str(attributes["Size"] >> 20)
-        found.append(line)
     if as_json:
         print_json(found)
         return

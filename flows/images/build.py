@@ -7,13 +7,15 @@ import io
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError
 
+from flows.images.engine import engine_errors_explained, find_image
 from flows.images.table import (
     CODE_LABEL,
     REVISION_LABEL,
@@ -27,6 +29,8 @@ from flows.images.table import (
 from flows.images.wheelhouse import Say, ensure_wheel_image, ensure_wheelhouse
 from stages.contract.code import stages_digest
 from stages.contract.errors import GebError, UserError
+from stages.contract.file_locks import exclusive_lock, is_held
+from stages.contract.stores import cache_home
 
 _DOCKERFILE = "docker/stage.Dockerfile"
 _ALWAYS = ("pyproject.toml", "README.md", "LICENSE")
@@ -62,33 +66,41 @@ def build(client: docker.DockerClient, image: Image, options: Options, say: Say)
     """Builds one image.
 
     Raises:
-        UserError: This is no checkout, or packages or the base image cannot be had.
-        GebError: The build failed.
+        UserError: This is no checkout, packages or the base image cannot be had, or the engine
+            refuses what is asked of it.
+        GebError: The build failed, or the engine did.
     """
     if not (ROOT / _DOCKERFILE).exists():
         raise UserError(f"{ROOT} has no {_DOCKERFILE}", "build images in a checkout of the project")
     begun = time.monotonic()
-    wheels = ensure_wheel_image(client, ensure_wheelhouse(image, options.index, say), say)
-    _ensure_base(client, options.base, say)
-    before = _find(client, image.tag)
-    _run_build(client, image, options, wheels, say)
-    after = client.images.get(image.tag)
-    if before is not None and before.id != after.id:
-        # Where a container still uses it, it stays.
-        with contextlib.suppress(APIError):
-            client.images.remove(before.id)
+    with _alone(image, say), engine_errors_explained(f"image {image.tag}"):
+        wheels = ensure_wheel_image(client, ensure_wheelhouse(image, options.index, say), say)
+        _ensure_base(client, options.base, say)
+        before = find_image(client, image.tag)
+        _run_build(client, image, options, wheels, say)
+        after = client.images.get(image.tag)
+        if before is not None and before.id != after.id:
+            # Where a container still uses it, it stays.
+            with contextlib.suppress(APIError):
+                client.images.remove(before.id)
     return Built(image.tag, int(after.attrs["Size"]), time.monotonic() - begun)
 
 
-def _find(client: docker.DockerClient, tag: str) -> Any:
-    try:
-        return client.images.get(tag)
-    except ImageNotFound:
-        return None
+@contextmanager
+def _alone(image: Image, say: Say) -> Iterator[None]:
+    """Keeps two builds of one image apart: each removes the wheels of the one before.
+
+    The lock is a person's and no checkout's, as the engine is.
+    """
+    place = cache_home() / "images" / f"{image.title}.lock"
+    if is_held(place):
+        say(f"another build of {image.title} is at work: waiting for its end")
+    with exclusive_lock(place):
+        yield
 
 
 def _ensure_base(client: docker.DockerClient, base: str, say: Say) -> None:
-    if _find(client, base) is not None:
+    if find_image(client, base) is not None:
         return
     say(f"pulling {base}")
     try:

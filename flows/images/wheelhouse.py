@@ -23,6 +23,7 @@ from docker.errors import ImageNotFound
 from flows.images.locks import BUILD_LOCK, CUDA_LOCK, no_wheelhouse, resolve, with_hashes
 from flows.images.table import ROOT, Image
 from stages.contract.digests import sha256_of
+from stages.contract.errors import GebError
 
 CACHE = ROOT / ".cache" / "wheelhouse"
 _STAMP = "wheelhouse.json"
@@ -48,7 +49,7 @@ def _of_flavour(requirement: str, image: Image) -> str:
 
 
 def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
-    """Makes the wheelhouse of an image, or finds it made already.
+    """Makes the wheelhouse of an image, or finds it made already; one call at a time.
 
     Args:
         image: The image.
@@ -76,6 +77,9 @@ def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
         return folder
     say(f"wheelhouse {folder}: {len(requirements)} requirements pinned by {image.constraints}")
     CACHE.mkdir(parents=True, exist_ok=True)
+    for left in CACHE.glob(f".{image.title}-*"):
+        # Of a build that was killed: gigabytes, which nobody else would remove.
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{image.title}-") as scratch:
         made = Path(scratch) / "wheels"
         options = ["--extra-index-url", index] if index else []
@@ -114,10 +118,20 @@ def _pip_wheel(folder: Path, arguments: list[str], image: Image, say: Say) -> No
         raise no_wheelhouse(image, lines)
 
 
+def _require_imported(tag: str, said: str) -> None:
+    """Looks through the engine's answer, which begins before the import may fail."""
+    for line in filter(None, said.splitlines()):
+        if error := json.loads(line).get("error"):
+            raise GebError(f"the wheels cannot be imported as {tag}: {error}")
+
+
 def ensure_wheel_image(client: docker.DockerClient, folder: Path, say: Say) -> str:
     """Brings a wheelhouse into the engine as an image without anything else and returns its tag.
 
     Dockerfiles copy from it. A build that changes code alone then sends a few kilobytes.
+
+    Raises:
+        GebError: The engine does not take it, for want of room for example.
     """
     wheels = sorted(folder.rglob("*.whl"))
     content = [[each.relative_to(folder).as_posix(), each.stat().st_size] for each in wheels]
@@ -134,7 +148,8 @@ def ensure_wheel_image(client: docker.DockerClient, folder: Path, say: Say) -> s
                     archive.add(each, each.relative_to(folder).as_posix())
             file.seek(0)
             chunks = iter(lambda: file.read(_CHUNK_BYTES), b"")
-            client.api.import_image_from_stream(chunks, repository=repository, tag=version)
+            said = client.api.import_image_from_stream(chunks, repository=repository, tag=version)
+            _require_imported(tag, said)
         for old in client.images.list(repository):
             if tag not in old.tags:
                 client.images.remove(str(old.id), force=True)
