@@ -17,6 +17,7 @@ from flows.execution.run_record import RunRecord
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import RunCancelledError, RunInterruptedError, StoppedError, StoreError
 from stages.contract.file_locks import AliveLock, is_held
+from stages.contract.records import MisplacedError, read_record
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
 _FOLDER = "attempts"
@@ -82,9 +83,9 @@ def attempts(record: RunRecord) -> list[Attempt]:
     found = []
     for path in (record.path / _FOLDER).glob("*.json"):
         try:
-            attempt = Attempt.model_validate_json(path.read_text())
-        except (FileNotFoundError, ValidationError):
-            # Of another version: the record only informs.
+            attempt = Attempt.model_validate_json(read_record(path))
+        except (FileNotFoundError, MisplacedError, ValidationError):
+            # Damaged, or of another version: the record only informs.
             continue
         is_here = attempt.host == socket.gethostname()
         if attempt.state == "running" and is_here and not is_held(_lock(record, attempt)):

@@ -14,6 +14,7 @@ from flows.planning.cost import GIB
 from flows.planning.estimate import Estimate
 from flows.planning.show import to_json
 from stages.contract.atomic import write_atomically
+from stages.contract.records import MisplacedError, read_record
 
 _FILE = "estimate.json"
 
@@ -57,8 +58,8 @@ def planned_costs(record: RunRecord) -> dict[str, PlannedCost]:
 
 def _read(record: RunRecord) -> dict[str, Any]:
     try:
-        steps = json.loads((record.path / _FILE).read_text())
-    except (FileNotFoundError, ValueError):
+        steps = json.loads(read_record(record.path / _FILE))
+    except (FileNotFoundError, MisplacedError, ValueError, RecursionError):
         # It only informs, so a damaged one counts as none.
         return {}
     return steps if isinstance(steps, dict) else {}

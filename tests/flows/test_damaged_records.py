@@ -100,6 +100,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             started=0.0,
         )
     )
+    for name in ("attempts/1.json", "estimate.json"):
+        (record.path / name).parent.mkdir(exist_ok=True)
+        (record.path / name).write_text("{}")
     registry = ModelRegistry(store)
     for name in ("one", "two"):
         found = checkpoint_artifact(store, name)
@@ -161,6 +164,8 @@ RECORDS = {
         ("status nightly", "gc"),
     ),
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
+    "runs/nightly/attempts/1.json": ((), ("status", "status nightly")),
+    "runs/nightly/estimate.json": ((), ("report nightly",)),
     "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
     "models/tiny/aliases/production.json": (("models", "rollback tiny"), ("status", "gc")),
 }
@@ -185,6 +190,15 @@ def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
     for command in indifferent:
         code, said = geb(command)
         assert code == 0, (command, said)
+
+
+def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store: Path, geb: Geb) -> None:
+    shutil.copytree(store / "runs/nightly", store / "runs/nightly (copy)")
+    for command in COMMANDS:
+        code, said = geb(command)
+        assert code == 0, (command, said)
+        assert "(copy)" not in said
+    assert "runs there: nightly" in geb("status another")[1]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
