@@ -11,7 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flows.commands.common import AsJson, ConfigStore, Overrides, chosen, console, print_json
+from flows.commands.common import (
+    AsJson,
+    ConfigStore,
+    Overrides,
+    as_it_is,
+    chosen,
+    console,
+    print_json,
+)
 from flows.commands.run import interrupt, quiet_prefect
 from flows.report.fitting import FittedTable
 from stages.contract.stores import open_store
@@ -51,7 +59,7 @@ def bandit(
     settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     folder = open_store(settings.store, create=True).run_path(settings.name)
-    ensure_prefect_server(folder / "prefect-server.log", watched.print)
+    ensure_prefect_server(folder / "prefect-server.log", as_it_is(watched))
     with ConsoleObserver(watched, 1) as observer, observing(observer):
         artifact = bandit_flow(settings)
     if out is not None:

@@ -124,6 +124,15 @@ def forced_from(
     return forced
 
 
+def as_it_is(to: Console) -> Callable[[str], None]:
+    """Prints lines on a console as they are, brackets included."""
+
+    def print_line(line: str) -> None:
+        to.print(line, markup=False)
+
+    return print_line
+
+
 def print_json(value: Any) -> None:
     """Prints a JSON document for programs to read."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

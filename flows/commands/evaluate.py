@@ -16,6 +16,7 @@ from flows.commands.common import (
     ConfigStore,
     Overrides,
     RunnerName,
+    as_it_is,
     configured,
     console,
     print_json,
@@ -88,7 +89,8 @@ def evaluate(
     from flows.standing.server import ensure_prefect_server
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
-    ensure_prefect_server(_server_log(settings.store, f"{settings.name}-evaluation"), watched.print)
+    log = _server_log(settings.store, f"{settings.name}-evaluation")
+    ensure_prefect_server(log, as_it_is(watched))
     with ConsoleObserver(watched, num_steps(settings, suite)) as observer, observing(observer):
         found = evaluate_resolved(settings, Models(policy, base, prompts, suite))
     task = suite or "held-out"
@@ -142,7 +144,7 @@ def sweep(
     from flows.sweep import sweep_resolved
 
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
-    if ui := ensure_prefect_server(_server_log(settings.store, title), watched.print):
+    if ui := ensure_prefect_server(_server_log(settings.store, title), as_it_is(watched)):
         watched.print(f"Prefect UI while it runs: {ui}")
     with observing(LineObserver(watched)):
         found = sweep_resolved(title, settings, grid or [], _seeds(seeds), parallel_runs)

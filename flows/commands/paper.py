@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.commands.common import AsJson, ConfigStore, Overrides, chosen, console, print_json
+from flows.commands.common import (
+    AsJson,
+    ConfigStore,
+    Overrides,
+    as_it_is,
+    chosen,
+    console,
+    print_json,
+)
 from flows.commands.run import interrupt, quiet_prefect
 from flows.pipeline.inputs import inputs_resolved_once
 from flows.pipeline.loading import overrides_of
@@ -76,7 +84,7 @@ def paper(
     from flows.standing.server import ensure_prefect_server
 
     folder = open_store(expected.store, create=True).run_path(report_name(scale))
-    if ui := ensure_prefect_server(folder / "prefect-server.log", watched.print):
+    if ui := ensure_prefect_server(folder / "prefect-server.log", as_it_is(watched)):
         watched.print(f"Prefect UI while it runs: {ui}")
     with observing(LineObserver(watched)):
         found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)

@@ -25,6 +25,7 @@ from flows.commands.common import (
     RunName,
     RunnerName,
     StorePath,
+    as_it_is,
     configured,
     configured_run,
     console,
@@ -164,7 +165,7 @@ def _execute(
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     watched.print(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
-        f"{counts['run']} to compute; store {open_store(config.store).location}"
+        f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"
     )
     expected = estimate(config, lines)
     record = RunRecord(open_store(config.store), config.name)
@@ -180,7 +181,7 @@ def _execute(
     from flows.iterate import iterate_resolved
     from flows.standing.server import ensure_prefect_server
 
-    if ui := ensure_prefect_server(record.path / "prefect-server.log", watched.print):
+    if ui := ensure_prefect_server(record.path / "prefect-server.log", as_it_is(watched)):
         watched.print(f"Prefect UI while it runs: {ui}")
         if standing := Home(default_home()).standing():
             watched.print(
@@ -201,7 +202,8 @@ def _execute(
 
 
 def _how_to_go_on(config: RunConfig, error: BaseException) -> str:
-    resume = f"go on with  [bold]geb resume {config.name} --store {shlex.quote(config.store)}[/]"
+    store = escape(shlex.quote(config.store))
+    resume = f"go on with  [bold]geb resume {config.name} --store {store}[/]"
     if isinstance(error, UserError):
         # It reads the same settings again.
         return f"if a setting is wrong, correct it and run it again; if a file is, {resume}"

@@ -73,7 +73,7 @@ def up(
 def down(home: HomePath = DEFAULT_HOME) -> None:
     """End what `geb up` started, from another terminal."""
     ended = Home(home).end(_END_SECONDS)
-    console.print("ended" if ended else f"nothing of {home} is running")
+    console.print("ended" if ended else f"nothing of {home} is running", markup=False)
 
 
 def automations() -> None:
@@ -158,5 +158,5 @@ def _show(standing: Standing) -> None:
     console.print(f"Prefect UI     [bold]{standing.ui}[/]")
     console.print(f"store          {standing.store}", markup=False)
     if standing.database is not None:
-        console.print(f"database       {standing.database}")
+        console.print(f"database       {standing.database}", markup=False)
     console.print(f"to have `geb run` report there: export PREFECT_API_URL={standing.api}")

@@ -48,7 +48,8 @@ def worker(
         )
     if name is not None:
         for left in report_left_runs(pool, name):
-            console.print(f"flow run {left!r}, which the worker before this one left, has crashed")
+            said = f"flow run {left!r}, which the worker before this one left, has crashed"
+            console.print(said, markup=False)
     options = [f"--work-queue={each}" for each in queue or ()]
     options += [f"--limit={limit}"] if limit is not None else []
     options += [f"--name={name}"] if name is not None else []
