@@ -58,7 +58,7 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
-    found = _statuses(opened, name)
+    found = _statuses(opened, name, detailed=as_json)
     if as_json:
         print_json({each.name: each.to_json() for each in found})
         return
@@ -70,7 +70,7 @@ def status(
             rows = max(1, console.height - _ROWS_AROUND)
             live.update(_shown(opened, found, name, rows), refresh=True)
             time.sleep(_WATCH_SECONDS)
-            found = _statuses(opened, name)
+            found = _statuses(opened, name, detailed=False)
     console.print(_shown(opened, found, name))
 
 
@@ -156,9 +156,14 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
     return []
 
 
-def _statuses(store: Store, name: str | None) -> list[RunStatus]:
-    names = [name] if name else runs(store)
-    return [run_status(RunRecord.existing(store, each)) for each in names]
+def _statuses(store: Store, name: str | None, *, detailed: bool) -> list[RunStatus]:
+    """The state of one run in full, or of all, in full where that is asked for."""
+    if name:
+        return [run_status(RunRecord.existing(store, name))]
+    return [
+        run_status(RunRecord(store, each, refresh=False), detailed=detailed)
+        for each in runs(store)
+    ]
 
 
 def _shown(

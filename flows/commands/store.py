@@ -164,7 +164,7 @@ def _mark_crashed(store: str) -> Iterator[str]:
 
     opened = open_store(store)
     for name in runs(opened):
-        for each in mark_crashed(RunRecord(opened, name)):
+        for each in mark_crashed(RunRecord(opened, name, refresh=False)):
             yield f"flow run {each} of run {name}: Crashed, its process was gone"
 
 

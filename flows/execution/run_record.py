@@ -49,13 +49,15 @@ class RunRecord:
     Args:
         store: The store.
         name: Name of the run.
+        refresh: Whether to look what other hosts have written; :func:`runs` does for all at once.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, *, refresh: bool = True) -> None:
         self.store = store
         self.name = name
         self.path = store.run_path(name)
-        store.refresh(f"runs/{name}")
+        if refresh:
+            store.refresh(f"runs/{name}")
 
     @classmethod
     def existing(cls, store: Store, name: str) -> RunRecord:
@@ -144,10 +146,14 @@ class RunRecord:
 
 
 def runs(store: Store) -> list[str]:
-    """Names of the store's runs, the last started first."""
+    """Names of the store's runs, the last started first.
+
+    A folder whose name no run can have, such as `nightly (copy)`, is none of them.
+    """
     store.refresh("runs")
     configs = (store.root / "runs").glob("*/config.json")
-    return [each.parent.name for each in sorted(configs, key=_mtime, reverse=True)]
+    found = sorted(configs, key=_mtime, reverse=True)
+    return [each.parent.name for each in found if is_name(each.parent.name)]
 
 
 def recorded(store: Store) -> list[str]:

@@ -142,8 +142,15 @@ class RunStatus:
         }
 
 
-def run_status(record: RunRecord) -> RunStatus:
-    """Reads the state of a run from its record and its artifacts' manifests."""
+def run_status(record: RunRecord, *, detailed: bool = True) -> RunStatus:
+    """Reads the state of a run from its record, its artifacts' manifests and its logs.
+
+    Args:
+        record: The run.
+        detailed: Whether to read for each step what no overview of many runs shows: of a bucket,
+            each manifest is a request. Without, a run that is not at work has no `seconds` of
+            reused steps, and no `attempts` of any.
+    """
     tried = attempts(record)
     last = tried[-1] if tried else None
     try:
@@ -156,7 +163,10 @@ def run_status(record: RunRecord) -> RunStatus:
         # Steps of earlier attempts may be of another configuration.
         known = {name: each for name, each in known.items() if _time(each) >= last.started}
     ended = last is not None and last.state != "running"
-    steps = [_step(record.store, each, ended) for each in known.values()]
+    at_work = last is not None and not ended
+    steps = [
+        _step(record.store, each, ended, detailed=detailed or at_work) for each in known.values()
+    ]
     steps.sort(key=lambda each: each.record.started)
     return RunStatus(record.name, tried, steps, [name for name in names if name not in known])
 
@@ -196,18 +206,19 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _step(store: Store, record: StepRecord, run_ended: bool) -> StepStatus:
+def _step(store: Store, record: StepRecord, run_ended: bool, *, detailed: bool) -> StepStatus:
     state: str = record.state
     if state in ("running", "preempted") and run_ended:
         state = "crashed"
     seconds: float | None = None
     if state == "reused":
-        seconds = _computed_seconds(store, record)
+        seconds = _computed_seconds(store, record) if detailed else None
     elif record.ended is not None:
         seconds = record.ended - record.started
     elif state in ("running", "preempted"):
         seconds = time.time() - record.started
-    return StepStatus(record, state, seconds, len(step_logs(store, record)))
+    num_logs = len(step_logs(store, record)) if detailed else 0
+    return StepStatus(record, state, seconds, num_logs)
 
 
 def _computed_seconds(store: Store, record: StepRecord) -> float | None:

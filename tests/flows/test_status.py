@@ -6,11 +6,13 @@ import calendar
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from flows.commands import cli
 from flows.execution import crashed
 from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.run_record import RunRecord, State, StepRecord
@@ -276,3 +278,38 @@ def test_a_disk_without_room_leaves_the_drawing_of_before(tmp_path: Path) -> Non
         write_graph([Ancestor("train", "0" * 64, "run, step", {})], page)
     assert page.read_text() == "before"
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_an_overview_of_runs_asks_a_bucket_once_for_all(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("small", "second", "third"):
+        run = RunRecord(record.store, name)
+        run.save_config(record.config().model_copy(update={"name": name}))
+        with recorded_attempt(run):
+            note(run, "prepare", "reused")
+    refreshed: list[str] = []
+    read: list[str] = []
+
+    def refresh(store: LocalStore, folder: str) -> None:
+        refreshed.append(folder)
+
+    def manifest(store: LocalStore, stage: str, key: str) -> None:
+        read.append(stage)
+
+    monkeypatch.setattr(LocalStore, "refresh", refresh)
+    monkeypatch.setattr(LocalStore, "manifest", manifest)
+
+    def status(*arguments: str) -> str:
+        words = ["geb", "status", *arguments, "--store", record.store.location]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    shown = status()
+    assert all(re.search(rf"{name} +completed +1/12", shown) for name in ("small", "second"))
+    assert (refreshed, read) == (["runs"], [])
+    status("small")
+    assert (refreshed[1:], read) == (["runs/small"], ["prepare"])
