@@ -9,6 +9,7 @@ Layout below ``inputs/<digest>/`` of the store::
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +24,8 @@ from stages.contract.request import FileInput
 from stages.contract.store import OnBytes
 
 _LIST = "files.json"
+# Object, what it must be, and where it goes.
+_Wanted = tuple[str, FileRecord, Path]
 
 
 class _Files(BaseModel):
@@ -86,12 +89,24 @@ class ExternalInputs:
         place = self._root / source.digest / listed.name
         # Shards that start together want the same files, and would write into the same parts.
         with exclusive_lock(self._parts / f"{source.digest}.guard"):
-            for name, record in listed.files.items():
-                target = place / name if name else place
-                if not is_here(target, record):
-                    wanted = (f"{folder}/{record.sha256}", record, target)
-                    download_files(self._bucket, [wanted], self._parts, on_bytes)
+            lacking = [
+                (f"{folder}/{record.sha256}", record, target)
+                for name, record in listed.files.items()
+                if not is_here(target := place / name if name else place, record)
+            ]
+            for together in _of_different_content(lacking):
+                download_files(self._bucket, together, self._parts, on_bytes)
         return place
+
+
+def _of_different_content(files: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Files that can come at the same time: those of equal content would be one unfinished file."""
+    left = list(files)
+    while left:
+        together = {name: (name, record, target) for name, record, target in left}
+        yield list(together.values())
+        taken = {target for _, _, target in together.values()}
+        left = [each for each in left if each[2] not in taken]
 
 
 def _folder(source: FileInput) -> str:

@@ -184,6 +184,34 @@ def test_two_stages_that_want_one_input_download_it_once(here, there, tmp_path, 
     assert [(each / "config.json").read_text() for each in places] == ["{}", "{}"]
 
 
+def test_files_of_a_folder_come_at_the_same_time(here, there, tmp_path, monkeypatch):
+    """A checkpoint in many shards, two of them equal, which would be one unfinished file."""
+    source = tmp_path / "model"
+    source.mkdir()
+    contents = {"one": "1", "two": "2", "again": "2", "sub/three": "3"}
+    for name, text in contents.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    wanted = file_input(source)
+    here.external_inputs.upload(wanted)
+    together = threading.Barrier(3)
+    read_range = Bucket.read_range
+    known: list[str] = []
+
+    def meets_the_others(bucket: Bucket, name: str, start: int, stop: int) -> bytes:
+        # The second of the equal files comes when the others are here.
+        if name not in known:
+            known.append(name)
+            together.wait(120)
+        return read_range(bucket, name, start, stop)
+
+    monkeypatch.setattr(Bucket, "read_range", meets_the_others)
+    place = there.external_inputs.download(wanted)
+    assert place is not None
+    assert {name: (place / name).read_text() for name in contents} == contents
+    assert len(known) == 3
+
+
 def test_a_download_is_on_the_disk_before_it_has_its_name(here, there, tmp_path, monkeypatch):
     """After a loss of power its size and time would be right, and it would not be hashed again."""
     source = tmp_path / "prompts.jsonl"
