@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from benchmarks.inputs import file_input
 from benchmarks.training.shapes import SHAPES, Shape, make_model, make_pairs
 from flows.planning.hardware import GPUS
 from flows.runners.local.gpu_locks import gpus_of_this_host
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_USER
 from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, Request, Resources, make_request
@@ -102,28 +104,54 @@ def main() -> None:
         sys.exit(EXIT_USER)
     rate = matmul_flops_per_second(torch.device("cuda"), torch.bfloat16)
     found: list[Measured] = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        for shape in options.shapes:
-            folder = Path(place) / shape
-            make_model(SHAPES[shape], folder / "model")
-            torch.cuda.empty_cache()
-            make_pairs(SHAPES[shape], folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
-            found += [_train(shape, each, folder, gpus, rate, options) for each in options.shards]
-            found.append(_sample(shape, folder, gpus, options))
-    report = {
-        "gpu": torch.cuda.get_device_name(),
+    gpu = torch.cuda.get_device_name()
+    report: dict[str, Any] = {
+        "gpu": gpu,
         "gpus": gpus,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "cuda": torch.version.cuda,
         "matmul_tflops": rate / 1e12,
         "options": {name: str(value) for name, value in vars(options).items()},
-        "measured": [asdict(each) for each in found],
         "published": [asdict(each) for each in ANCHORS],
     }
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{gpus} × {report['gpu']}, {rate / 1e12:.0f} TFLOP/s of matrix products in bfloat16\n")
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        for each in keeping(options.output, report, _measure(Path(place), gpus, rate, options)):
+            found.append(each)
+            print(f"{each.name}: {each.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", flush=True)
+    print(f"\n{gpus} × {gpu}, {rate / 1e12:.0f} TFLOP/s of matrix products in bfloat16\n")
     print_table(found)
     print(f"\n{options.output.absolute()} has the same, to send back")
+
+
+def keeping(
+    output: Path, report: dict[str, Any], measured: Iterable[Measured]
+) -> Iterator[Measured]:
+    """Passes on what is measured, once the file has it: a later failure costs none of it.
+
+    Args:
+        output: The file.
+        report: What it holds beside the figures.
+        measured: The figures, measured as they are asked for.
+    """
+    found: list[Measured] = []
+    for each in measured:
+        found.append(each)
+        values = report | {"measured": [asdict(one) for one in found]}
+        write_atomically(output, json.dumps(values, indent=2) + "\n")
+        yield each
+
+
+def _measure(
+    place: Path, gpus: int, rate: float, options: argparse.Namespace
+) -> Iterator[Measured]:
+    for shape in options.shapes:
+        folder = place / shape
+        make_model(SHAPES[shape], folder / "model")
+        torch.cuda.empty_cache()
+        make_pairs(SHAPES[shape], folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
+        for each in options.shards:
+            yield _train(shape, each, folder, gpus, rate, options)
+        yield _sample(shape, folder, gpus, options)
 
 
 def _options() -> argparse.Namespace:
