@@ -161,8 +161,7 @@ def _statuses(store: Store, name: str | None, *, detailed: bool) -> list[RunStat
     if name:
         return [run_status(RunRecord.existing(store, name))]
     return [
-        run_status(RunRecord(store, each, refresh=False), detailed=detailed)
-        for each in runs(store)
+        run_status(RunRecord(store, each, refresh=False), detailed=detailed) for each in runs(store)
     ]
 
 

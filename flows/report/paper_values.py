@@ -12,8 +12,8 @@ from typing import Any
 from flows.pipeline.paper_cells import PaperRun, Row
 from flows.pipeline.presets import configs_folder
 from flows.report.last_iteration import last_iteration
-from flows.report.solved import LENGTH_CONTROLLED
 from flows.report.shares import mean_over_seeds
+from flows.report.solved import LENGTH_CONTROLLED
 from flows.report.statistics import Estimate
 from flows.report.summary import Summary
 

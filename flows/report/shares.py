@@ -14,7 +14,12 @@ from flows.report.statistics import Difference, Estimate, over_seeds, welch
 from flows.report.table import COLUMNS, SUITE_COLUMNS
 
 _SHARES = {
-    *(name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share for name in (each.name, each.title)),
+    *(
+        name
+        for each in (*COLUMNS, *SUITE_COLUMNS)
+        if each.share
+        for name in (each.name, each.title)
+    ),
     *(ACCURACY, LENGTH_CONTROLLED),
 }
 _OF_TRIES = ("pass@", "maj@")

@@ -209,9 +209,7 @@ def test_the_flow_shows_tables_and_figures(prefect_server: str, store: Path) -> 
     assert "by-flow-log-pi-ref-of-training" in keys
 
 
-def test_a_disk_without_room_leaves_the_files_of_before(
-    two: list[Summary], tmp_path: Path
-) -> None:
+def test_a_disk_without_room_leaves_the_files_of_before(two: list[Summary], tmp_path: Path) -> None:
     folder = tmp_path / "compared"
     write_files(compare_summaries(two), folder)
     before = contents(folder)
