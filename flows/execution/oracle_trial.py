@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve
 from flows.runners.local.environment import stage_environment
-from stages.contract.data_files import DATA_SUFFIXES, read_data_file
+from stages.contract.data_files import DATA_SUFFIXES, FILE_SUFFIXES, read_data_file
 from stages.contract.errors import EXIT_USER, UserError
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
@@ -23,6 +24,9 @@ from stages.prepare.params import PrepareParams
 _LIMIT_SECONDS = 60.0
 _PROMPTS = 2
 _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
+# Messages, and the reference answer.
+_Prompt = tuple[list[dict[str, str]], str | None]
+_MADE_UP: _Prompt = ([{"role": "user", "content": "A trial prompt."}], None)
 _TRIED: set[tuple[str, str, str, str]] = set()
 _LOCK = threading.Lock()
 
@@ -31,7 +35,9 @@ def try_oracle(config: RunConfig) -> None:
     """Calls the ``python`` oracle on trial responses, in the environment of the score stage.
 
     Once for each oracle in a process. Oracles of other kinds, and runners that start stages
-    elsewhere, are not tried.
+    elsewhere, are not tried. Where the first prompts, or their reference answers, are not read
+    here (a data set of the hub, `prepare.reference_columns`), an error within the function is no
+    reason to refuse it: it may be the made-up prompt's, or that of a reference answer that lacks.
 
     Raises:
         UserError: The function cannot be loaded, fails, or returns no scores.
@@ -48,9 +54,11 @@ def try_oracle(config: RunConfig) -> None:
         name = source.digest, source.location, function, interpreter
         if name in _TRIED:
             return
-        command = [interpreter, "-m", "stages.score.trial", source.location, function]
+        prompts = _prompts(config)
+        certainty = "made-up" if prompts is None else "read"
+        command = [interpreter, "-m", "stages.score.trial", source.location, function, certainty]
         environment = stage_environment(in_bucket="://" in config.store)
-        _try(command, _rows(config), environment)
+        _try(command, _rows(prompts or [_MADE_UP]), environment)
         _TRIED.add(name)
 
 
@@ -76,7 +84,7 @@ def _try(command: list[str], rows: list[dict[str, Any]], environment: dict[str, 
         raise UserError(f"the oracle was tried before the run: {said['message']}", said["remedy"])
 
 
-def _rows(config: RunConfig) -> list[dict[str, Any]]:
+def _rows(prompts: Sequence[_Prompt]) -> list[dict[str, Any]]:
     """Rows as the score stage reads them: trial responses to the first prompts."""
     return [
         {
@@ -86,21 +94,37 @@ def _rows(config: RunConfig) -> list[dict[str, Any]]:
             "response": response,
             "reference_answer": reference,
         }
-        for number, (messages, reference) in enumerate(_prompts(config))
+        for number, (messages, reference) in enumerate(prompts)
         for index, response in enumerate(_RESPONSES)
     ]
 
 
-def _prompts(config: RunConfig) -> list[tuple[list[dict[str, str]], str | None]]:
+def _prompts(config: RunConfig) -> list[_Prompt] | None:
+    """The first prompts with their reference answers; None where they are not plain to read."""
+    params = config.prepare
+    path = _data_file(config)
+    if path is None or params.reference_columns or params.reference_item is not None:
+        return None
+    rows = [row for _, row in itertools.islice(read_data_file(path), _PROMPTS)]
+    # A dot leads into a column of structs.
+    is_plain = all(params.reference_column in row for row in rows)
+    is_plain = is_plain or "." not in params.reference_column
+    return [_prompt(row, params) for row in rows] if rows and is_plain else None
+
+
+def _data_file(config: RunConfig) -> Path | None:
+    """The first file of prompts, where it is on this machine."""
     # That none is named, the plan says.
-    path = Path(next(iter(config.inputs.prompts), ""))
-    if path.suffix not in DATA_SUFFIXES or not path.is_file():
-        return [([{"role": "user", "content": "A trial prompt."}], None)]
-    rows = itertools.islice(read_data_file(path), _PROMPTS)
-    return [_prompt(row, config.prepare) for _, row in rows]
+    path = Path(next(iter(config.inputs.prompts), "")).expanduser()
+    if path.is_file():
+        return path if path.suffix in FILE_SUFFIXES else None
+    if not config.inputs.prompts or not path.is_dir():
+        return None
+    files = (each for each in path.iterdir() if each.suffix in DATA_SUFFIXES and each.is_file())
+    return min(files, default=None)
 
 
-def _prompt(row: dict[str, Any], params: PrepareParams) -> tuple[list[dict[str, str]], str | None]:
+def _prompt(row: dict[str, Any], params: PrepareParams) -> _Prompt:
     """A prompt as far as it is plain; `prepare` says what is wrong with others."""
     found = row.get(params.messages_column) or row.get(params.prompt_column)
     if not isinstance(found, list):

@@ -157,6 +157,39 @@ def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
     try_oracle(load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)})))
 
 
+NEEDS_REFERENCES = (
+    "def score(prompts, responses, references):\n"
+    "    return [float(each.strip() == 'right') for each in references]\n"
+)
+
+
+@pytest.mark.parametrize("of", ["json", "folder", "structs", "columns", "hub"])
+def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
+    tmp_path: Path, of: str
+) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text(NEEDS_REFERENCES)
+    row = {"prompt": "What?", "reference_answer": "right", "found": {"answer": "right"}}
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "rows.json").write_text(json.dumps([row]))
+    rows = folder / "rows.jsonl"
+    prompts, prepare = {
+        "json": (folder / "rows.json", {}),
+        "folder": (folder, {}),
+        "structs": (rows, {"reference_column": "found.answer"}),
+        "columns": (rows, {"reference_columns": ["found"], "reference_column": "none"}),
+        "hub": (f"owner/name@{'0' * 40}", {}),
+    }[of]
+    inputs = {"oracle_code": str(oracle), "prompts": [str(prompts)]}
+    try_oracle(load_config(write_config(tmp_path, inputs=inputs, prepare=prepare)))
+    oracle.write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
+    if of in ("json", "folder"):
+        with pytest.raises(UserError, match="returned 3 scores for 2 responses"):
+            try_oracle(load_config(tmp_path / "small.yaml"))
+
+
 def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path: Path) -> None:
     oracle = tmp_path / "oracle.py"
     oracle.write_text(
