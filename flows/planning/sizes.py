@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External
+from stages.contract.data_files import DATA_SUFFIXES, count_rows
+from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.contract.store import Artifact
 from stages.generate.params import GenerateParams
@@ -44,7 +46,7 @@ class Rows:
 
 
 def rows_of(sources: Sequence[External]) -> Rows | None:
-    """Rows of local data files; None where one of them is elsewhere or no table."""
+    """Rows of local data files and folders; None where one of them is elsewhere or no table."""
     counted = [_count(Path(each.location)) for each in sources if isinstance(each, FileInput)]
     known = [each for each in counted if each is not None]
     if not sources or len(known) < len(sources):
@@ -99,9 +101,22 @@ def made_responses(artifact: Artifact) -> Table:
 
 
 def _count(path: Path) -> tuple[int, int] | None:
-    """Rows and bytes of a file of prompts or conversations."""
+    """Rows and bytes of a file of prompts or conversations, or of a folder of them."""
+    if path.is_dir():
+        files = [each for each in path.iterdir() if each.suffix in DATA_SUFFIXES]
+        counted = [_count(each) for each in files if each.is_file()]
+        known = [each for each in counted if each is not None]
+        if not known or len(known) < len(counted):
+            return None
+        return sum(rows for rows, _ in known), sum(size for _, size in known)
     if not path.is_file():
         return None
+    if path.suffix == ".json":
+        try:
+            return count_rows(path), path.stat().st_size
+        except UserError:
+            # `prepare` says what is wrong with it.
+            return None
     if path.suffix == ".parquet":
         try:
             metadata = pq.read_metadata(path)

@@ -17,7 +17,9 @@ from flows.planning.estimate import Estimate, StepEstimate, estimate
 from flows.planning.hardware import this_cpu
 from flows.planning.schedule import end_of
 from flows.planning.show import to_json
+from flows.planning.sizes import rows_of
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput
 from tests.flows.loop import ROOT, geb
 
 # config.json of meta-llama/Meta-Llama-3-8B and 70B, as far as their sizes go.
@@ -312,3 +314,23 @@ def test_threads_that_are_left_to_the_library_do_not_end_the_estimate(
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "0")
     assert this_cpu().float32 > 0
+
+
+def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
+    rows = [{"prompt": f"How much is {number}?"} for number in range(70)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/a.jsonl").write_text(lines)
+    (tmp_path / "one/b.jsonl").write_text(lines)
+    (tmp_path / "one/notes.json").write_text("{}")
+    (tmp_path / "flat.json").write_text(json.dumps(rows))
+    (tmp_path / "tall.json").write_text(json.dumps(rows, indent=2))
+    (tmp_path / "none.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+
+    def counted(name: str) -> int | None:
+        found = rows_of([FileInput(location=str(tmp_path / name), digest=name)])
+        return None if found is None else found.number
+
+    names = ("flat.json", "tall.json", "one", "none.json", "empty")
+    assert [counted(name) for name in names] == [70, 70, 140, None, None]
