@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import sys
@@ -143,6 +144,12 @@ def _run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # What did not fit may be the output; Python must not try it once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            errors.print(f"[bold red]error[/] a file or the output: {error.strerror}")
+            errors.print("[bold]remedy[/] make room on the disk, then call the command again")
+            return EXIT_FAILED
         if error.filename is None:
             raise
         # Permissions, a full disk, a folder where a file should be.

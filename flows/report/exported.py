@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.report.files import write_file
 from flows.report.lineage import Ancestor, lineage_of
 from flows.report.pages import render
 from stages.contract.adapters import base_of_adapter
+from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.registry_records import ModelVersion
@@ -78,7 +81,7 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         folder: A new or empty folder.
 
     Raises:
-        UserError: There is no such model, or the folder holds something.
+        UserError: There is no such model, the folder holds something, or the disk is full.
     """
     version, artifact = ModelRegistry(store).resolve(model)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -90,13 +93,39 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
     adapter_base = _adapter_base(store, version, artifact) if has_adapter or is_adapter else None
     card = _card(version, artifact, ancestors, base_of(store, artifact), adapter_base, is_adapter)
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    if has_adapter:
-        shutil.copytree(artifact.file(ADAPTER), folder / ADAPTER)
-        own = render("adapter_card.md.jinja", version=version, adapter_base=adapter_base)
-        (folder / ADAPTER / _CARD).write_text(own, encoding="utf-8")
-    (folder / _CARD).write_text(card, encoding="utf-8")
+    with _emptied_on_failure(folder):
+        _copy(source, folder)
+        if has_adapter:
+            _copy(artifact.file(ADAPTER), folder / ADAPTER)
+            own = render("adapter_card.md.jinja", version=version, adapter_base=adapter_base)
+            write_file(folder / ADAPTER / _CARD, own)
+        write_file(folder / _CARD, card)
     return version
+
+
+@contextmanager
+def _emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Leaves a folder as it was, empty or not there, where the block fails."""
+    was_there = folder.exists()
+    try:
+        with explain_disk_errors(folder):
+            yield
+    except BaseException:
+        for each in folder.iterdir() if folder.exists() else ():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        if not was_there and folder.exists():
+            folder.rmdir()
+        raise
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies a folder, file by file: each failure is its own, with its place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in source.iterdir():
+        if each.is_dir():
+            _copy(each, folder / each.name)
+        else:
+            shutil.copy2(each, folder / each.name)
 
 
 def place_of(store: Store, source: ArtifactInput | FileInput | HubInput) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -52,17 +53,32 @@ def parse_export(text: str, questions: Path | None) -> tuple[str, Path]:
 
     Raises:
         UserError: There is no such format, no file, or no questions where they are needed, or they
-            are not Arena-Hard's.
+            are not Arena-Hard's; or the file cannot be written.
     """
     name, _, place = text.partition("=")
     if name not in FORMATS or not place:
         raise UserError(
             f"--export {text!r} is not FORMAT=FILE", f"formats: {', '.join(sorted(FORMATS))}"
         )
+    # Before the evaluation, which may take hours.
+    path = Path(place).expanduser()
+    _require_writable(path, text)
     if name == "arena_hard":
-        # Before the evaluation, which may take hours.
         _question_ids(questions)
-    return name, Path(place).expanduser()
+    return name, path
+
+
+def _require_writable(path: Path, text: str) -> None:
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir():
+        why = f"{path} is a folder"
+    elif not parent.is_dir():
+        why = f"{parent} is no folder"
+    elif not os.access(path if path.exists() else parent, os.W_OK):
+        why = f"{path} cannot be written"
+    else:
+        return
+    raise UserError(f"--export {text!r}: {why}", "name a file in a folder of yours")
 
 
 def export(name: str, path: Path, outputs: Outputs) -> None:

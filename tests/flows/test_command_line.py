@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+from pathlib import Path
+
+import pytest
 
 from tests.flows.loop import geb
+from tests.forking import forked_python
 
 
 def test_alone_it_shows_its_help_and_with_version_its_version() -> None:
@@ -39,3 +44,19 @@ def test_a_field_without_a_default_is_required() -> None:
         "default": None,
     }
     assert not found["suites.NAME.num_samples"]["required"]
+
+
+@pytest.mark.parametrize("command", [("fields",), ("fields", "train", "--json")])
+def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [forked_python(), "-m", "flows.commands.cli", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error a file or the output: No space left on device")
+    assert "remedy make room" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -97,6 +97,15 @@ def test_a_wrong_export_is_refused(text: str) -> None:
         parse_export(text, None)
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, why in (("", "is a folder"), ("file/answers.json", "file is no folder")):
+        with pytest.raises(UserError, match=why):
+            parse_export(f"lm_eval={tmp_path / place}", None)
+    assert parse_export(f"lm_eval={tmp_path / 'new/file'}", None)[1] == tmp_path / "new/file"
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("questions", [None, Path("/nowhere/question.jsonl")])
 def test_arena_hard_s_questions_are_asked_for_before_anything_runs(questions: Path | None) -> None:
     with pytest.raises(UserError) as caught:

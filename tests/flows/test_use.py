@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from flows.commands.bases import fault_of_base
 from flows.pipeline.inputs import resolve_model
 from flows.report.exported import base_of, export
@@ -17,6 +19,7 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Artifact
 from tests.flows.loop import geb, steps
 from tests.forking import forked_python
+from tests.small_disk import no_room
 
 
 def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_path: Path) -> None:
@@ -133,6 +136,22 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         assert f"\nBase: {bases[number]}." in card
         named = "\nbase_model: owner/model\n" in card and 'revision="c0ffee")' in card
         assert named == (number == 1), "only the first one's base is a model of the hub"
+
+
+def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -> None:
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    made = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
+    ModelRegistry(store).register("tiny", made.ref("checkpoint"), metrics={})
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    empty.mkdir()
+    for folder in (new, empty):
+        with pytest.raises(OSError) as caught, no_room():
+            export(store, "tiny", folder)
+        assert caught.value.filename is not None, "the command line names it"
+    assert not new.exists()
+    assert list(empty.iterdir()) == []
+    export(store, "tiny", new)
+    assert (new / "README.md").exists()
 
 
 def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
