@@ -38,6 +38,8 @@ _MEANING = {
     Kind.JUDGE: "a judge: a chat model at an OpenAI-compatible address",
 }
 _CODE = ("oracle.py", "test_oracle.py")
+# Of a run.
+_MAX_NAME = 100
 
 
 def register(app: typer.Typer) -> None:
@@ -127,7 +129,7 @@ def _yaml(text: str) -> str:
 def _name(folder: Path) -> str:
     """Name of the run: the folder's, as far as a run may be called so."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")
-    return plain or "task"
+    return plain[:_MAX_NAME] or "task"
 
 
 def _from_here(place: str) -> str:
@@ -156,4 +158,5 @@ def _ask(name: str) -> str:
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")

@@ -63,7 +63,7 @@ class StageSettings(Settings):
     """Name of the run: its view in the store, and its model in the registry."""
     seed: int = Field(0, ge=0)
     """Seed from which every stage's seed is derived."""
-    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
     """Name of the run's checkpoints in the model registry; the run's name if unset."""
     store: str = "store"
     """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""

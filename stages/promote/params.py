@@ -10,7 +10,7 @@ from stages.contract.params import StageParams, added_later
 from stages.contract.signature import InputSpec, OutputSpec
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$")]
+AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=200)]
 
 
 class PromoteParams(StageParams):

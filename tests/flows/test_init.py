@@ -57,6 +57,12 @@ def test_a_folder_s_name_that_yaml_reads_as_something_else(tmp_path: Path, name:
     assert config.inputs.policy.endswith(place)
 
 
+def test_a_folder_with_a_name_longer_than_a_run_s(tmp_path: Path) -> None:
+    name = "task-" * 30
+    write_task(tmp_path / name, Kind.FUNCTION, {"policy": None})
+    assert load_config(tmp_path / name / "geb.yaml").name == name[:100]
+
+
 def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
     tmp_path: Path,
 ) -> None:

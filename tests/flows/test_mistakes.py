@@ -47,6 +47,9 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
             ["reference = 'ema'", "set lora.save to 'merged'"],
         ),
         ("train.kappa", ["is not NAME=VALUE"]),
+        # Of which a file system makes no folder, or no file, once the first model is trained.
+        (f"model={'m' * 300}", ["model: String should have at most 200 characters"]),
+        (f"promote.aliases=[{'a' * 300}]", ["promote.aliases.0: String should have at most 200"]),
         (
             "train={reference_logprobs: sampler, reference: initial}",
             ["reference = 'initial'", "set reference_logprobs to 'model'"],
