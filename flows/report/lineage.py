@@ -81,26 +81,20 @@ def lineage_of(store: Store, stage: str, key: str) -> list[Ancestor]:
     """An artifact and all that it was made of, each once and before its own inputs."""
     found: dict[str, Ancestor] = {}
     order: list[str] = []
-
-    def visit(stage: str, key: str) -> None:
-        # Depth first: an artifact is listed after everything that was made of it.
-        stack = [(_ancestor(store, stage, key), False)]
-        while stack:
-            each, is_done = stack.pop()
-            if is_done:
-                order.append(each.name)
-                continue
-            if each.name in found:
-                continue
-            found[each.name] = each
-            stack.append((each, True))
-            for sources in reversed(list(each.inputs.values())):
-                for source in reversed(sources):
-                    if source.is_artifact and source.name not in found:
-                        parent_stage, _, parent_key = source.name.partition("/")
-                        stack.append((_ancestor(store, parent_stage, parent_key), False))
-
-    visit(stage, key)
+    # Depth first: an artifact is listed after everything that was made of it.
+    stack = [(f"{stage}/{key}", False)]
+    while stack:
+        name, is_done = stack.pop()
+        if is_done:
+            order.append(name)
+            continue
+        if name in found:
+            continue
+        # Read here and once: of a bucket, each manifest is a request.
+        found[name] = _ancestor(store, *name.split("/"))
+        stack.append((name, True))
+        for sources in reversed(list(found[name].inputs.values())):
+            stack += [(each.name, False) for each in reversed(sources) if each.is_artifact]
     return [found[name] for name in reversed(order)]
 
 

@@ -18,10 +18,11 @@ from flows.execution.attempts import Attempt, attempts, recorded_attempt
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from flows.report.lineage import Ancestor, write_graph
+from flows.report.lineage import Ancestor, lineage_of, write_graph
 from flows.report.status import RunStatus, StepStatus, duration, step_logs
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
 from stages.contract.local_store import LocalStore
+from stages.contract.manifest import Manifest
 from tests.flows.loop import geb, plan, steps, write_config
 from tests.small_disk import no_room
 
@@ -269,6 +270,20 @@ def test_lineage_names_each_artifact_once_and_draws_it(finished: Path, tmp_path:
     # The configuration's prompts, its data for the warm start, and its oracle.
     assert svg.count("<rect") == 12 + 3
     assert all(f"<title>{name}</title>" in svg for name in names)
+
+
+def test_lineage_reads_each_manifest_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore.open(str(finished.parent / "store"))
+    read: list[str] = []
+    manifest = LocalStore.manifest
+
+    def counted(own: LocalStore, stage: str, key: str) -> Manifest | None:
+        read.append(key)
+        return manifest(own, stage, key)
+
+    monkeypatch.setattr(LocalStore, "manifest", counted)
+    found = lineage_of(store, "promote", steps(store.root)["iteration-1/promote"]["key"])
+    assert sorted(read) == sorted(each.key for each in found)
 
 
 def test_a_disk_without_room_leaves_the_drawing_of_before(tmp_path: Path) -> None:
