@@ -19,6 +19,7 @@ from flows.commands.common import (
     chosen,
     console,
     print_json,
+    require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
 from flows.report.fitting import FittedTable
@@ -46,6 +47,7 @@ def bandit(
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
+    require_folder(out)
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.

@@ -124,6 +124,16 @@ def forced_from(
     return forced
 
 
+def require_folder(out: Path | None) -> None:
+    """Checks the folder of ``--out`` before the work of which the files are.
+
+    Raises:
+        UserError: Something else is in its place.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is no folder", "name a folder, which is made where it lacks")
+
+
 def as_it_is(to: Console) -> Callable[[str], None]:
     """Prints lines on a console as they are, brackets included."""
 

@@ -19,6 +19,7 @@ from flows.commands.common import (
     chosen,
     console,
     print_json,
+    require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
 from flows.pipeline.inputs import inputs_resolved_once
@@ -60,6 +61,7 @@ def paper(
     as_json: AsJson = False,
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
+    require_folder(out)
     laid_over = overrides_of(chosen(overrides, store=store))
     rows = read_rows(scale, only or ())
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console

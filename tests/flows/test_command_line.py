@@ -60,3 +60,12 @@ def test_output_for_which_the_disk_has_no_room_is_a_message(command: tuple[str, 
     assert done.stderr.startswith("error a file or the output: No space left on device")
     assert "remedy make room" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    for command in (("paper", "--dry-run"), ("bandit",)):
+        done = geb(*command, "--store", tmp_path / "store", "--out", tmp_path / "out")
+        assert done.returncode == 64, done.stderr
+        assert "is no folder" in done.stderr
+    assert not (tmp_path / "store").exists()
