@@ -89,27 +89,47 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     check_template_args(tokenizer, params.chat_template_args)
     config = load_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
-    stop_ids = _end_ids(tokenizer, config, source) | set(params.stop_token_ids)
+    stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     return Policy(
         source, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
     )
 
 
-def _end_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
+def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
     """End-of-sequence ids by tokenizer, model configuration and generation configuration.
 
     Chat models end a turn with an id that often only one of the three knows (Llama 3's
     ``<|eot_id|>``).
-    """
-    from transformers import GenerationConfig
 
+    Raises:
+        OSError: The hub cannot be asked for the third.
+    """
     found: set[int] = set()
-    try:
-        generation = GenerationConfig.from_pretrained(source.name_or_path, revision=source.revision)
-    except OSError:  # A checkpoint need not have one.
-        generation = None
-    for holder in (tokenizer, config, generation):
+    for holder in (tokenizer, config, _generation_config(source)):
         ids = getattr(holder, "eos_token_id", None)
         if ids is not None:
             found |= {ids} if isinstance(ids, int) else set(ids)
     return found
+
+
+def _generation_config(source: ModelSource) -> Any:
+    """The checkpoint's generation configuration; None where it has none.
+
+    Raises:
+        OSError: The hub cannot be asked whether there is one; a retry may help.
+    """
+    from huggingface_hub import constants
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(source.name_or_path, revision=source.revision)
+    except OSError as error:
+        # The same class for a file that is not there, then without a cause, and for a hub that
+        # does not answer: without its ids responses would run on past their end.
+        if error.__cause__ is None or constants.HF_HUB_OFFLINE:
+            return None
+        said = " ".join(str(error).split())
+        raise OSError(
+            f"the hub does not say whether {source.name_or_path} has a generation configuration, "
+            f"which may end its responses: {said}"
+        ) from error
