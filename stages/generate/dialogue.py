@@ -18,7 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
-from stages.modeling.chat import require_chat_template
+from stages.generate.policy import end_token_ids
+from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import DTYPES, Precision, load_causal_lm, load_config
 from stages.modeling.tokenizers import load_tokenizer
 
@@ -33,23 +34,29 @@ class _Partner:
     name: str
     model: Any
     tokenizer: Any
+    end_ids: list[int]
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str, max_new_tokens: int, temperature: float) -> str:
         self.messages.append({"role": "user", "content": text})
-        inputs = self.tokenizer.apply_chat_template(
-            self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(self.model.device)
+        # Read and ended as in the samples that the policy was trained on.
+        prompt = torch.tensor(
+            [render_prompt(self.tokenizer, self.messages)], device=self.model.device
+        )
         sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
         with torch.inference_mode():
             output = self.model.generate(
-                **inputs,
+                prompt,
+                attention_mask=torch.ones_like(prompt),
                 max_new_tokens=max_new_tokens,
+                eos_token_id=self.end_ids or None,
                 # One row is never padded; without an id transformers would warn.
                 pad_token_id=self.tokenizer.eos_token_id,
                 **(sampling or {"do_sample": False}),
             )
-        new = output[0, inputs["input_ids"].shape[1] :]
+        new = output[0, prompt.shape[1] :].tolist()
+        if new and new[-1] in self.end_ids:
+            new.pop()
         said = str(self.tokenizer.decode(new, skip_special_tokens=True)).strip()
         self.messages.append({"role": "assistant", "content": said})
         return said
@@ -109,9 +116,11 @@ def _load(name: str, place: str, adapter: str | None) -> _Partner:
     source = ModelSource(repo, revision or None, adapter)
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, repo)
-    stored = load_config(source).get_text_config().dtype
+    config = load_config(source)
+    stored = config.get_text_config().dtype
     precision: Precision = next((each for each in DTYPES if DTYPES[each] == stored), "float32")
-    return _Partner(name, load_causal_lm(source, dtype=precision), tokenizer)
+    end_ids = sorted(end_token_ids(tokenizer, config, source))
+    return _Partner(name, load_causal_lm(source, dtype=precision), tokenizer, end_ids)
 
 
 if __name__ == "__main__":
