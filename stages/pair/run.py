@@ -161,7 +161,11 @@ def _check_not_empty(tally: Tally) -> None:
     if tally.pairs:
         return
     if tally.prompts == 0:
-        raise UserError("there are no responses to pair", "check the prompts and the generation")
+        raise UserError(
+            "there are no responses to pair",
+            "see the warnings of the generation: prompts that are too long for the context are "
+            "dropped. Lower `generate.max_new_tokens`, or check the prompts",
+        )
     if tally.ties:
         raise UserError(
             f"all {tally.ties} pairs are ties, and ties are dropped: nothing is left to train on",

@@ -190,6 +190,18 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(generate):
     assert "1 of 3 prompts are too long" in warnings[0].message
 
 
+def test_a_shard_of_which_no_prompt_fits_is_empty(generate):
+    """Only without shards is it known that no prompt at all fits."""
+    texts = ["red", "blue", "green", "red " * 30]
+    cut = {"max_length_tokens": 20, "num_shards": 2}
+    first, second = (generate(texts, **cut, shard_index=index) for index in range(2))
+    assert len(first[0]) == 9
+    assert second[0] == []
+    assert second[1]["prompts_dropped_too_long"] == second[1]["prompts"] == 1
+    warnings = [each for each in second[2] if isinstance(each, Log) and each.level == "warning"]
+    assert "1 of 1 prompts are too long" in warnings[0].message
+
+
 def test_progress_reaches_the_total(generate):
     _, _, events = generate()
     last = [each for each in events if isinstance(each, Progress)][-1]
