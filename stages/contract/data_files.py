@@ -57,6 +57,18 @@ def count_rows(path: Path) -> int:
     return number + (last != b"\n")
 
 
+def column_names(path: Path) -> tuple[str, ...]:
+    """Columns of a Parquet file; none of another, whose rows have columns of their own.
+
+    Raises:
+        UserError: A Parquet file is none.
+    """
+    if path.suffix != ".parquet":
+        return ()
+    with _open_parquet(path) as file:
+        return tuple(file.schema_arrow.names)
+
+
 def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[Row]:
     """Yields the rows of Arrow batches with their places."""
     number = 0

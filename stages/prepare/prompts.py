@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +56,23 @@ class Prompt:
             raise _lone_surrogate("text", error) from error
 
 
-def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
+def read_prompt(
+    row: Mapping[str, Any], params: PrepareParams, columns: Collection[str] = ()
+) -> Prompt:
     """Turns a source's row into a prompt.
 
     Trailing assistant turns are cut off, so that supervised data can serve as prompts.
 
+    Args:
+        row: Values by column.
+        params: Which columns are read.
+        columns: All columns of the source, for messages; those of the row if empty.
+
     Raises:
         InvalidRowError: The row has neither column, or its messages are no prompt.
     """
-    messages = _messages(row, params)
+    shown = ", ".join(columns or row) or "none"
+    messages = _messages(row, params, shown)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -85,10 +94,10 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams) -> Prompt:
         )
     if params.system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": params.system_prompt})
-    return Prompt(messages, _reference(row, params), cut)
+    return Prompt(messages, _reference(row, params, shown), cut)
 
 
-def _messages(row: Mapping[str, Any], params: PrepareParams) -> Messages:
+def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
     names = (params.messages_column, params.prompt_column)
     for name in names:
         value = row.get(name)
@@ -102,7 +111,7 @@ def _messages(row: Mapping[str, Any], params: PrepareParams) -> Messages:
                 "point `messages_column` or `prompt_column` at the prompts",
             )
     raise InvalidRowError(
-        f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {', '.join(row) or 'none'})",
+        f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",
     )
 
@@ -128,18 +137,18 @@ def _lookup(row: Mapping[str, Any], name: str) -> Any:
     return _lookup(value, inner) if isinstance(value, Mapping) else None
 
 
-def _reference(row: Mapping[str, Any], params: PrepareParams) -> str | None:
+def _reference(row: Mapping[str, Any], params: PrepareParams, shown: str) -> str | None:
     if params.reference_columns:
         missing = [name for name in params.reference_columns if name not in row]
         if missing:
             raise InvalidRowError(
-                f"no column {missing[0]!r} of `reference_columns` (columns: {', '.join(row)})",
+                f"no column {missing[0]!r} of `reference_columns` (columns: {shown})",
                 "correct `reference_columns`",
             )
         kept = {name: row[name] for name in params.reference_columns}
         try:
-            return json.dumps(kept, sort_keys=True)
-        except TypeError as error:
+            return json.dumps(kept, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
             raise InvalidRowError(
                 f"`reference_columns`: {error}", "convert the column to text or numbers"
             ) from error
@@ -162,6 +171,11 @@ def _reference_text(value: Any) -> str | None:
             raise _lone_surrogate("reference answer", error) from error
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRowError(
+            f"the reference answer is {value}, which tables hold where a number is missing",
+            "write null where a row has none, or set `invalid_rows: drop`",
+        )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     raise InvalidRowError(

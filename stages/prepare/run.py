@@ -70,6 +70,11 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
     params = ctx.params
     train = ctx.inputs.get("train", ())
     test = ctx.inputs.get("test", ())
+    if train and params.iterations == 0:
+        raise UserError(
+            f"{len(train)} training sources for 0 iterations: none of their prompts has a place",
+            "raise `iterations`, or give a `test` source alone",
+        )
     if len(train) not in (1, params.iterations):
         raise UserError(
             f"{len(train)} training sources for {params.iterations} iterations",
@@ -94,7 +99,7 @@ def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | N
     """The prompts of a source with their identities; None for an invalid row to drop."""
     for place, row in source.read():
         try:
-            prompt = read_prompt(row, params)
+            prompt = read_prompt(row, params, source.columns)
             yield prompt, prompt.identity()
         except InvalidRowError as error:
             if params.invalid_rows == "refuse":

@@ -12,6 +12,7 @@ from stages.contract.data_files import (
     DATA_SUFFIXES,
     FILE_SUFFIXES,
     Row,
+    column_names,
     count_rows,
     number_rows,
     read_data_file,
@@ -28,11 +29,13 @@ class Source:
         name: What it is, for messages.
         num_rows: Rows, or lines where blank ones are not told apart.
         read: Starts reading from the first row.
+        columns: All its columns, for messages, where rows have those of interest only.
     """
 
     name: str
     num_rows: int
     read: Callable[[], Iterator[Row]]
+    columns: tuple[str, ...] = ()
 
 
 def open_source(
@@ -44,6 +47,8 @@ def open_source(
     hub_file: str | None = None,
 ) -> Source:
     """Opens one input of the request: a file, a folder of files (by name), or a hub data set.
+
+    Hidden files of a folder are no part of it, as they are none of its digest.
 
     Args:
         source: The input.
@@ -63,7 +68,9 @@ def open_source(
     if not source.path.is_dir():
         return _open_file(source.path, columns)
     files = sorted(
-        path for path in source.path.iterdir() if path.suffix in DATA_SUFFIXES and path.is_file()
+        path
+        for path in source.path.iterdir()
+        if path.suffix in DATA_SUFFIXES and path.is_file() and not path.name.startswith(".")
     )
     if not files:
         raise UserError(
@@ -75,6 +82,7 @@ def open_source(
         name=str(source.path),
         num_rows=sum(part.num_rows for part in parts),
         read=lambda: (row for part in parts for row in part.read()),
+        columns=tuple(dict.fromkeys(name for part in parts for name in part.columns)),
     )
 
 
@@ -84,7 +92,9 @@ def _open_file(path: Path, columns: tuple[str, ...]) -> Source:
             f"{path} is of no known kind: prompts are read from {', '.join(FILE_SUFFIXES)} files",
             "convert the file, or rename it to what it is",
         )
-    return Source(str(path), count_rows(path), lambda: read_data_file(path, columns))
+    return Source(
+        str(path), count_rows(path), lambda: read_data_file(path, columns), column_names(path)
+    )
 
 
 def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
@@ -105,7 +115,7 @@ def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, sp
     def read() -> Iterator[Row]:
         return number_rows(name, chosen.iter(batch_size=BATCH_ROWS))
 
-    return Source(name, len(data), read)
+    return Source(name, len(data), read, tuple(data.column_names))
 
 
 def _fetch(source: HubInput, name: str) -> Path:

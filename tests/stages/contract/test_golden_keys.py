@@ -39,12 +39,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PrepareParams(),
         {"train": (FILE,)},
-        "34402a176b5cbb63a93b4b610f029ef6a3f6e45414e73bea0ce3d31c53f57745",
+        "715254100792e13204567db7d2b12d4fedf0c06eb1312604885179f3d5873059",
     ),
     (
         PrepareParams(iterations=2),
         {"train": (HUB, HUB), "test": (FILE,)},
-        "1afadb220dbc45512ede3b77f6dcba7a20a0d03deb7fa4ebd340aa1c3a5efca9",
+        "f46918556ed1ced91d85ff00033303ccd182e86dafecb1479b7788679e813e8c",
     ),
     (
         ScreenParams(num_samples=2),

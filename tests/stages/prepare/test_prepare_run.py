@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stages.contract.store import Artifact
 from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
-from tests.stage_calls import EventLog, call
+from tests.stage_calls import EventLog, call, file_input
 
 
 @pytest.fixture
@@ -145,6 +146,11 @@ def test_a_folder_of_files_is_one_source(store, tmp_path):
     jsonl(folder / "a.jsonl", questions(12)[:5])
     jsonl(folder / "b.jsonl", questions(12)[5:])
     (folder / "README.md").write_text("not prompts")
+    before = file_input(folder)
+    # Not in the folder's digest, so not in the artifact's key: beside it, macOS writes such files.
+    jsonl(folder / ".c.jsonl", [chat("hidden")])
+    (folder / "._a.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    assert file_input(folder) == before
     artifact = prepare(store, folder)
     assert metrics(artifact)["rows"] == 12
 
@@ -211,6 +217,11 @@ BAD_ROWS = {
         chat("u", reference_answer=["a"]),
         "line 2: the reference answer is list",
         "point `reference_column`",
+    ),
+    "reference answer without a value": (
+        chat("u", reference_answer=math.nan),
+        "line 2: the reference answer is nan",
+        "write null",
     ),
     "lone surrogate": (
         {"prompt": "\ud800"},
@@ -288,6 +299,34 @@ def test_rows_without_the_column_are_told_which_columns_there_are(store, tmp_pat
     pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "p.parquet")
     with pytest.raises(UserError, match=r"row 1: no prompt in column .* \(columns: question\)"):
         prepare(store, tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "no prompt in column"),
+        ({"prompt_column": "question", "reference_columns": ("solution",)}, "no column 'solution'"),
+    ],
+)
+def test_columns_that_are_not_read_are_told_as_well(store, tmp_path, asked, told):
+    columns = {"question": ["a", "b"], "answer": ["1", "2"], "reference_answer": ["1", "2"]}
+    pq.write_table(pa.table(columns), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match=rf"{told}.* \(columns: question, answer, reference_ans"):
+        prepare(store, tmp_path / "p.parquet", **asked)
+
+
+def test_reference_columns_without_a_value_are_told_with_their_row(store, tmp_path):
+    source = jsonl(tmp_path / "p.jsonl", [chat(f"question {n}", limit=math.inf) for n in range(9)])
+    with pytest.raises(UserError, match="line 1: `reference_columns`: "):
+        prepare(store, source, reference_columns=["limit"])
+
+
+def test_training_prompts_without_iterations_are_refused(store, tmp_path):
+    """They went to the test set, or nowhere."""
+    train = jsonl(tmp_path / "train.jsonl", questions(6))
+    test = jsonl(tmp_path / "test.jsonl", [chat("held out")])
+    with pytest.raises(UserError, match="1 training sources for 0 iterations"):
+        prepare(store, train, test=test, iterations=0, prompts_per_iteration=2)
 
 
 def test_a_reference_column_that_is_no_json_is_told_with_its_row(store, tmp_path):
