@@ -82,7 +82,7 @@ class BanditParams(StageParams):
     divergences: tuple[BanditDivergence, ...] = ("reverse_kl", "hellinger", "forward_kl")
     """Divergences; a method that is not defined under one is left out there."""
     kappas: tuple[float, ...] = (0.1, 1.0, 10.0)
-    """Values of κ, each a cell of its own; f-DPO has none."""
+    """Values of κ > 0, each a cell of its own; f-DPO has none."""
     numerics: Literal["exact", "paper"] = "exact"
     """`paper` uses the published code's ε forms."""
     bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
@@ -114,4 +114,9 @@ class BanditParams(StageParams):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ValueError(f"{name} = {list(values)} must be a list without repetitions")
+        if min(self.kappas) <= 0.0:
+            raise ValueError(
+                f"kappas = {list(self.kappas)} must be positive: without a bonus it is the method "
+                "'none'"
+            )
         return self

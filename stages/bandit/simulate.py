@@ -16,6 +16,7 @@ from torch import Tensor
 from stages.bandit.landscape import Landscape
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
+from stages.contract.errors import UserError
 from stages.objectives import DESIGNS, exploratory_bonus, preference_loss
 from stages.objectives.divergences import resolve_divergence
 
@@ -91,6 +92,9 @@ def simulate(
         landscape: the bandit.
         seed: from which each repetition's seed is derived.
         progress: is told how many iterations are done.
+
+    Raises:
+        UserError: a cell's policy is no number any more.
     """
     every = cells(params)
     logits = landscape.reference.log().expand(len(every), params.num_seeds, -1).clone()
@@ -109,6 +113,7 @@ def simulate(
         optimizer.step()
         policy = logits.softmax(dim=-1)
         if iteration % params.record_every == 0 or iteration == params.num_iterations:
+            _require_finite(every, policy, iteration)
             curves.add(iteration, policy, landscape)
             progress(iteration)
     return Outcome(
@@ -117,6 +122,19 @@ def simulate(
         best_mass=torch.stack(curves.best_mass, dim=-1),
         policy=policy,
     )
+
+
+def _require_finite(every: Sequence[Cell], policy: Tensor, iteration: int) -> None:
+    """Refuses policies [C, S, N] of which no figure could be told."""
+    diverged = (~policy.isfinite()).any(dim=(1, 2)).nonzero().flatten().tolist()
+    if diverged:
+        cell = every[diverged[0]]
+        raise UserError(
+            f"{len(diverged)} of {len(every)} cells have no policy after {iteration} iterations, "
+            f"the first {cell.method} under {cell.divergence} with κ = {cell.kappa:g}: its "
+            "probabilities are not numbers",
+            "set `bandit.numerics: exact`, lower `bandit.learning_rate`, or leave these cells out",
+        )
 
 
 def sample(policy: Tensor, uniform: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from stages.bandit.landscape import make_landscape
 from stages.bandit.params import BanditParams, LandscapeParams
 from stages.bandit.simulate import Cell, cells, logits_gradient, sample, simulate
+from stages.contract.errors import UserError
 
 SMALL = LandscapeParams(
     num_arms=100,
@@ -204,3 +205,20 @@ def test_every_method_stays_a_distribution(reference, numerics, bonus_on):
 def test_refused_parameters(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kappa", [0.0, -1.0])
+def test_a_bonus_without_weight_is_refused(kappa):
+    """Its curve stood in the panels of every κ, beside that of the same method."""
+    with pytest.raises(ValueError, match="must be positive"):
+        small(kappas=(kappa, 1.0))
+
+
+def test_a_policy_that_is_no_number_is_told_with_its_cell():
+    """The published log(1 − π) is not finite where one arm has all of π."""
+    certain = LandscapeParams(
+        num_arms=2, reference_arm=0, best_arm=1, reference_width=0.01, reference_floor=1e-300
+    )
+    params = small(landscape=certain, methods=("none", "one_minus_pi"), numerics="paper")
+    with pytest.raises(UserError, match=r"1 of 4 cells .* the first one_minus_pi under forward_kl"):
+        run(params)
