@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -100,31 +101,39 @@ def _serve(connection: Connection, policy: Policy, params: GenerateParams) -> No
     with closing(backend):
         connection.send(Ready(dict(backend.notes)))
         while True:
-            units = _Units(connection, takes_stream(params))
+            units = Units(connection, takes_stream(params))
             for index, seed, sample in backend.generate(units.prompts()):
                 connection.send(Answer(units.place(index, seed), sample))
 
 
-class _Units:
-    """Prompts of the units that the pool sends, and their places in the stream of all."""
+class Units:
+    """Prompts of the units that the pool sends, and their places in the stream of all.
+
+    Memory holds the units of which a response is awaited: a stream has as many as a shard.
+    """
 
     def __init__(self, connection: Connection, takes_stream: bool) -> None:
         self._connection = connection
         self._takes_stream = takes_stream
-        self._places: list[tuple[Unit, int]] = []
+        # Of the engine's own number for a prompt: its unit, its index there, the seeds awaited.
+        self._open: dict[int, tuple[Unit, int, set[int]]] = {}
 
     def prompts(self) -> Iterator[Prompt]:
         """Yields prompts as long as there are any; waits for the first unit."""
+        numbers = count()
         unit = self._ask(idle=True)
         while unit is not None:
             for index, prompt in enumerate(unit.prompts):
-                self._places.append((unit, index))
+                self._open[next(numbers)] = unit, index, set(range(len(prompt.seeds)))
                 yield prompt
             unit = self._ask(idle=False) if self._takes_stream else None
 
     def place(self, index: int, seed: int) -> Place:
-        """Place of a response, from the engine's own numbers for it."""
-        unit, own = self._places[index]
+        """Place of a response, from the engine's own numbers for it; asked for once."""
+        unit, own, awaited = self._open[index]
+        awaited.remove(seed)
+        if not awaited:
+            del self._open[index]
         return unit.place(own, seed)
 
     def _ask(self, *, idle: bool) -> Unit | None:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import weakref
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from stages.contract.events import Log
 from stages.contract.program import execute
 from stages.contract.request import Resources
 from stages.generate.backend import Prompt
+from stages.generate.engine_process import Units
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from stages.generate.units import split_units
@@ -137,6 +139,33 @@ def test_a_unit_of_transformers_is_a_batch_of_its_chunk():
     cut = list(split_units(iter(prompts), GenerateParams(transformers={"batch_size": 3})))
     assert cut[1].places == [(2, 1), (0, 0), (0, 1)]
     assert cut[1].prompts[0].seeds == [51]
+
+
+class Sent:
+    """The engine's end of a pipe through which units come."""
+
+    def __init__(self, units):
+        self._units = list(units)
+
+    def send(self, message):
+        """Nobody reads it."""
+
+    def recv(self):
+        return self._units.pop(0) if self._units else None
+
+
+def test_an_engine_forgets_the_prompts_that_it_has_answered():
+    """A stream is as long as the shard."""
+    prompts = (Prompt([], [1, 2], [number, number + 1]) for number in range(40))
+    given = Units(Sent(split_units(prompts, GenerateParams(backend="vllm"))), takes_stream=True)
+    places, seen = [], []
+    for index, prompt in enumerate(given.prompts()):
+        places += [given.place(index, seed) for seed in (1, 0)]
+        seen.append(weakref.ref(prompt))
+    del prompt
+    assert places == [(number, sample) for number in range(40) for sample in (1, 0)]
+    alive = sum(each() is not None for each in seen)
+    assert alive <= 4, "those of one unit"
 
 
 def test_every_response_is_in_one_unit_of_a_stream():
