@@ -116,7 +116,8 @@ class KappaController:
         """Take in Σ|L| and Σ|bonus| of one batch; does nothing once calibrated.
 
         Raises:
-            ValueError: no finite κ meets the target, as the bonus is zero or a sum is not finite.
+            ValueError: no finite κ meets the target, as the bonus is zero or a sum is not finite;
+                or, at the last of the batches, κ would be 0, as all their pairs are ties.
         """
         if not self.calibrating:
             return
@@ -126,6 +127,13 @@ class KappaController:
                 f"target_ratio {self.target_ratio} cannot be met: over the first batches |L| sums "
                 f"to {loss_sum} and |bonus| to {bonus_sum}. Set kappa itself, or choose "
                 "probability='token' if the bonus underflows"
+            )
+        is_last = self._num_observed + 1 == self.calibration_batches
+        if is_last and loss_sum == 0.0:
+            raise ValueError(
+                f"target_ratio {self.target_ratio} cannot be met: over the first "
+                f"{self.calibration_batches} batches |L| sums to 0, since all their pairs are "
+                "ties, and a bonus of any weight is more. Set kappa itself"
             )
         self._loss_sum, self._bonus_sum = loss_sum, bonus_sum
         self._num_observed += 1

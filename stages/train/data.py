@@ -149,6 +149,13 @@ def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
             f"{counts.dropped_empty} have an empty prompt or response",
             "raise train.max_length_tokens or set train.over_length=truncate",
         )
+    if counts.ties == counts.used and params.target_ratio is not None:
+        raise UserError(
+            f"all {counts.used} pairs are ties: |L| is 0, and no bonus meets train.target_ratio = "
+            f"{params.target_ratio:g} of it",
+            "set train.kappa and unset train.target_ratio, or use an oracle that tells responses "
+            "apart",
+        )
     has_other_terms = params.design != "none" or params.nll_weight > 0
     if counts.ties == counts.used and not has_other_terms:
         raise UserError(

@@ -113,6 +113,14 @@ def test_a_target_that_cannot_be_met_is_an_error(sums):
         controller.observe(abs_loss_sum=sums[0], abs_bonus_sum=sums[1])
 
 
+def test_batches_of_ties_alone_leave_no_kappa():
+    """It would be 0, and the bonus, of which alone ties are trained, off for the iteration."""
+    controller = KappaController(KappaSchedule(), target_ratio=0.1, calibration_batches=2)
+    controller.observe(abs_loss_sum=0.0, abs_bonus_sum=3.0)
+    with pytest.raises(ValueError, match=r"first 2 batches .* all their pairs are ties"):
+        controller.observe(abs_loss_sum=0.0, abs_bonus_sum=3.0)
+
+
 def test_kappa_before_the_first_batch_is_an_error():
     controller = KappaController(KappaSchedule(), target_ratio=0.1)
     with pytest.raises(ValueError, match="one observed batch"):

@@ -94,6 +94,9 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="none"))
     assert load_pairs([path], params(design="one_minus_pi"))[1].ties == 4
+    # κ would be a share of nothing, and the bonus off.
+    with pytest.raises(UserError, match=r"all 4 pairs are ties: .*target_ratio = 0\.1"):
+        load_pairs([path], params(design="one_minus_pi", target_ratio=0.1))
     assert load_pairs([path], params(design="none", nll_weight=1.0))[1].ties == 4
 
 
