@@ -15,7 +15,7 @@ from typing import Any
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve
 from flows.runners.local.environment import stage_environment
-from stages.contract.data_files import DATA_SUFFIXES, FILE_SUFFIXES, read_data_file
+from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_USER, UserError
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
@@ -120,8 +120,7 @@ def _data_file(config: RunConfig) -> Path | None:
         return path if path.suffix in FILE_SUFFIXES else None
     if not config.inputs.prompts or not path.is_dir():
         return None
-    files = (each for each in path.iterdir() if each.suffix in DATA_SUFFIXES and each.is_file())
-    return min(files, default=None)
+    return next(iter(files_of_folder(path)), None)
 
 
 def _prompt(row: dict[str, Any], params: PrepareParams) -> _Prompt:

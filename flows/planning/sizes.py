@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import External
-from stages.contract.data_files import DATA_SUFFIXES, count_rows
+from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.contract.store import Artifact
@@ -103,8 +103,7 @@ def made_responses(artifact: Artifact) -> Table:
 def _count(path: Path) -> tuple[int, int] | None:
     """Rows and bytes of a file of prompts or conversations, or of a folder of them."""
     if path.is_dir():
-        files = [each for each in path.iterdir() if each.suffix in DATA_SUFFIXES]
-        counted = [_count(each) for each in files if each.is_file()]
+        counted = [_count(each) for each in files_of_folder(path)]
         known = [each for each in counted if each is not None]
         if not known or len(known) < len(counted):
             return None

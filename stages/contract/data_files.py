@@ -57,6 +57,15 @@ def count_rows(path: Path) -> int:
     return number + (last != b"\n")
 
 
+def files_of_folder(folder: Path) -> list[Path]:
+    """Data files of a folder by name, without hidden ones, which are no part of its digest."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in DATA_SUFFIXES and path.is_file() and not path.name.startswith(".")
+    )
+
+
 def column_names(path: Path) -> tuple[str, ...]:
     """Columns of a Parquet file; none of another, whose rows have columns of their own.
 

@@ -14,6 +14,7 @@ from stages.contract.data_files import (
     Row,
     column_names,
     count_rows,
+    files_of_folder,
     number_rows,
     read_data_file,
 )
@@ -67,11 +68,7 @@ def open_source(
     assert source.path is not None
     if not source.path.is_dir():
         return _open_file(source.path, columns)
-    files = sorted(
-        path
-        for path in source.path.iterdir()
-        if path.suffix in DATA_SUFFIXES and path.is_file() and not path.name.startswith(".")
-    )
+    files = files_of_folder(source.path)
     if not files:
         raise UserError(
             f"{source.path} holds no prompt files ({', '.join(DATA_SUFFIXES)})",

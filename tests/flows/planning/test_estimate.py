@@ -323,6 +323,7 @@ def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path: Path) -> None:
     (tmp_path / "one/a.jsonl").write_text(lines)
     (tmp_path / "one/b.jsonl").write_text(lines)
     (tmp_path / "one/notes.json").write_text("{}")
+    (tmp_path / "one/.hidden.jsonl").write_text(lines)
     (tmp_path / "flat.json").write_text(json.dumps(rows))
     (tmp_path / "tall.json").write_text(json.dumps(rows, indent=2))
     (tmp_path / "none.json").write_text("{}")
