@@ -13,14 +13,6 @@ RUNTIME_CPU = 0.5 * GIB
 """Python, torch, transformers and DeepSpeed in a process on the CPU, before any weight."""
 RUNTIME_GPU = 2.0 * GIB
 """CUDA's context, kernels, nccl's buffers, and what the allocator cannot use."""
-LIGHT_START_SECONDS = 2.0
-"""Start of a stage that loads no torch, and its work."""
-START_SECONDS = 8.0
-"""Start of a program that loads torch and transformers."""
-FORK_SECONDS = 0.5
-"""Start of a stage as a fork of a process that has loaded its libraries."""
-VLLM_START_SECONDS = 60.0
-"""Start of vLLM's engine, graphs captured."""
 LOAD_BYTES_PER_SECOND = 1.0e9
 """Weights from disk into a device."""
 LAYER_SECONDS = {True: 2.0e-5, False: 6.0e-4}

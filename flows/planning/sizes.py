@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import External
+from flows.pipeline.step import Source
 from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
@@ -45,7 +45,7 @@ class Rows:
     tokens: float
 
 
-def rows_of(sources: Sequence[External]) -> Rows | None:
+def rows_of(sources: Sequence[Source]) -> Rows | None:
     """Rows of local data files and folders; None where one of them is elsewhere or no table."""
     counted = [_count(Path(each.location)) for each in sources if isinstance(each, FileInput)]
     known = [each for each in counted if each is not None]

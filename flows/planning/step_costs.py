@@ -9,19 +9,14 @@ from flows.execution.plan import PlannedStep
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Output, Source, Step
 from flows.planning import sizes
-from flows.planning.cost import (
-    FORK_SECONDS,
-    LIGHT_START_SECONDS,
-    START_SECONDS,
-    VLLM_START_SECONDS,
-    Cost,
-)
+from flows.planning.cost import Cost
 from flows.planning.hardware import Device
 from flows.planning.inference import forward_cost, generation_cost
+from flows.planning.prepared import prepared
 from flows.planning.shape import ModelShape, new_model, read_shape
 from flows.planning.sizes import Table
+from flows.planning.start_times import LIGHT_ORACLES, start_seconds
 from flows.planning.training import Samples, training_cost
-from stages.contract.params import StageParams
 from stages.contract.request import Resources
 from stages.contract.store import Artifact
 from stages.contract.stores import open_store
@@ -31,10 +26,8 @@ from stages.pair.params import PairParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
 from stages.train.params import TrainParams
-from stages.training.params import TrainingParams
 
 _SAVED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LIGHT_ORACLES = {"python", "math_verify"}
 _SCORE_BYTES = 40
 # A word-level tokenizer of a warm start from scratch has about so many words.
 _NEW_VOCABULARY = 1024
@@ -68,20 +61,8 @@ class StepCosts:
         cost = _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
         if cost.seconds is None:
             return cost
-        return replace(cost, seconds=cost.seconds + self._start_seconds(step, resources))
-
-    def _start_seconds(self, step: Step, resources: Resources) -> float:
-        params = step.params
-        if params.image_for(from_hub=False) == "vllm":
-            return VLLM_START_SECONDS
-        workers = START_SECONDS if _starts_workers(params, resources) else 0.0
-        execution = self._config.execution
-        if execution.runner == "process" and execution.fork_server and not resources.gpus:
-            return FORK_SECONDS + workers
-        light = isinstance(params, ScoreParams) and _LIGHT_ORACLES.issuperset(params.parts)
-        return (
-            LIGHT_START_SECONDS if light or params.image != "torch" else START_SECONDS
-        ) + workers
+        start = start_seconds(step.params, resources, self._config.execution)
+        return replace(cost, seconds=cost.seconds + start)
 
     def _made(self, step: Step) -> Artifact | None:
         planned = self._planned[step.name]
@@ -94,59 +75,30 @@ class StepCosts:
             return self._models[source.step]
         return read_shape(source, self._store)
 
+    def _read(self, step: Step, *names: str) -> Table:
+        """All rows that a step reads under these names, as of one table."""
+        sources = [each for name in names for each in step.inputs[name]]
+        tables = [self._tables[each.step] for each in sources if isinstance(each, Output)]
+        rows = sum(each.rows for each in tables)
+        tokens = sum(each.rows * each.response_tokens for each in tables)
+        return Table(rows, tokens / max(rows, 1), sum(each.prompts for each in tables))
+
     def _light(self, step: Step, resources: Resources, device: Device) -> Cost:
         """Stages without a model; those that read responses make a row of each prompt's, or n."""
         if "responses" in step.inputs:
-            tables = [self._tables[each.step] for each in _outputs(step, "responses")]
-            rows = sum(each.rows for each in tables)
-            response = sum(each.rows * each.response_tokens for each in tables) / max(rows, 1)
-            prompts = sum(each.prompts for each in tables)
-            made = prompts
+            read = self._read(step, "responses")
+            made = read.prompts
             if isinstance(step.params, PairParams):
                 made *= step.params.pairs_per_prompt
-            self._tables[step.name] = Table(made, response, prompts)
+            self._tables[step.name] = replace(read, rows=made)
         return Cost(seconds=0.0)
 
     def _prepare(self, step: Step, resources: Resources, device: Device) -> Cost:
-        made = self._made(step)
-        config = self._config
-        if "train" not in step.inputs:
-            return self._prepare_suite(step, made)
-        data = sizes.rows_of(
-            [each for each in step.inputs["train"] if not isinstance(each, Output)]
-        )
-        self._prompt_tokens = sizes.prompt_tokens(config, data)
-        number = sizes.train_prompts(config, data)
-        if made is not None:
-            for iteration in range(1, config.iterations + 1):
-                name = f"iteration-{iteration}.parquet"
-                self._tables[name] = Table(sizes.made_rows(made, name))
-            self._tables["test.parquet"] = Table(sizes.made_rows(made, "test.parquet"))
-            return Cost(seconds=0.0)
-        for iteration in range(1, config.iterations + 1):
-            self._tables[f"iteration-{iteration}.parquet"] = Table(number or 0)
-        held_out = step.inputs.get("test", ())
-        own = sizes.rows_of([each for each in held_out if not isinstance(each, Output)])
-        self._tables["test.parquet"] = Table(sizes.held_out_prompts(config, own))
-        notes = (
-            ()
-            if number is not None
-            else (
-                "the number of prompts is not known before `prepare` has read them: set "
-                "estimation.prompts_per_iteration (or prepare.prompts_per_iteration)",
-            )
-        )
-        return Cost(seconds=0.0, notes=notes)
-
-    def _prepare_suite(self, step: Step, made: Artifact | None) -> Cost:
-        """Prompts of a suite; their length is taken for that of the run's."""
-        if made is not None:
-            self._tables[step.name] = Table(sizes.made_rows(made, "test.parquet"))
-            return Cost(seconds=0.0)
-        data = sizes.rows_of([each for each in step.inputs["test"] if not isinstance(each, Output)])
-        self._tables[step.name] = Table(data.number if data is not None else 0)
-        unread = f"the prompts of {step.name} are not on this machine: its suite is not estimated"
-        return Cost(seconds=0.0, notes=() if data is not None else (unread,))
+        found = prepared(self._config, step, self._made(step))
+        self._tables |= found.tables
+        if found.prompt_tokens is not None:
+            self._prompt_tokens = found.prompt_tokens
+        return Cost(seconds=0.0, notes=found.notes)
 
     def _sft(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params
@@ -154,7 +106,7 @@ class StepCosts:
         given = step.inputs.get("policy", ())
         shape = self._model(given[0]) if given else new_model(params.architecture, _NEW_VOCABULARY)
         self._models[step.name] = shape
-        data = sizes.rows_of([each for each in step.inputs["data"] if not isinstance(each, Output)])
+        data = sizes.rows_of(step.inputs["data"])
         if isinstance(shape, str):
             return Cost(notes=(shape,))
         if data is None:
@@ -200,12 +152,12 @@ class StepCosts:
     def _score(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params
         assert isinstance(params, ScoreParams)
-        (responses,) = _outputs(step, "responses")
-        table = self._tables[responses.step]
-        self._tables[step.name] = table
+        responses = step.inputs["responses"][0]
+        assert isinstance(responses, Output)
+        table = self._tables[step.name] = self._tables[responses.step]
         if "model" not in step.inputs:
             return Cost(
-                seconds=0.0 if _LIGHT_ORACLES.issuperset(params.parts) else None,
+                seconds=0.0 if LIGHT_ORACLES.issuperset(params.parts) else None,
                 disk=table.rows * _SCORE_BYTES,
             )
         shape = self._model(step.inputs["model"][0])
@@ -228,7 +180,7 @@ class StepCosts:
         )
         # Nothing tells how long a server takes that is asked beside the model.
         others = set(params.parts) - {params.needs["model"]}
-        return cost if _LIGHT_ORACLES.issuperset(others) else replace(cost, seconds=None)
+        return cost if LIGHT_ORACLES.issuperset(others) else replace(cost, seconds=None)
 
     def _train(self, step: Step, resources: Resources, device: Device) -> Cost:
         params = step.params
@@ -237,14 +189,12 @@ class StepCosts:
         self._models[step.name] = shape
         if isinstance(shape, str):
             return Cost(notes=(shape,))
-        tables = [self._tables[each.step] for each in _outputs(step, "pairs")]
-        pairs = sum(each.rows for each in tables)
-        response = sum(each.rows * each.response_tokens for each in tables) / max(pairs, 1)
+        pairs = self._read(step, "pairs")
         prompt = min(self._prompt_tokens, params.max_prompt_tokens)
-        response = min(response, params.max_length_tokens - prompt)
+        response = min(pairs.response_tokens, params.max_length_tokens - prompt)
         times = 1 if params.row_layout == "packed" else 2
         samples = Samples(
-            pairs,
+            pairs.rows,
             times * prompt + 2 * response,
             2 * response,
             params.global_batch_pairs,
@@ -270,12 +220,8 @@ class StepCosts:
         shape = self._model(step.inputs["reference"][0])
         if isinstance(shape, str):
             return Cost(notes=(shape,))
-        sides = _outputs(step, "responses")
-        if params.log_pi_ref == "both":
-            sides = [*sides, *_outputs(step, "base_responses")]
-        tables = [self._tables[each.step] for each in sides]
-        rows = sum(each.rows for each in tables)
-        response = sum(each.rows * each.response_tokens for each in tables) / max(rows, 1)
+        sides = ["responses", "base_responses"] if params.log_pi_ref == "both" else ["responses"]
+        read = self._read(step, *sides)
         return forward_cost(
             shape,
             resources,
@@ -283,9 +229,9 @@ class StepCosts:
             self._assumed,
             dtype=params.dtype,
             batch_tokens=params.batch_tokens,
-            sequences=rows,
-            sequence_tokens=self._prompt_tokens + response,
-            response_tokens=response,
+            sequences=read.rows,
+            sequence_tokens=self._prompt_tokens + read.response_tokens,
+            response_tokens=read.response_tokens,
             row_bytes=_SCORE_BYTES,
             remedy="lower evaluate.batch_tokens, or set evaluate.dtype=bfloat16 or "
             "evaluate.log_pi_ref=off",
@@ -300,14 +246,3 @@ _COSTS: dict[str, Callable[[StepCosts, Step, Resources, Device], Cost]] = {
     "train": StepCosts._train,
     "evaluate": StepCosts._evaluate,
 }
-
-
-def _starts_workers(params: StageParams, resources: Resources) -> bool:
-    """True where a training is in processes below the stage's own."""
-    return isinstance(params, TrainingParams) and (
-        (resources.gpus or resources.processes) * resources.nodes > 1 or params.needs_workers
-    )
-
-
-def _outputs(step: Step, name: str) -> list[Output]:
-    return [each for each in step.inputs[name] if isinstance(each, Output)]
