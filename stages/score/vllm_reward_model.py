@@ -17,7 +17,8 @@ from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.modeling.vllm_engine import cache_setting, require_vllm, start_engine, step
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
-from stages.score.params import RewardModelSettings, ScoreParams
+from stages.score.params import ScoreParams
+from stages.score.settings import RewardModelSettings
 
 Conversations = Sequence[tuple[int, Sequence[int]]]
 """Token ids of conversations, each with its place among the rows."""

@@ -24,7 +24,7 @@ from stages.objectives import DESIGNS, DIVERGENCES
 from stages.objectives.bonuses import Numerics, Probability
 from stages.objectives.kappa import ScheduleKind
 from stages.objectives.objective import BonusOn
-from stages.score.params import RewardModelSettings
+from stages.score.settings import RewardModelSettings
 from stages.train.params import TrainParams
 
 

@@ -12,8 +12,9 @@ from stages.contract.params import Settings
 from stages.contract.program import Stage
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.oracle import Verdict
-from stages.score.params import ORACLES, OracleEntry, PartName, ScoreParams
+from stages.score.params import ORACLES, OracleEntry, ScoreParams
 from stages.score.run import STAGE
+from stages.score.settings import PartName
 from tests.stage_calls import call_request, request_for
 from tests.stages.score.responses import response_rows
 
