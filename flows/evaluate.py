@@ -19,14 +19,8 @@ from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import (
-    External,
-    require_oracle_inputs,
-    resolve,
-    resolve_inputs,
-    resolve_model,
-    suite_inputs,
-)
+from flows.pipeline.external import External, resolve
+from flows.pipeline.inputs import require_oracle_inputs, resolve_inputs, resolve_model, suite_inputs
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps

@@ -20,9 +20,9 @@ from flows.execution.prefect_progress import artifact_key
 from flows.execution.run_record import RunRecord
 from flows.iterate import NOTHING
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import FormOf, OneOf
 from flows.pipeline.grid import Cell
-from flows.pipeline.inputs import inputs_resolved_once
 from flows.pipeline.loading import load_settings
 from flows.pipeline.paper_cells import (
     BANDIT,

@@ -20,9 +20,9 @@ from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_progress import artifact_key
 from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import FormOf
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.inputs import inputs_resolved_once
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.report.failure import failed
 from flows.report.publish import publish_image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.pipeline.inputs import resolve
+from flows.pipeline.external import resolve
 from stages.contract.adapters import BASE, base_of_adapter
 from stages.contract.errors import UserError
 from stages.contract.manifest import Manifest

@@ -23,8 +23,8 @@ from flows.commands.common import (
 )
 from flows.commands.run import interrupt, quiet_prefect
 from flows.execution.plan import plan
+from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.inputs import inputs_resolved_once
 from flows.report.outputs import Outputs, export, parse_export
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store

@@ -22,7 +22,7 @@ from flows.commands.common import (
     require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
-from flows.pipeline.inputs import inputs_resolved_once
+from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import overrides_of
 from flows.pipeline.paper_cells import read_rows
 from flows.planning.paper_budget import PaperBudget, paper_budget

@@ -37,7 +37,7 @@ from flows.execution.plan import PlannedStep, plan
 from flows.execution.recompute import StepFilter
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import inputs_resolved_once
+from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
 from flows.planning.record import save_estimate

@@ -20,7 +20,7 @@ from flows.commands.common import AsJson, Overrides, StorePath, chosen, console,
 from flows.commands.gc import Garbage, collect, remove
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import inputs_resolved_once
+from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import load_settings
 from flows.runners.health import Finding, reap_for, runner_findings
 from flows.runners.local.gpu_health import gpu_findings

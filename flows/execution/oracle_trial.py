@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import resolve
+from flows.pipeline.external import resolve
 from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_USER, UserError

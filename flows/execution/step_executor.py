@@ -12,7 +12,7 @@ from typing import Protocol
 from flows.execution.observer import current_observers
 from flows.execution.recompute import forced_steps
 from flows.execution.run_record import RunRecord, State, StepRecord
-from flows.pipeline.inputs import External
+from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent

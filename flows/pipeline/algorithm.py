@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.external import External, unread
 from flows.pipeline.inputs import (
     MODEL_INPUTS,
     ORACLE_INPUTS,
     SUITE_INPUTS,
-    External,
     resolve_inputs,
     suite_input,
-    unread,
 )
 from flows.pipeline.preflight import (
     check_checkpoints,

@@ -1,118 +1,21 @@
-"""Inputs of a run from outside the store, addressed by content or by hub revision."""
+"""Inputs of a run from outside the store: policy, prompts, oracles, those of its suites."""
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from flows.pipeline.config import RunConfig
+from flows.pipeline.external import External, resolve
 from stages.contract.adapters import base_of_adapter
-from stages.contract.digests import digest_of, files_of, state_of
-from stages.contract.errors import StoreError, UserError
+from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
-from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Store
 
-UNPINNED = "COMMIT"
-"""Revision in shipped configurations that a person has to choose."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-External = FileInput | HubInput | ArtifactInput
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
 MODEL_INPUTS = ("policy", "oracle_model")
 """Fields of `inputs` that name a model; the others name data or code."""
-RepoType = Literal["model", "dataset"]
-
-
-class HubUnreachableError(StoreError):
-    """The hub cannot be asked."""
-
-
-class _Resolved:
-    """Inputs that a block has resolved; a thread that wants one waits for another's hashing."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inputs: dict[tuple[str, RepoType, _FileStates], External] = {}
-
-
-_FileStates = tuple[tuple[str, int, int, int], ...]
-_RESOLVED: ContextVar[_Resolved | None] = ContextVar("resolved inputs", default=None)
-
-
-@contextmanager
-def inputs_resolved_once() -> Iterator[None]:
-    """Hashes each file, and asks the hub for each revision, once in the block.
-
-    A plan and its run, and the runs of a sweep, so have the same inputs. Files whose size or time
-    of modification changes meanwhile are hashed again.
-    """
-    token = _RESOLVED.set(_RESOLVED.get() or _Resolved())
-    try:
-        yield
-    finally:
-        _RESOLVED.reset(token)
-
-
-def resolve(place: str, repo_type: RepoType) -> External:
-    """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
-
-    Args:
-        place: What the configuration says.
-        repo_type: What a hub id means here.
-
-    Raises:
-        UserError: There is no such file, and it is no hub id either.
-        HubUnreachableError: The hub cannot be asked for the revision.
-    """
-    known = _RESOLVED.get()
-    if known is None:
-        return _resolve(place, repo_type)
-    with known.lock:
-        name = place, repo_type, _file_states(Path(place).expanduser())
-        if name not in known.inputs:
-            known.inputs[name] = _resolve(place, repo_type)
-        return known.inputs[name]
-
-
-def _resolve(place: str, repo_type: RepoType) -> External:
-    path = Path(place).expanduser()
-    if path.exists():
-        # Before it is read: a change meanwhile then shows.
-        state = state_of(path)
-        return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
-    repo, _, revision = place.partition("@")
-    if revision == UNPINNED:
-        raise UserError(
-            f"{place} names no revision: this project knows none that it has tried",
-            f"write the commit that you evaluate on in its place (`{repo}@<40 hex digits>`; the "
-            f"data set's page lists its commits), or `{repo}@main` for the present one",
-        )
-    if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
-        raise UserError(
-            f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"
-        )
-    if not _COMMIT.fullmatch(revision):
-        revision = _resolve_revision(repo, revision or "main", repo_type)
-    return HubInput(repo=repo, revision=revision, repo_type=repo_type)
-
-
-def unread(place: str, repo_type: RepoType) -> External:
-    """An input that is neither read nor asked for: its place stands for its content.
-
-    Steps made of it can be listed and compared with each other, not computed.
-    """
-    path = Path(place).expanduser()
-    repo, _, revision = place.partition("@")
-    if path.exists() or not _HUB_ID.fullmatch(repo):
-        return FileInput(location=str(path.absolute()), digest=place)
-    return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
 
 
 def resolve_model(place: str, store: Store) -> list[External]:
@@ -225,53 +128,3 @@ def require_oracle_inputs(config: RunConfig) -> None:
                 f"the oracle {oracle} needs inputs.{place}",
                 "name it, or choose another score.oracle; docs/oracles.md tells what each needs",
             )
-
-
-def _file_states(path: Path) -> _FileStates:
-    """Name, inode, size and time of modification of a file, or of all files of a folder."""
-    files = [path] if path.is_file() else files_of(path)
-    states = [(str(each), each.stat()) for each in files]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in states)
-
-
-def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
-    # Only here, so that runs on local files neither need nor load the client.
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        info = HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
-    except HFValidationError as error:
-        raise UserError(
-            f"no such file or folder: {repo}, and no name of the hub: {error}",
-            "correct the path, or name a hub id (owner/name)",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UserError(
-            f"the {repo_type} {repo!r} of the hub has no revision {revision!r}",
-            f"name a branch, a tag or a commit that its page lists (`{repo}@main`)",
-        ) from error
-    except GatedRepoError as error:
-        raise UserError(
-            f"the {repo_type} {repo!r} of the hub is given to those alone who accept its terms",
-            "accept them on its page, and set HF_TOKEN to a token of that account",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"no {repo_type} {repo!r} on the hub, and no such file or folder",
-            "correct the name, or set HF_TOKEN for a private one",
-        ) from error
-    except Exception as error:
-        # Whatever else it is comes from the client's transport, which is another library with
-        # each of its major versions.
-        raise HubUnreachableError(
-            f"cannot ask the hub for the revision of {repo} ({type(error).__name__}: {error}); "
-            f"name a commit (`{repo}@<40 hex digits>`) or a local folder to run without it"
-        ) from error
-    assert info.sha is not None
-    return info.sha

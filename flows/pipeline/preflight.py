@@ -10,7 +10,8 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation_checks import images
-from flows.pipeline.inputs import External, suite_input
+from flows.pipeline.external import External
+from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.pipeline.inputs import External
+from flows.pipeline.external import External
 from stages.contract.adapters import adapter_input
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams

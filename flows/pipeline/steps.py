@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, External, suite_input
+from flows.pipeline.external import External
+from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, suite_input
 from flows.pipeline.step import Model, Output, Source, Step
 from stages.contract.digests import derive_seed
 from stages.generate.params import GenerateParams

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flows.execution.plan import PlannedStep, plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import HubUnreachableError
+from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.step import Output, Step
 from flows.planning.estimate import StepEstimate, estimate
 from flows.planning.schedule import end_of

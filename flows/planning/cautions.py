@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.inputs import External, resolve
+from flows.pipeline.external import External, resolve
 from flows.planning import sizes
 
 # Below it an iteration's training is hardly more than its warm-up.

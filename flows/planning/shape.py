@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from flows.pipeline.inputs import External
+from flows.pipeline.external import External
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import ArtifactInput, FileInput
 from stages.contract.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.inputs import inputs_resolved_once, resolve
+from flows.pipeline.external import inputs_resolved_once, resolve
 from stages.contract.errors import UserError
 
 

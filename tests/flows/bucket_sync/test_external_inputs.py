@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline.inputs import resolve
+from flows.pipeline.external import resolve
 from flows.runners.local.bucket_inputs import upload_inputs
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
