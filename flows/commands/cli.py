@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 from flows.commands import (
     bandit,
     compare,
+    doctor,
     evaluate,
     images,
     init,
@@ -68,6 +69,7 @@ for module in (
     models,
     use,
     store,
+    doctor,
     bandit,
     paper,
     up,
