@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,18 +16,13 @@ from pathlib import Path
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.slurm import client
-from flows.runners.slurm.client import SlurmUnavailableError
+from flows.runners.slurm.claims import Claims
 from flows.runners.slurm.ending import raise_for
-from flows.runners.slurm.folder import JobFolder, job_folders, owner_path
-from flows.runners.slurm.job import (
-    batch_program,
-    computes,
-    default_interpreter,
-    new_name,
-)
+from flows.runners.slurm.folder import JobFolder, owner_path
+from flows.runners.slurm.job import batch_program, default_interpreter, new_name
 from flows.runners.slurm.polling import QueuePoller
 from flows.runners.slurm.reaper import remove_owner, sweep
+from flows.runners.slurm.stopping import end_jobs
 from flows.runners.slurm.submission import Submitter
 from flows.runners.slurm.watch import JobWatch
 from stages.contract.errors import StoppedError, UserError
@@ -37,11 +31,6 @@ from stages.contract.file_lease import FileLease
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
-# A batch program kills its steps so long after the grace period.
-_PROGRAM_SECONDS = 15.0
-# After a plain scancel Slurm kills what is left (KillWait, 30 seconds where nobody set another).
-_KILL_SECONDS = 90.0
-_LOOK_SECONDS = 1.0
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -66,6 +55,7 @@ class SlurmRunner:
         self._interpreters = dict(interpreters or {})
         self._grace_seconds = grace_seconds
         self._poller = QueuePoller(settings.poll_seconds)
+        self._claims = Claims(self._poller)
         self._live: dict[str, JobFolder] = {}
         self._owners: dict[Path, tuple[Path, FileLease]] = {}
         self._lock = threading.Lock()
@@ -118,7 +108,7 @@ class SlurmRunner:
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
-        return any(not folder.has_owner() for _, folder in self._jobs_for(request))
+        return any(not folder.has_owner() for _, folder in self._claims.jobs(request))
 
     @property
     def _signal_seconds(self) -> float:
@@ -142,7 +132,7 @@ class SlurmRunner:
     ) -> tuple[str, JobFolder] | None:
         """A job that computes the request; None where another run's job has done so."""
         say = log_once(on_event)
-        while claims := self._claims(request):
+        while claims := self._claims.of(request):
             for job, folder in claims:
                 if job is not None and folder.take_over(owner):
                     on_event(Log(message=f"taking over job {job}, which computes this already"))
@@ -154,35 +144,6 @@ class SlurmRunner:
             if store.load(request.stage, request.key) is not None:
                 return None
         return self._submit(store, request, owner, on_event)
-
-    def _claims(self, request: Request) -> list[tuple[str | None, JobFolder]]:
-        """Jobs that compute a request, and, without a number, those being submitted elsewhere."""
-        jobs = {folder.name: job for job, folder in self._jobs_for(request)}
-        claims: list[tuple[str | None, JobFolder]] = []
-        for folder in self._folders_for(request):
-            if folder.name in jobs or folder.has_owner():
-                claims.append((jobs.get(folder.name), folder))
-            else:
-                # Its orchestrator died while it called sbatch: should a job come of that, it ends.
-                folder.ask_to_stop()
-        return claims
-
-    def _jobs_for(self, request: Request) -> list[tuple[str, JobFolder]]:
-        """Jobs at work or pending that compute a request, with their folders."""
-        folders = {each.name: each for each in self._folders_for(request)}
-        # Mostly there is none, and Slurm is not asked.
-        if not folders:
-            return []
-        jobs = self._poller.recent(since=max(each.made_at() for each in folders.values()))
-        return [
-            (job.id, folders[job.name]) for job in jobs if not job.is_over and job.name in folders
-        ]
-
-    def _folders_for(self, request: Request) -> list[JobFolder]:
-        store = LocalStore.open(request.store)
-        folders = [each for each in job_folders(store) if computes(each.name, request)]
-        # A job that has been told to end computes nothing for those who come later.
-        return [each for each in folders if each.has_owner() or not each.is_stopped()]
 
     def _submit(
         self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
@@ -234,30 +195,7 @@ class SlurmRunner:
             folder.remove()
 
     def _end(self, jobs: Mapping[str, JobFolder]) -> None:
-        """Ends jobs and returns when they are gone: first their steps, so that stages can save."""
-        if not jobs:
-            return
-        for folder in jobs.values():
-            folder.ask_to_stop()
-        # Where the controller does not answer, batch programs still see that they are asked.
-        with contextlib.suppress(SlurmUnavailableError):
-            client.cancel_pending(jobs)
-            client.signal_steps(jobs)
-        left = _wait_until_gone(set(jobs), self._grace_seconds + _PROGRAM_SECONDS)
-        with contextlib.suppress(SlurmUnavailableError):
-            client.cancel(left)
-        left = _wait_until_gone(left, _KILL_SECONDS)
-        self._poller.hurry()
-        if left:
-            _LOGGER.error("Slurm has not ended by now: jobs %s", ", ".join(sorted(left)))
-
-
-def _wait_until_gone(jobs: set[str], seconds: float) -> set[str]:
-    """Waits for jobs to leave the queue; returns those that have not."""
-    deadline = time.monotonic() + seconds
-    while jobs and time.monotonic() < deadline:
-        with contextlib.suppress(SlurmUnavailableError):
-            jobs = {each.id for each in client.own_jobs() if not each.is_over} & jobs
+        """Ends jobs and returns when they are gone."""
         if jobs:
-            time.sleep(_LOOK_SECONDS)
-    return jobs
+            end_jobs(jobs, self._grace_seconds)
+            self._poller.hurry()
