@@ -1,8 +1,9 @@
-"""Callbacks of the trainer: reports, checkpoints that are due, and a wish to stop."""
+"""Callbacks of the trainer: reports, checkpoints that are due, a wish to stop, a clock."""
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from stages.training.batches import Plan
 from stages.training.job import Process
 from stages.training.metrics_log import VALIDATION, MetricsLog
+from stages.training.timing import StepClock
 
 
 class StepReporter(TrainerCallback):
@@ -120,3 +122,23 @@ class CheckpointSchedule(TrainerCallback):
         torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
         agreed = flags.tolist()
         return bool(agreed[0]), bool(agreed[1])
+
+
+class OptimizerClock(TrainerCallback):
+    """Measures the optimizer's step; under DeepSpeed it is part of the backward pass.
+
+    Args:
+        clock: Takes the time.
+    """
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._measuring = ExitStack()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Starts the clock."""
+        self._measuring.enter_context(self._clock.measure("optimizer"))
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Stops the clock."""
+        self._measuring.close()

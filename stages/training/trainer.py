@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with micro-batches of rows, sums per step and whole checkpoints."""
+"""The Hugging Face Trainer with micro-batches of rows and sums per step."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.training import fsdp
 from stages.training.batches import B, MicroBatches, Plan
+from stages.training.callbacks import OptimizerClock
+from stages.training.saving import SavingTrainer
 from stages.training.timing import StepClock, flops_per_token, peak_memory_mib
-from stages.training.universal import mend_optimizer
 
-WEIGHTS_FILE = "model.safetensors"
-SCHEDULER_FILE = "scheduler.pt"
 # Attributes of a micro-batch that are added up over a step, after the loss's own sums.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
 
@@ -54,7 +49,7 @@ class Setup:
     callbacks: list[TrainerCallback]
 
 
-class PackedTrainer(Trainer, Generic[B]):
+class PackedTrainer(SavingTrainer, Generic[B]):
     """Minimises the mean of a loss over the terms of a global batch.
 
     One "epoch" of the Trainer spans all epochs of the plan, so that every step has the same number
@@ -72,20 +67,19 @@ class PackedTrainer(Trainer, Generic[B]):
             args=setup.args,
             train_dataset=batches,
             callbacks=setup.callbacks,
+            make_room=setup.make_room,
+            publish=setup.publish,
         )
         self.remove_callback(PrinterCallback)
         # compute_loss divides by the terms of the whole global batch itself.
         self.loss_is_scaled_for_ga = True
         self._plan = setup.plan
-        self._make_room = setup.make_room
-        self._publish = setup.publish
-        self._weight_decays: list[float] = []
         self._num_sums = num_sums
         self._sums = self._no_sums()
         self._counts: Counter[str] = Counter()
         self._clock = StepClock(setup.args.device)
         self._flops = flops_per_token(setup.model.policy)
-        self.add_callback(_OptimizerClock(self._clock))
+        self.add_callback(OptimizerClock(self._clock))
 
     @abstractmethod
     def micro_loss(self, model: nn.Module, batch: B) -> tuple[Tensor, Tensor]:
@@ -180,74 +174,6 @@ class PackedTrainer(Trainer, Generic[B]):
             logs["peak_memory_mib"] = peak_memory_mib(self.args.device)
         super().log(logs, start_time)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the weights being trained; checkpoints of shards have them already."""
-        if self._in_fsdp or self.is_deepspeed_enabled or not self.args.should_save:
-            return
-        assert output_dir is not None
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        save_file(self._trained_weights(), Path(output_dir) / WEIGHTS_FILE)
-
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
-        if self._in_fsdp:
-            fsdp.load_weights(self.model, Path(resume_from_checkpoint))
-            return
-        saved = load_file(Path(resume_from_checkpoint) / WEIGHTS_FILE)
-        weights = self._trained_weights()
-        assert saved.keys() == weights.keys(), "the checkpoint is of another model"
-        for name, weight in weights.items():
-            weight.copy_(saved[name])
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's own; remembers what a universal checkpoint would overwrite."""
-        optimizer = super().create_optimizer(model)
-        # DeepSpeed drops empty groups: adapters have no weight that is spared of decay.
-        self._weight_decays = [
-            group["weight_decay"] for group in optimizer.param_groups if group["params"]
-        ]
-        return optimizer
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self._in_fsdp:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        fsdp.save(self.model, self.optimizer.optimizer, Path(output_dir))
-        if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_FILE)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self._in_fsdp:
-            if checkpoint is not None:
-                fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
-                schedule = torch.load(Path(checkpoint) / SCHEDULER_FILE, weights_only=True)
-                self.lr_scheduler.load_state_dict(schedule)
-            return
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.is_deepspeed_enabled and self.model_wrapped.load_universal_checkpoint():
-            mend_optimizer(self.model_wrapped.optimizer.optimizer, self._weight_decays)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save:
-            self._make_room()
-        super()._save_checkpoint(model, trial)
-        if self.args.world_size > 1:
-            torch.distributed.barrier()
-        if self.args.should_save:
-            self._publish(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
-
-    @property
-    def _in_fsdp(self) -> bool:
-        return isinstance(self.model, FSDPModule)
-
-    def _trained_weights(self) -> dict[str, Tensor]:
-        return {
-            name: parameter.detach()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
-
     def reduce(self, sums: Tensor) -> Tensor:
         """Adds up over all processes."""
         if self.args.world_size > 1:
@@ -269,22 +195,6 @@ class PackedTrainer(Trainer, Generic[B]):
                 + ", ".join(f"{name} {value:g}" for name, value in terms.items()),
                 self.remedy,
             )
-
-
-class _OptimizerClock(TrainerCallback):
-    """Measures the optimizer's step; under DeepSpeed it is part of the backward pass."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-        self._measuring = ExitStack()
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Starts the clock."""
-        self._measuring.enter_context(self._clock.measure("optimizer"))
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Stops the clock."""
-        self._measuring.close()
 
 
 def _only(items: list[B]) -> B:
