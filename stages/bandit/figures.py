@@ -8,8 +8,9 @@ import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
+from stages.bandit.cells import Cell
 from stages.bandit.landscape import Landscape
-from stages.bandit.simulate import Cell, Outcome
+from stages.bandit.simulate import Outcome
 from stages.bandit.summary import DIVERGENCE_LABELS, LABELS
 
 GEB = ("one_minus_pi", "inverse_pi", "arctanh")

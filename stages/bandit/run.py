@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from stages.bandit.cells import cells
 from stages.bandit.figures import draw
 from stages.bandit.landscape import make_landscape
 from stages.bandit.params import BanditParams
-from stages.bandit.simulate import cells, simulate
+from stages.bandit.simulate import simulate
 from stages.bandit.summary import summarise, table
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError

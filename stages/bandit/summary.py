@@ -9,8 +9,9 @@ import math
 import statistics
 from typing import Any
 
+from stages.bandit.cells import Cell
 from stages.bandit.landscape import Landscape
-from stages.bandit.simulate import Cell, Outcome
+from stages.bandit.simulate import Outcome
 
 CONFIDENCE = 0.95
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from stages.bandit.cells import Cell, cells
 from stages.bandit.landscape import make_landscape
+from stages.bandit.objective import logits_gradient
 from stages.bandit.params import BanditParams, LandscapeParams
-from stages.bandit.simulate import Cell, cells, logits_gradient, sample, simulate
+from stages.bandit.simulate import sample, simulate
 from stages.contract.errors import UserError
 
 SMALL = LandscapeParams(
