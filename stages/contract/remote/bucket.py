@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stages.contract.errors import GebError, StoreError, UserError
+from stages.contract.errors import StoreError, UserError
 from stages.contract.remote.clients import SERVICES, open_clients
+from stages.contract.remote.errors import ConflictError, errors_explained
 
 PARALLEL_TRANSFERS = 8
 # Of a file that goes in several parts: any larger one does.
 _PART_BYTES = 16 << 20
 _PARALLEL_PARTS = 4
 _CLOCK = "clock"
-# Addresses of a cloud machine's own credentials, which obstore asks last.
-_METADATA_SERVERS = ("169.254.169.254", "metadata.google.internal")
-_REFUSED = re.compile(r"status code: 40[13] ")
-_BEYOND_THE_END = re.compile(r"status code: 416 |Wanted range starting at")
-_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
-
-
-class ConflictError(GebError):
-    """A conditional write met another content than it expected."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +94,7 @@ class Bucket:
         self.prefix = parts.path.strip("/")
         self.url = f"{parts.scheme}://{self.name}/{self.prefix}".rstrip("/")
         self._service = SERVICES[parts.scheme]
+        self._errors_explained = partial(errors_explained, self.name, self._service)
         self._client, self._impatient_client = open_clients(parts.scheme, self.name, self.prefix)
         self._clock_offset: float | None = None
 
@@ -220,44 +212,6 @@ class Bucket:
         impatient = copy.copy(self)
         impatient._client = self._impatient_client
         return impatient
-
-    @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
-        try:
-            yield
-        except (BaseError, FileNotFoundError) as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> Exception:
-        """The error that says what is wrong with the bucket or the object."""
-        from obstore import exceptions as kinds
-
-        text = str(error).partition("\n\nDebug source")[0]
-        place = f"bucket {self.name!r} at {self.endpoint}"
-        if _NO_BUCKET.search(text):
-            return UserError(
-                f"there is no {place}",
-                "create it, correct `store`, or set "
-                f"{self._service.endpoint_variables[-1]} to where it is",
-            )
-        if isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError):
-            return ConflictError(text)
-        if isinstance(error, FileNotFoundError) or _BEYOND_THE_END.search(text):
-            return FileNotFoundError(text)
-        if any(each in text for each in _METADATA_SERVERS):
-            return UserError(f"no credentials for {place}", self._service.credentials)
-        if _REFUSED.search(text):
-            return UserError(
-                f"{place} refuses these credentials ({text})",
-                f"{self._service.credentials} of one who may list, read, write and delete in it",
-            )
-        return StoreError(
-            f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
-            f"up and that {self._service.endpoint_variables[-1]} and the region are right, then "
-            "resume: what is done stays done"
-        )
 
 
 def _quoted(etag: str | None) -> str:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.manifest import Manifest
-from stages.contract.remote.bucket import Bucket, ConflictError, Found
+from stages.contract.remote.bucket import Bucket, Found
+from stages.contract.remote.errors import ConflictError
 
 # A commit is emptied, not deleted: every change is then a write on condition of the content before.
 _NOTHING = b""

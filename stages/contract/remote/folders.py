@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stages.contract.atomic import atomic_path, write_atomically
-from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, ConflictError, Entry, Version
+from stages.contract.remote.bucket import PARALLEL_TRANSFERS, Bucket, Entry, Version
+from stages.contract.remote.errors import ConflictError
 
 _INDEX = ".synced.json"
 _RECORDS = ".json"

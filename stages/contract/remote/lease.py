@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from stages.contract.errors import GebError
 from stages.contract.lease import EXPIRY_SECONDS, Lease
-from stages.contract.remote.bucket import Bucket, ConflictError, Found, Version
+from stages.contract.remote.bucket import Bucket, Found, Version
+from stages.contract.remote.errors import ConflictError
 
 HEARTBEAT_SECONDS = 20.0
 _FREE = b""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import StoreError, UserError
-from stages.contract.remote.bucket import Bucket, ConflictError, Found, Version
+from stages.contract.remote.bucket import Bucket, Found, Version
+from stages.contract.remote.errors import ConflictError
 from stages.contract.store import FORMAT, MARKER
 
 

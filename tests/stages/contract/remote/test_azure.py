@@ -10,7 +10,8 @@ from flows.runners.local.bucket_inputs import upload_inputs
 from stages.contract.errors import StoreError, UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.remote import lease as lease_module
-from stages.contract.remote.bucket import Bucket, ConflictError
+from stages.contract.remote.bucket import Bucket
+from stages.contract.remote.errors import ConflictError
 from stages.contract.stores import open_store
 from tests.azure_storage import CONTAINER, azure_environment
 from tests.flows.bucket_sync.hosts import Host, write

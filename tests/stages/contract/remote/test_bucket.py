@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import StoreError, UserError
-from stages.contract.remote.bucket import Bucket, ConflictError
+from stages.contract.remote.bucket import Bucket
+from stages.contract.remote.errors import ConflictError
 from stages.contract.stores import open_store
 from tests.object_storage import (
     BUCKET,

@@ -16,7 +16,8 @@ from flows.pipeline.config import RunConfig
 from stages.contract.errors import UserError
 from stages.contract.registry import ModelRegistry
 from stages.contract.remote import external_inputs, transfer
-from stages.contract.remote.bucket import Bucket, ConflictError, Version
+from stages.contract.remote.bucket import Bucket, Version
+from stages.contract.remote.errors import ConflictError
 from stages.contract.remote.store import RemoteStore
 from stages.contract.request import ArtifactInput
 from tests.object_storage import host, objects
