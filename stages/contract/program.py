@@ -19,17 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from pydantic import ValidationError
-
 from stages.contract.context import ResolvedInput, StageContext
-from stages.contract.digests import digest_of, files_of, sha256_of, state_of
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_USER,
-    DamagedArtifactError,
     StoppedError,
     UserError,
 )
@@ -37,23 +33,14 @@ from stages.contract.events import Done, Emitter, Failure
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.params import StageParams
-from stages.contract.request import (
-    ArtifactInput,
-    FileInput,
-    HubInput,
-    Request,
-    check_sources,
-    key_fields,
-)
+from stages.contract.request import Request
+from stages.contract.request_checks import checked_params, read_request, resolved_input
 from stages.contract.signature import check_outputs
 from stages.contract.store import Artifact
 
 P = TypeVar("P", bound=StageParams)
 
 USAGE = "usage: python -m stages.{name} REQUEST.json"
-# Oracles, templates and most prompts. Larger inputs, such as weights, are hashed only where their
-# sizes or times of modification have changed: it takes minutes.
-_HASHED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
         UserError: The request, its inputs or the data are wrong.
         StoppedError: SIGTERM came.
     """
-    params = _validated_params(stage, request)
+    params = checked_params(stage.params, request)
     store = LocalStore.open(request.store)
     lease = store.lease(request.stage, request.key)
     lease.acquire(
@@ -97,7 +84,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             return found
         store.sweep_scratch(request.stage, request.key)
         inputs = {
-            name: tuple(_resolve(store, name, each) for each in group)
+            name: tuple(resolved_input(store, name, each) for each in group)
             for name, group in request.inputs.items()
         }
         scratch = store.new_scratch(request.stage, request.key)
@@ -146,75 +133,6 @@ def _compute(
     return store.publish(scratch, manifest)
 
 
-def _read_request(path: Path) -> Request:
-    try:
-        return Request.read(path)
-    except OSError as error:
-        raise UserError(f"cannot read the request {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise UserError(f"{path} is not a request: {error}") from error
-
-
-def _validated_params(stage: Stage[Any], request: Request) -> StageParams:
-    if request.stage != stage.name:
-        raise UserError(f"the request is for stage {request.stage!r}, this is {stage.name!r}")
-    if request.version != stage.params.version:
-        raise UserError(
-            f"the request wants {stage.name} version {request.version}, this program is version "
-            f"{stage.params.version}",
-            "install the same version of geb for the orchestrator and for the stage (rebuild the "
-            "image, or the stage's environment)",
-        )
-    try:
-        params = stage.params.model_validate(request.params)
-    except ValidationError as error:
-        raise UserError(f"wrong parameters for {stage.name}: {error}") from error
-    if sha256_of(key_fields(params, request.seed, request.inputs)) != request.key:
-        raise UserError(
-            f"the request's key {request.key[:12]} is not the key of its content",
-            "make requests with stages.contract.request.make_request",
-        )
-    check_sources(params, request.inputs)
-    return params
-
-
-def _resolve(
-    store: LocalStore, name: str, source: ArtifactInput | FileInput | HubInput
-) -> ResolvedInput:
-    """Finds one input on this machine and checks that it is what the request names."""
-    if isinstance(source, HubInput):
-        return ResolvedInput(source, None)
-    if isinstance(source, FileInput):
-        return ResolvedInput(source, _checked_file(name, source))
-    artifact = store.load(source.stage, source.key, source.path)
-    if artifact is None or artifact.manifest.digest(source.path) != source.digest:
-        raise DamagedArtifactError(
-            f"input {name!r}: the store has no artifact {source.stage}/{source.key[:12]} with "
-            f"digest {source.digest[:12]}"
-        )
-    return ResolvedInput(source, artifact.path / source.path, artifact)
-
-
-def _checked_file(name: str, source: FileInput) -> Path:
-    """Place of an external input, whose content is compared with the request's.
-
-    Raises:
-        UserError: It is not there, or was changed since the request was made: its artifact would
-            stand for another content ever after.
-    """
-    path = Path(source.location)
-    if not path.exists():
-        raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
-    size = sum(each.stat().st_size for each in ([path] if path.is_file() else files_of(path)))
-    seems_same = size > _HASHED_BYTES and source.state in (None, state_of(path))
-    if not seems_same and digest_of(path) != source.digest:
-        raise UserError(
-            f"input {name!r}: {path} has changed since the run looked at it",
-            "resume the run, which then reads it as it is now, or restore it",
-        )
-    return path
-
-
 def main(stage: Stage[Any]) -> NoReturn:
     """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result."""
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
@@ -223,7 +141,7 @@ def main(stage: Stage[Any]) -> NoReturn:
     events = Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
     try:
-        request = _read_request(Path(sys.argv[1]))
+        request = read_request(Path(sys.argv[1]))
         artifact = execute(stage, request, events)
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
