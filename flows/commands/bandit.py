@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -68,16 +67,11 @@ def bandit(
         out.mkdir(parents=True, exist_ok=True)
         for name in artifact.manifest.files:
             shutil.copyfile(artifact.file(name), out / name)
-    if as_json:
-        print_json(
-            {
-                "artifact": artifact.address(),
-                "table": artifact.file("table.md").read_text(),
-                **json.loads(artifact.file("metrics.json").read_text()),
-            }
-        )
-        return
     text = artifact.file("table.md").read_text()
+    if as_json:
+        metrics = artifact.read_json("metrics.json")
+        print_json({"artifact": artifact.address(), "table": text, **metrics})
+        return
     if console.is_terminal:
         header, _, *rows = map(_cells, text.splitlines())
         console.print(FittedTable("", header, rows, kept=3, left=7))

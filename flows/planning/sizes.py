@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,7 @@ def made_rows(artifact: Artifact, path: str) -> int:
 
 def made_responses(artifact: Artifact) -> Table:
     """Responses of a finished `generate`."""
-    metrics = json.loads(artifact.file("metrics.json").read_text())
+    metrics = artifact.read_json("metrics.json")
     answered = metrics["prompts"] - metrics["prompts_dropped_too_long"]
     return Table(metrics["responses"], metrics["mean_response_tokens"] or 0.0, answered)
 

@@ -54,7 +54,7 @@ def draw(summary: Summary) -> list[Plot]:
     validated = any(f"{_VALIDATION}preference_loss" in metrics for _, metrics in steps)
     for name, title, ylabel in (*_LEARNING, *([_PREFERENCE_LOSS] if validated else [])):
         drawn += _step_plot(steps, marks, name, title, ylabel, "learning")
-    if (last := last_of(summary, "evaluate")) is not None:
+    if (last := summary.last("evaluate")) is not None:
         drawn += _distributions(last)
     for name, title, ylabel in _SPEED:
         drawn += _step_plot(steps, marks, name, title, ylabel, "speed")
@@ -64,16 +64,6 @@ def draw(summary: Summary) -> list[Plot]:
         figure = course_figure(title, parts, _STEP, "seconds", marks=marks)
         drawn.append(Plot(title, "speed", svg(figure)))
     return drawn
-
-
-def last_of(summary: Summary, stage: str) -> Artifact | None:
-    """Artifact of a stage in the last iteration that has one."""
-    found = [
-        summary.artifacts.get(f"iteration-{t}/{stage}")
-        for t in range(1, summary.config.iterations + 1)
-    ]
-    done = [each for each in found if each is not None]
-    return done[-1] if done else None
 
 
 def _results(summary: Summary) -> Iterator[Plot]:
@@ -141,13 +131,11 @@ def _training(summary: Summary) -> tuple[list[tuple[int, dict[str, Any]]], list[
     """Metrics of all training steps, one iteration after the other, and where the next begin."""
     steps: list[tuple[int, dict[str, Any]]] = []
     marks: list[float] = []
-    for iteration in range(1, summary.config.iterations + 1):
-        artifact = summary.artifacts.get(f"iteration-{iteration}/train")
-        if artifact is not None:
-            if steps:
-                marks.append(len(steps) + 0.5)
-            for _, metrics in read_data_file(artifact.file("metrics.jsonl")):
-                steps.append((len(steps) + 1, metrics))
+    for _, artifact in summary.made("train"):
+        if steps:
+            marks.append(len(steps) + 0.5)
+        for _, metrics in read_data_file(artifact.file("metrics.jsonl")):
+            steps.append((len(steps) + 1, metrics))
     return steps, marks
 
 

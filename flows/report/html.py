@@ -11,11 +11,11 @@ import yaml
 
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
-from flows.report.figures import Plot, last_of
+from flows.report.figures import Plot
 from flows.report.pages import render
 from flows.report.spending import spending
 from flows.report.summary import Summary
-from flows.report.verdict import decision_of, facts, verdict
+from flows.report.verdict import facts, verdict
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
@@ -47,8 +47,8 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
             for group, title in _GROUPS
             if any(each.group == group for each in plots)
         ],
-        samples=_samples(last_of(summary, "evaluate")),
-        gates=_gates(summary),
+        samples=_samples(summary.last("evaluate")),
+        gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
         spending=spending(record, summary),
         changed=list(_changed(values, json.loads(RunConfig().to_json()))),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
@@ -72,14 +72,6 @@ def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
 def _mean(samples: Sequence[Mapping[str, Any]]) -> Any:
     scores = [each["score"] for each in samples if each["score"] is not None]
     return statistics.fmean(scores) if scores else None
-
-
-def _gates(summary: Summary) -> list[tuple[int, dict[str, Any]]]:
-    found = [
-        (iteration, decision_of(summary.artifacts.get(f"iteration-{iteration}/promote")))
-        for iteration in range(1, summary.config.iterations + 1)
-    ]
-    return [(iteration, decision) for iteration, decision in found if decision is not None]
 
 
 def _changed(

@@ -52,14 +52,10 @@ def training_log_pi_ref(run: Summary) -> list[float]:
 
     π_ref is what that training measured against (``train.reference``).
     """
-    trained = [
-        run.artifacts[step]
-        for t in range(1, run.config.iterations + 1)
-        if (step := f"iteration-{t}/train") in run.artifacts
-    ]
-    if not trained:
+    trained = run.last("train")
+    if trained is None:
         return []
-    table = pq.read_table(trained[-1].file("reference_logprobs.parquet"))
+    table = pq.read_table(trained.file("reference_logprobs.parquet"))
     sums = []
     for side in ("chosen_logprobs", "rejected_logprobs"):
         sums += [sum(each) for each in table[side].to_pylist()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,6 +46,23 @@ class Summary(Figures):
     registered: list[str] = field(default_factory=list)
     suites: list[SuiteFigures] = field(default_factory=list)
     columns: Sequence[Column] = COLUMNS
+
+    def made(self, stage: str) -> list[tuple[int, Artifact]]:
+        """Artifacts of a stage, with the iterations that have one."""
+        found = (
+            (t, self.artifacts.get(f"iteration-{t}/{stage}"))
+            for t in range(1, self.config.iterations + 1)
+        )
+        return [(t, artifact) for t, artifact in found if artifact is not None]
+
+    def last(self, stage: str) -> Artifact | None:
+        """Artifact of a stage in the last iteration that has one."""
+        return next((artifact for _, artifact in reversed(self.made(stage))), None)
+
+    def read_json(self, step: str, path: str) -> dict[str, Any]:
+        """Content of a JSON file of a step's artifact; empty where the step has none."""
+        artifact = self.artifacts.get(step)
+        return {} if artifact is None else artifact.read_json(path)
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -107,9 +123,8 @@ def summarise(record: RunRecord) -> Summary:
     for name in config.suites:
         rows = suite_rows(found, name)
         found.suites += [SuiteFigures(name, rows)] if rows else []
-    trained = [found.artifacts.get(f"iteration-{t}/train") for t in range(1, config.iterations + 1)]
-    done = [each for each in trained if each is not None]
-    found.checkpoint = done[-1].address("checkpoint") if done else None
+    trained = found.last("train")
+    found.checkpoint = trained.address("checkpoint") if trained else None
     found.registered = _registered(record.store, config.model or config.name)
     return found
 
@@ -138,10 +153,10 @@ def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
         return row
     for each in COLUMNS:
         if each.stage != "evaluate":
-            values = _json(found.artifacts.get(f"iteration-{iteration}/{each.stage}"), each.file)
+            values = found.read_json(f"iteration-{iteration}/{each.stage}", each.file)
             row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
-    trained = found.artifacts.get(f"iteration-{iteration}/train")
-    return row | {"kappa": _json(trained, "summary.json").get("kappa")}
+    trained = found.read_json(f"iteration-{iteration}/train", "summary.json")
+    return row | {"kappa": trained.get("kappa")}
 
 
 def suite_rows(found: Summary, name: str) -> list[dict[str, Any]]:
@@ -189,7 +204,7 @@ def _evaluated(
     from flows.report.prompt_figures import estimates, places
     from flows.report.solved import Solved, length_controlled, solved_names
 
-    metrics = _json(evaluated, "metrics.json")
+    metrics = evaluated.read_json("metrics.json")
     prefix = "base_" if model == "base" else ""
     solved = Solved.of(evaluation)
     files = places(found.artifacts, place, place, base, evaluation.num_shards)
@@ -202,11 +217,3 @@ def _evaluated(
         "solved": {name: figures[name].value for name in names if name in figures},
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
     }
-
-
-def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
-    if artifact is None:
-        return {}
-    loaded = json.loads(artifact.file(name).read_text())
-    assert isinstance(loaded, dict)
-    return loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +114,7 @@ def read_comparison(
     asked = config.evaluation
     solved = Solved.of(asked)
     files = places(artifacts, "evaluate", "policy", "base", asked.num_shards)
-    metrics = _metrics(artifacts["evaluate"])
+    metrics = artifacts["evaluate"].read_json("metrics.json")
     controlled = {model: length_controlled(metrics, model) for model in ("policy", "base")}
     return ModelComparison(
         models,
@@ -129,9 +128,3 @@ def read_comparison(
         ),
         files.scores,
     )
-
-
-def _metrics(artifact: Artifact) -> dict[str, Any]:
-    loaded = json.loads(artifact.file("metrics.json").read_text())
-    assert isinstance(loaded, dict)
-    return loaded

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.report.figures import last_of
 from flows.report.status import duration
 from flows.report.summary import Summary
 from flows.report.table import interval_text
-from stages.contract.store import Artifact
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
 
@@ -51,8 +48,8 @@ def verdict(summary: Summary) -> Verdict:
             f"; its mean reward is {row['mean_reward']:.3f}{f' {interval}' if interval else ''}, "
             f"the base's {base['mean_reward']:.3f}"
         )
-    decision = decision_of(summary.artifacts.get(f"iteration-{row['iteration']}/promote"))
-    if decision is None:
+    decision = summary.read_json(f"iteration-{row['iteration']}/promote", "decision.json")
+    if not decision:
         return Verdict("open", f"{found}.")
     if decision["promoted"]:
         aliases = ", ".join(decision["aliases"])
@@ -60,14 +57,6 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict("good", f"{found}. It passed every gate{promoted}.")
     reasons = tuple(each["reason"] for each in decision["gates"] if not each["passed"])
     return Verdict("bad", f"{found}. It was not promoted.", reasons)
-
-
-def decision_of(artifact: Artifact | None) -> dict[str, Any] | None:
-    """The decision of a promote step."""
-    if artifact is None:
-        return None
-    loaded: dict[str, Any] = json.loads(artifact.file("decision.json").read_text())
-    return loaded
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
@@ -78,7 +67,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     spans = {each.key: each.seconds for each in manifests}
     ended = max(datetime.datetime.fromisoformat(each.ended) for each in manifests)
     newest = max(manifests, key=lambda each: each.ended)
-    trained = last_of(summary, "train")
+    trained = summary.last("train")
     software = (trained.manifest if trained else newest).software
     known = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
     machines = dict.fromkeys(f"{each.host} ({each.accelerator})" for each in manifests)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.report.summary import Summary
-from flows.report.verdict import decision_of, verdict
+from flows.report.verdict import verdict
 from stages.contract.store import Artifact
 
 ITERATION, TRAIN_STEP = "iteration", "train/step"
@@ -62,16 +62,17 @@ def updates(summary: Summary) -> Iterator[Update]:
     first_step = 0
     for iteration in range(1, summary.config.iterations + 1):
         place = f"iteration-{iteration}"
-        decision = decision_of(summary.artifacts.get(f"{place}/promote"))
-        if decision is None:
+        decision = summary.read_json(f"{place}/promote", "decision.json")
+        if not decision:
             return
         if iteration == 1:
             yield Update("base", ITERATION, [(0, _evaluated(summary, 0))])
         steps = _training(summary.artifacts.get(f"{place}/train"), first_step)
         first_step += len(steps)
         yield Update(f"{place}/train", TRAIN_STEP, steps)
-        values = _sampled(summary.artifacts.get(f"{place}/pair")) | _evaluated(summary, iteration)
-        trained = _json(summary.artifacts.get(f"{place}/train"), "summary.json")
+        sampled = _sampled(summary.read_json(f"{place}/pair", "metrics.json"))
+        values = sampled | _evaluated(summary, iteration)
+        trained = summary.read_json(f"{place}/train", "summary.json")
         values |= _numbers("training", trained.get("metrics", {}))
         values["promotion/promoted"] = float(decision["promoted"])
         yield Update(place, ITERATION, [(iteration, values)])
@@ -87,9 +88,8 @@ def links(summary: Summary, report: str) -> dict[str, str]:
         "verdict": verdict(summary).sentence,
         "model": model,
     }
-    last = summary.artifacts.get(f"iteration-{summary.config.iterations}/promote")
-    registered = _json(last, "registry.json")
-    if registered:
+    last = f"iteration-{summary.config.iterations}/promote"
+    if registered := summary.read_json(last, "registry.json"):
         found["model_version"] = f"{model}:{registered['version']}"
         promoted = [f"{model}@{name}" for name in registered["aliases"]]
         found["model_aliases"] = ", ".join(promoted) or "none: a gate held it back"
@@ -98,8 +98,7 @@ def links(summary: Summary, report: str) -> dict[str, str]:
     return found
 
 
-def _sampled(artifact: Artifact | None) -> dict[str, float]:
-    metrics = _json(artifact, "metrics.json")
+def _sampled(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{group}/{name}": float(metrics[name])
         for name, group in _OF_SAMPLES.items()
@@ -109,8 +108,7 @@ def _sampled(artifact: Artifact | None) -> dict[str, float]:
 
 def _evaluated(summary: Summary, iteration: int) -> dict[str, float]:
     """Evaluation after an iteration, 0 for the base's; suites have a group of their own."""
-    evaluated = summary.artifacts.get(f"iteration-{iteration or 1}/evaluate")
-    metrics = _json(evaluated, "metrics.json")
+    metrics = summary.read_json(f"iteration-{iteration or 1}/evaluate", "metrics.json")
     own = {
         name.removeprefix("base_"): value
         for name, value in metrics.items()
@@ -164,10 +162,3 @@ def _numbers(group: str, values: Mapping[str, Any]) -> dict[str, float]:
         elif isinstance(value, int | float) and math.isfinite(value):
             found[f"{group}/{name}"] = float(value)
     return found
-
-
-def _json(artifact: Artifact | None, name: str) -> dict[str, Any]:
-    if artifact is None:
-        return {}
-    loaded: dict[str, Any] = json.loads(artifact.file(name).read_text())
-    return loaded

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stages.contract.lease import Lease
 from stages.contract.manifest import Manifest
@@ -43,6 +44,11 @@ class Artifact:
             DamagedArtifactError: What came is not what the manifest says.
         """
         return self.path / path
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Content of a file that holds one JSON object."""
+        content: dict[str, Any] = json.loads(self.file(path).read_text())
+        return content
 
     def address(self, path: str = "") -> str:
         """Address of a file or folder of the artifact, for a person."""

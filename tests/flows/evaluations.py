@@ -7,20 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from stages.contract.manifest import Manifest
 from stages.contract.store import Artifact
 from stages.contract.tables import DISTRIBUTIONS, SCORES, write_table
 
 Rewards = Mapping[str, Sequence[float | None]]
 
 
-class Folder:
-    """An artifact as far as the report reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def file(self, name: str) -> Path:
-        return self.path / name
+def artifact_in(folder: Path) -> Artifact:
+    """An artifact as far as the report reads it: its files, and no manifest."""
+    return Artifact(folder, cast(Manifest, None))
 
 
 def write_evaluation(
@@ -44,7 +40,7 @@ def write_evaluation(
     ]
     write_table(folder / "distributions.parquet", DISTRIBUTIONS, rows)
     (folder / "metrics.json").write_text(json.dumps(dict(metrics or {})))
-    return cast(Artifact, Folder(folder))
+    return artifact_in(folder)
 
 
 def write_scores(
@@ -67,4 +63,4 @@ def write_scores(
         for index, parts in enumerate(given)
     ]
     write_table(folder / "scores.parquet", SCORES, rows)
-    return cast(Artifact, Folder(folder))
+    return artifact_in(folder)

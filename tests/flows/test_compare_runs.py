@@ -23,7 +23,7 @@ from flows.report.last_iteration import HELD_OUT, training_log_pi_ref
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
-from tests.flows.evaluations import write_evaluation
+from tests.flows.evaluations import artifact_in, write_evaluation
 from tests.flows.loop import geb
 from tests.small_disk import contents, no_room
 
@@ -51,7 +51,7 @@ def run(folder: Path, name: str, reward: float, seed: int = 0, **train: Any) -> 
         trained / "reference_logprobs.parquet",
     )
     (trained / "summary.json").write_text("{}")
-    artifacts["iteration-1/train"] = type(artifacts["iteration-1/evaluate"])(trained)  # type: ignore[call-arg,arg-type]
+    artifacts["iteration-1/train"] = artifact_in(trained)
     config = RunConfig.model_validate(
         {"name": name, "seed": seed, "iterations": 1, "train": {"design": "none", **train}}
     )

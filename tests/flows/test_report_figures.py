@@ -17,7 +17,7 @@ from flows.report.figures import Plot, draw
 from flows.report.plots import ACCENT, BASE, POLICY, Line, course_figure
 from flows.report.summary import Summary
 from stages.contract.tables import DISTRIBUTIONS, write_table
-from tests.flows.evaluations import Folder
+from tests.flows.evaluations import artifact_in
 
 STEPS = 4
 METRICS = {
@@ -56,7 +56,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         for stage in ("train", "evaluate"):
             folder = tmp_path / f"{stage}-{iteration}"
             folder.mkdir()
-            artifacts[f"iteration-{iteration}/{stage}"] = Folder(folder)
+            artifacts[f"iteration-{iteration}/{stage}"] = artifact_in(folder)
         lines = steps[2 * iteration - 2 : 2 * iteration]
         (tmp_path / f"train-{iteration}/metrics.jsonl").write_text(
             "".join(json.dumps(line) + "\n" for line in lines)
@@ -243,7 +243,7 @@ def test_validation_pairs_are_a_line_of_their_own(summary: Summary, tmp_path: Pa
     steps[1] |= {"validation_preference_loss": 0.5, "validation_accuracy": 0.5}
     steps[3] |= {"validation_preference_loss": 0.7, "validation_accuracy": 0.25}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    found = draw(dataclasses.replace(summary, artifacts={"iteration-1/train": Folder(folder)}))
+    found = draw(dataclasses.replace(summary, artifacts={"iteration-1/train": artifact_in(folder)}))
     learning = [each.title for each in found if each.group == "learning"]
     assert learning == ["Training loss", "Preference accuracy", "Preference loss"]
     for title, trained, validation in (

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -25,7 +25,7 @@ from flows.tracking.sessions import tracked
 from flows.tracking.updates import updates
 from stages.contract.local_store import LocalStore
 from stages.contract.store import Artifact
-from tests.flows.evaluations import Folder
+from tests.flows.evaluations import artifact_in
 from tests.flows.loop import ROOT, geb, write_config
 from tests.lacking import lacking
 
@@ -63,7 +63,7 @@ def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
             place.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
                 (place / name).write_text(text)
-            artifacts[f"iteration-{t}/{stage}"] = cast(Artifact, Folder(place))
+            artifacts[f"iteration-{t}/{stage}"] = artifact_in(place)
     return Summary("tracked", config, str(folder), artifacts=artifacts, rows=rows)
 
 

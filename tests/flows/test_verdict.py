@@ -14,7 +14,7 @@ from flows.report.html import write
 from flows.report.summary import Summary
 from flows.report.verdict import verdict
 from stages.contract.local_store import LocalStore
-from tests.flows.evaluations import Folder
+from tests.flows.evaluations import artifact_in
 
 
 def summary(folder: Path, *, promoted: bool | None) -> Summary:
@@ -24,7 +24,7 @@ def summary(folder: Path, *, promoted: bool | None) -> Summary:
         gate = {"gate": "min_win_rate", "passed": promoted, "reason": "the win rate is 0.9"}
         decision = {"promoted": promoted, "aliases": ["production"], "gates": [gate]}
         (folder / "decision.json").write_text(json.dumps(decision))
-        artifacts["iteration-1/promote"] = Folder(folder)
+        artifacts["iteration-1/promote"] = artifact_in(folder)
     rows = [
         {"iteration": 0, "mean_reward": 0.5, "components": {}},
         {
