@@ -7,7 +7,7 @@ the order in which their first runs are given, and are tested against the first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flows.report.between import Compared, adjusted, compared
@@ -108,7 +108,4 @@ def _paired(runs: Sequence[Summary]) -> list[Paired]:
                 for each in compared(first, run, [last], _TESTED, suite)
             ]
     values = adjusted([each.compared for each in found])
-    return [
-        Paired(each.evaluation, each.run, each.against, value)
-        for each, value in zip(found, values, strict=True)
-    ]
+    return [replace(each, compared=value) for each, value in zip(found, values, strict=True)]

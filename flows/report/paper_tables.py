@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from flows.report.paper_figures import (
     BASELINE,
@@ -185,13 +186,7 @@ def _p_values(found: Findings) -> list[PaperTable]:
     experiments = ("main", "hard")
     columns = _columns(("WR", "AvgR"))[: 2 * len(DIVERGENCES)]
     tables = _table(found, "p-values", title, note, experiments, columns, tested_figure)
-    return [
-        PaperTable(
-            *(each.name, each.title, each.setting, each.note, each.header),
-            [row for row in each.rows if row[0] != BASELINE],
-        )
-        for each in tables
-    ]
+    return [replace(each, rows=[row for row in each.rows if row[0] != BASELINE]) for each in tables]
 
 
 def _responses(found: Findings) -> list[PaperTable]:
@@ -200,7 +195,7 @@ def _responses(found: Findings) -> list[PaperTable]:
     def fill(found: Findings, place: Place) -> PaperFigure:
         figure, _, on = place.figure.partition(", ")
         experiment = "responses" if on == "all" else "main"
-        own = Place(place.table, place.setting, place.method, place.divergence, figure, experiment)
+        own = replace(place, figure=figure, experiment=experiment)
         return shown_figure(own.over_seeds(found)[1], figure, place.in_paper(found))
 
     return _table(
