@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flows.commands.common import (
     AsJson,
@@ -25,6 +24,7 @@ from flows.commands.run import interrupt, quiet_prefect
 from flows.execution.plan import plan
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
+from flows.report.fitting import FittedTable
 from flows.report.outputs import Outputs, export, parse_export
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
@@ -187,15 +187,9 @@ def _show_runs(planned: list[Cell], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "grid", "seed", "in the store", "to compute"):
-        table.add_column(column, overflow="fold")
-    for cell, row in zip(planned, rows, strict=True):
-        table.add_row(
-            cell.config.name,
-            cell.label(),
-            str(cell.config.seed),
-            str(row["reuse"]),
-            str(row["compute"]),
-        )
-    console.print(table)
+    header = ("run", "grid", "seed", "in the store", "to compute")
+    shown = [
+        [cell.config.name, cell.label(), *(str(row[name]) for name in ("seed", "reuse", "compute"))]
+        for cell, row in zip(planned, rows, strict=True)
+    ]
+    console.print(FittedTable("", header, shown, kept=len(header), left=len(header)))

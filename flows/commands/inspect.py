@@ -6,14 +6,13 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from flows.commands.common import AsJson, RunName, StorePath, configured_run, console, print_json
 from flows.execution.plan import differences
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.fields import field_rows
+from flows.report.fitting import FittedTable
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 
@@ -88,11 +87,5 @@ def fields(
             }
         )
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("field", "default", "meaning"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(
-            *(escape(each) for each in (row.name, row.default or "required", row.meaning))
-        )
-    console.print(table)
+    shown = [(row.name, row.default or "required", row.meaning) for row in rows]
+    console.print(FittedTable("", ("field", "default", "meaning"), shown, kept=3, left=3))

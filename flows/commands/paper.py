@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from flows.commands.common import (
     AsJson,
@@ -27,6 +26,7 @@ from flows.pipeline.loading import overrides_of
 from flows.pipeline.paper_cells import read_rows
 from flows.planning.paper_budget import PaperBudget, paper_budget
 from flows.planning.show import count
+from flows.report.fitting import FittedTable
 from stages.contract.stores import open_store
 
 
@@ -100,23 +100,16 @@ def paper(
     console.print(f"report  {found.page}", markup=False)
 
 
-def _table(expected: PaperBudget) -> Table:
-    table = Table(box=None, pad_edge=False)
-    left = ("experiment", "setting", "method", "divergence", "configuration", "fields")
-    for column in left:
-        table.add_column(column, overflow="fold")
-    for column in ("seeds", "runs", "tokens", "steps", "of them shared", "in the store"):
-        table.add_column(column, justify="right", overflow="fold")
-    for cell in expected.cells:
-        row = cell.row
-        table.add_row(
-            *(*row.names(), row.configuration),
-            escape(cell.fields()),
-            cell.seeds(),
-            str(len(cell.runs)),
-            count(cell.tokens),
-            str(cell.steps),
-            str(cell.shared),
-            str(cell.cached),
-        )
-    return table
+def _table(expected: PaperBudget) -> FittedTable:
+    words = ("experiment", "setting", "method", "divergence", "configuration", "fields")
+    numbers = ("seeds", "runs", "tokens", "steps", "of them shared", "in the store")
+    rows = [
+        [
+            *(*cell.row.names(), cell.row.configuration, cell.fields(), cell.seeds()),
+            *(str(len(cell.runs)), count(cell.tokens)),
+            *(str(cell.steps), str(cell.shared), str(cell.cached)),
+        ]
+        for cell in expected.cells
+    ]
+    header = (*words, *numbers)
+    return FittedTable("", header, rows, kept=len(header), left=len(words))
