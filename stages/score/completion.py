@@ -38,36 +38,32 @@ class _Completion(BaseModel):
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A chat model's answer.
-
-    Attributes:
-        last_line: Its last line that is not empty, without space around it.
-        prompt_tokens: Tokens that it read.
-        completion_tokens: Tokens that it wrote.
-    """
-
-    last_line: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-@dataclass(frozen=True)
 class Tokens:
     """Token counts of some questions, shared among the responses that they were about."""
 
     read: float = 0.0
     written: float = 0.0
 
-    def plus(self, reply: Reply, share: float = 1.0) -> Tokens:
-        """Sum of these counts and a share of a reply's."""
-        return Tokens(
-            self.read + share * reply.prompt_tokens, self.written + share * reply.completion_tokens
-        )
+    def plus(self, other: Tokens, share: float = 1.0) -> Tokens:
+        """Sum of these counts and a share of others."""
+        return Tokens(self.read + share * other.read, self.written + share * other.written)
 
     def components(self) -> dict[str, float]:
         """The counts as components of a score."""
         return {PROMPT_TOKENS: self.read, COMPLETION_TOKENS: self.written}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A chat model's answer.
+
+    Attributes:
+        last_line: Its last line that is not empty, without space around it.
+        tokens: Tokens that it read and wrote.
+    """
+
+    last_line: str
+    tokens: Tokens
 
 
 @dataclass(frozen=True)
@@ -123,6 +119,5 @@ class Question:
         text = completion.choices[0].message.content or ""
         return Reply(
             last_line=text.rstrip().rpartition("\n")[2].strip(),
-            prompt_tokens=completion.usage.prompt_tokens,
-            completion_tokens=completion.usage.completion_tokens,
+            tokens=Tokens(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         )

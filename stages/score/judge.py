@@ -73,7 +73,7 @@ class ScoredJudge:
     def _verdict(self, replies: Sequence[Reply]) -> Verdict:
         tokens = Tokens()
         for reply in replies:
-            tokens = tokens.plus(reply)
+            tokens = tokens.plus(reply.tokens)
         components = tokens.components()
         found = [self._mark(reply.last_line) for reply in replies]
         reason = next((why for _, why in found if why is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,13 @@ class Verdict:
     score: float | None
     error: str | None = None
     components: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_reward(cls, reward: float) -> Verdict:
+        """Answer of a reward model with one output; no score where that is not finite."""
+        if math.isfinite(reward):
+            return cls(reward)
+        return cls(None, f"the reward model gave {reward}")
 
 
 class Oracle(Protocol):

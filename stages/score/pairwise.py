@@ -85,7 +85,7 @@ class _Comparison:
             number: Pass, from 0.
             reply: Its answer.
         """
-        self.tokens = self.tokens.plus(reply)
+        self.tokens = self.tokens.plus(reply.tokens)
         points = _POINTS.get(reply.last_line)
         if points is None:
             self.error = (
@@ -199,10 +199,7 @@ def _verdicts(
         own = [each for each in comparisons if place in (each.first, each.second)]
         tokens = Tokens()
         for each in own:
-            share = 0.5 if each.second is not None else 1.0
-            tokens = Tokens(
-                tokens.read + share * each.tokens.read, tokens.written + share * each.tokens.written
-            )
+            tokens = tokens.plus(each.tokens, 0.5 if each.second is not None else 1.0)
         yield place, _verdict(place, own, tokens)
 
 

@@ -5,7 +5,6 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -140,21 +139,22 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     Raises:
         UserError: It is no classifier with one output, or has no tokenizer or chat template.
     """
-    settings = ctx.params.reward_model
-    if settings.engine == "vllm":
-        from stages.score import vllm_reward_model
-
-        return vllm_reward_model.load(ctx)
-    source = ctx.model("model")
+    source, settings = ctx.model("model"), ctx.params.reward_model
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     config = load_config(source)
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
+    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
+    if settings.engine == "vllm":
+        from stages.score.vllm_reward_model import VllmRewardModel, start_engines
+
+        engines = start_engines(source, config, settings, limit, ctx.resources)
+        return VllmRewardModel(engines, tokenizer, identity, limit)
     return RewardModel(
         classifiers=DevicePool(partial(load_classifier, source, settings.dtype), ctx.resources),
         tokenizer=tokenizer,
-        identity=f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}",
+        identity=identity,
         max_length_tokens=limit,
         tokens_per_batch=settings.tokens_per_batch,
     )
@@ -179,9 +179,4 @@ def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:
-    return [
-        Verdict(reward)
-        if math.isfinite(reward)
-        else Verdict(None, f"the reward model gave {reward}")
-        for reward in output.logits[:, 0].float().tolist()
-    ]
+    return [Verdict.of_reward(each) for each in output.logits[:, 0].float().tolist()]

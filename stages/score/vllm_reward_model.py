@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stages.contract.context import ModelSource, StageContext
+from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.chat import require_chat_template
+from stages.contract.request import Resources
 from stages.modeling.device_pool import DevicePool
-from stages.modeling.load import context_tokens, load_config
-from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.modeling.vllm_engine import cache_setting, require_vllm, start_engine, step
 from stages.score.conversations import render_row, too_long
 from stages.score.oracle import Verdict
-from stages.score.params import ScoreParams
 from stages.score.settings import RewardModelSettings
 
 Conversations = Sequence[tuple[int, Sequence[int]]]
@@ -52,7 +48,7 @@ class Engine:
             for output in step(self.engine, self.lower):
                 if output.finished:
                     [reward] = output.outputs.data.tolist()
-                    found.append((int(output.request_id), _verdict(reward)))
+                    found.append((int(output.request_id), Verdict.of_reward(reward)))
         return found
 
 
@@ -92,30 +88,33 @@ class VllmRewardModel:
         self.engines.close()
 
 
-def load(ctx: StageContext[ScoreParams]) -> VllmRewardModel:
-    """Starts an engine on each device with the reward model given as input ``model``.
+def start_engines(
+    source: ModelSource,
+    config: Any,
+    settings: RewardModelSettings,
+    limit: int,
+    resources: Resources,
+) -> DevicePool[Conversations, list[tuple[int, Verdict]]]:
+    """Starts an engine on each device of the stage.
+
+    Args:
+        source: The reward model.
+        config: Its configuration.
+        settings: Those of the oracle.
+        limit: Longest conversation, in tokens.
+        resources: Those of the stage.
 
     Raises:
-        UserError: vLLM is not installed or does not know the model, which then has not one output
-            or no chat template.
-        EngineError: The engine does not start.
+        UserError: vLLM is not installed or does not know the model, or that has not one output.
+        EngineError: An engine does not start.
     """
-    source = ctx.model("model")
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
-    config = load_config(source)
-    require_vocabulary(tokenizer, config, source)
     if config.num_labels != 1:
         raise UserError(
             f"the reward model {source.name_or_path} has {config.num_labels} outputs, not one",
             "use a classifier with num_labels=1",
         )
-    settings = ctx.params.reward_model
-    limit = context_tokens(config, settings.max_length_tokens, source)
     require_vllm("score.reward_model.engine")
-    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
-    engines = DevicePool(partial(load_engine, source, settings, limit), ctx.resources)
-    return VllmRewardModel(engines, tokenizer, identity, limit)
+    return DevicePool(partial(load_engine, source, settings, limit), resources)
 
 
 def load_engine(source: ModelSource, settings: RewardModelSettings, limit: int) -> Engine:
@@ -141,9 +140,3 @@ def load_engine(source: ModelSource, settings: RewardModelSettings, limit: int) 
         lower=lower,
     )
     return Engine(engine, lower)
-
-
-def _verdict(reward: float) -> Verdict:
-    if math.isfinite(reward):
-        return Verdict(reward)
-    return Verdict(None, f"the reward model gave {reward}")
