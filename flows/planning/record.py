@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -19,19 +18,18 @@ from stages.contract.records import MisplacedError, read_record
 _FILE = "estimate.json"
 
 
-@dataclass(frozen=True)
-class PlannedCost:
-    """Estimate of one step: seconds, and memory of a process in GiB, as far as they are known."""
+class PlannedCost(BaseModel):
+    """Estimate of one step: the fields of it that are read again."""
 
     seconds: float | None
-    gib: float
-
-
-class _KeptEstimate(BaseModel):
-    """Fields of a step's estimate that are read again."""
-
-    seconds: float | None
+    """Wall time; None where nothing tells."""
     memory: dict[str, float]
+    """Bytes of one process on its device, by term."""
+
+    @property
+    def gib(self) -> float:
+        """Memory of a process in GiB; 0 where it is not known."""
+        return sum(self.memory.values()) / GIB
 
 
 def save_estimate(record: RunRecord, found: Estimate) -> None:
@@ -51,8 +49,7 @@ def planned_costs(record: RunRecord) -> dict[str, PlannedCost]:
     found = {}
     for name, values in _read(record).items():
         with suppress(ValidationError):
-            kept = _KeptEstimate.model_validate(values)
-            found[name] = PlannedCost(kept.seconds, sum(kept.memory.values()) / GIB)
+            found[name] = PlannedCost.model_validate(values)
     return found
 
 

@@ -11,7 +11,6 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from stages.contract.errors import LeaseLostError, StoppedError
@@ -89,12 +88,7 @@ class Lease(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     @abstractmethod

@@ -11,7 +11,6 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 import docker
@@ -125,12 +124,7 @@ class StageContainer:
     def __enter__(self) -> StageContainer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
