@@ -101,7 +101,7 @@ def suite_inputs(
         try:
             found[each] = [resolve(place, "dataset")]
         except UserError as error:
-            raise UserError(f"suites.{name}.{field}: {error.message}", error.remedy) from error
+            raise error.at(f"suites.{name}.{field}") from error
     if suite.score is None:
         return found | {place: list(run[place]) for place in ORACLE_INPUTS.values()}
     for needed, oracle in suite.score.needs.items():

@@ -88,7 +88,7 @@ class Step:
         try:
             check_inputs(self.stage, self.params.inputs, kinds)
         except UserError as error:
-            raise UserError(f"{self.name}: {error.message}", error.remedy) from error
+            raise error.at(self.name) from error
 
     @property
     def output(self) -> Output:

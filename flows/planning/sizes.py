@@ -15,7 +15,6 @@ from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.contract.store import Artifact
-from stages.generate.params import GenerateParams
 
 _BYTES_PER_TOKEN = 4
 # Of a prompt of UltraFeedback, about.
@@ -79,12 +78,6 @@ def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
             return data.number
         return config.estimation.test_prompts or config.prepare.test_prompts
     return config.prepare.test_prompts
-
-
-def expected_response(params: GenerateParams) -> float:
-    """Mean length of a response in tokens, as the shards of `generate` count on it."""
-    expected = params.expected_response_tokens or max(1, params.max_new_tokens // 4)
-    return min(expected, params.max_new_tokens)
 
 
 def made_rows(artifact: Artifact, path: str) -> int:

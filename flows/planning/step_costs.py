@@ -126,12 +126,11 @@ class StepCosts:
         assert isinstance(source, Output)
         prompts = self._tables[source.path if source.step == "prepare" else source.step].rows
         prompts /= params.num_shards
-        response = sizes.expected_response(params)
         made = self._made(step)
         self._tables[step.name] = (
             sizes.made_responses(made)
             if made is not None
-            else Table(prompts * params.num_samples, response, prompts)
+            else Table(prompts * params.num_samples, params.counted_response_tokens, prompts)
         )
         if params.backend == "openai":
             return Cost(notes=("a server samples (generate.backend=openai)",))

@@ -179,6 +179,12 @@ class GenerateParams(StageParams):
         """GPUs, or processes on a CPU, that one engine takes."""
         return self.vllm.num_devices if self.backend == "vllm" else 1
 
+    @property
+    def counted_response_tokens(self) -> int:
+        """Tokens that a response counts for where prompts are dealt out to shards, or estimated."""
+        expected = self.expected_response_tokens or max(1, self.max_new_tokens // 4)
+        return min(expected, self.max_new_tokens)
+
     def num_engines(self, resources: Resources) -> int:
         """Engines that sample at once on the devices of a stage; with a server there is none."""
         if self.backend == "openai":

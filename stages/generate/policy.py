@@ -55,7 +55,7 @@ class Policy:
                 template_args=params.chat_template_args,
             )
         except UserError as error:
-            raise UserError(f"prompt {row['prompt_id']}: {error.message}", error.remedy) from error
+            raise error.at(f"prompt {row['prompt_id']}") from error
         if max(token_ids) >= self.vocab_size:
             raise UserError(
                 f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "

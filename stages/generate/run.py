@@ -99,10 +99,9 @@ def _shard(ctx: Context, prompts: Path, policy: Policy) -> tuple[int, int]:
     params = ctx.params
     if params.num_shards == 1:
         return 0, num_prompts
-    expected = params.expected_response_tokens or max(1, params.max_new_tokens // 4)
     tokens = expected_tokens(
         prompts,
-        response_tokens=params.num_samples * min(expected, params.max_new_tokens),
+        response_tokens=params.num_samples * params.counted_response_tokens,
         longest=policy.max_length_tokens,
     )
     return shard_bounds(tokens, params.shard_index, params.num_shards)

@@ -19,10 +19,7 @@ def render_row(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
     try:
         return render_conversation(tokenizer, messages)
     except UserError as error:
-        raise UserError(
-            f"prompt {row['prompt_id']}, sample {row['sample_index']}: {error.message}",
-            error.remedy,
-        ) from error
+        raise error.at(f"prompt {row['prompt_id']}, sample {row['sample_index']}") from error
 
 
 def too_long(token_ids: Sequence[int], limit: int) -> str | None:

@@ -78,9 +78,7 @@ def make_examples(
         try:
             example = make_example(tokenizer, conversation)
         except UserError as error:
-            raise UserError(
-                f"conversation {number} of the data: {error.message}", error.remedy
-            ) from error
+            raise error.at(f"conversation {number} of the data") from error
         if example.num_tokens <= max_length:
             examples.append(example)
         else:
