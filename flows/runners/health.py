@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
 from stages.contract.health import Health
 from stages.contract.local_store import LocalStore
+from stages.contract.request import Request, Resources
 
 # Leases and logs compare clocks of hosts.
 _MOST_CLOCK_SECONDS = 5.0
@@ -47,6 +49,13 @@ def faults_of(health: Health, *, ahead_seconds: float, gpus: int, other_code: st
         yield f"its clock is {ahead_seconds:+.0f} s off this machine's: leases would not hold"
     if health.gpus < gpus:
         yield f"it sees {health.gpus} GPUs of {gpus} that it asked for"
+
+
+def trial_request(stage: str, resources: Resources, **more: Any) -> Request:
+    """A request that says which stage asks for which resources, and no more than is given here."""
+    said = {"version": "", "params": {}, "seed": 0, "inputs": {}, "key": "", "store": ""}
+    said |= {"image": "core", "writes_registry": False}
+    return Request.model_validate({**said, "stage": stage, "resources": resources, **more})
 
 
 def one_line(error: Exception) -> str:

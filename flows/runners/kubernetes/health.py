@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.kubernetes import KubernetesSettings
-from flows.runners.health import Finding, faults_of, one_line
+from flows.runners.health import Finding, faults_of, one_line, trial_request
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, explained, reason_of
 from flows.runners.kubernetes.diagnosis import Ending
@@ -57,19 +57,14 @@ def _requests(config: RunConfig) -> dict[str, Request]:
     found: dict[str, Request] = {}
     for stage in StageResources.model_fields:
         resources = getattr(config.resources, stage)
-        request = Request(
-            stage=stage,
-            version="",
-            params={},
-            seed=0,
-            inputs={},
+        request = trial_request(
+            stage,
+            resources.model_copy(update={"nodes": 1}),
             key="0" * 64,
             store=store,
             run=config.name,
             step=f"doctor/{stage}",
-            resources=resources.model_copy(update={"nodes": 1}),
             image=getattr(config, stage).image_for(from_hub=False),
-            writes_registry=False,
         )
         name = image_of(request, config.execution.kubernetes)
         if name not in found or found[name].resources.gpus < resources.gpus:

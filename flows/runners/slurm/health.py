@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig
-from flows.runners.health import Finding, faults_of, one_line
+from flows.runners.health import Finding, faults_of, one_line, trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.job import default_interpreter, health_program, submit_options
-from flows.runners.slurm.preflight import check_job, stage_resources, trial_request
+from flows.runners.slurm.preflight import check_job, stage_resources
 from flows.runners.slurm.refusals import mistake
 from stages.contract.errors import GebError
 from stages.contract.health import Health

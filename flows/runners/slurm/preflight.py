@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flows.pipeline.placement import Execution
 from flows.pipeline.slurm import SlurmSettings
+from flows.runners.health import trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
@@ -49,22 +50,6 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
         # A node that died may be the one that is wanted: the job waits for it.
         if not (concerns_nodes(said) and client.nodes_away(job.partition)):
             raise mistake(said, request, job)
-
-
-def trial_request(stage: str, resources: Resources) -> Request:
-    """A request that says no more than which stage asks for which resources."""
-    return Request(
-        stage=stage,
-        version="",
-        params={},
-        seed=0,
-        inputs={},
-        key="",
-        store="",
-        resources=resources,
-        image="core",
-        writes_registry=False,
-    )
 
 
 def stage_resources(resources: Settings) -> Iterator[tuple[str, Resources]]:
