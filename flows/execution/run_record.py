@@ -152,8 +152,8 @@ def runs(store: Store) -> list[str]:
     """
     store.refresh("runs")
     configs = (store.root / "runs").glob("*/config.json")
-    found = sorted(configs, key=_mtime, reverse=True)
-    return [each.parent.name for each in found if is_name(each.parent.name)]
+    newest = sorted(configs, key=lambda path: path.lstat().st_mtime, reverse=True)
+    return [each.parent.name for each in newest if is_name(each.parent.name)]
 
 
 def recorded(store: Store) -> list[str]:
@@ -185,7 +185,3 @@ def _keep(path: Path, kept: Path) -> None:
         write_atomically(kept, read_record(path))
     except MisplacedError:
         path.replace(kept)
-
-
-def _mtime(path: Path) -> float:
-    return path.lstat().st_mtime

@@ -102,7 +102,7 @@ def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) 
         raise UserError(f"there is no scale {scale!r}", f"one of: {', '.join(SCALES)}")
     place = (folder or configs_folder() / "paper" / "cells") / f"{scale}.csv"
     with place.open(encoding="utf-8", newline="") as file:
-        rows = [_row(each, f"{place}:{n}") for n, each in enumerate(_dicts(file), 2)]
+        rows = [_row(each, f"{place}:{n}") for n, each in enumerate(csv.DictReader(file), 2)]
     kinds = [
         {getattr(row, kind) for row in rows} & set(only)
         for kind in ("experiment", "setting", "method", "divergence")
@@ -124,10 +124,6 @@ def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) 
             f"leave one out; `geb paper --scale {scale} --dry-run` lists the cells",
         )
     return found
-
-
-def _dicts(file: Iterable[str]) -> Iterable[dict[str, str]]:
-    return csv.DictReader(file)
 
 
 def _row(values: Mapping[str, str], place: str) -> Row:

@@ -119,7 +119,7 @@ class ReferencePass:
                 done += len(places)
                 self.process.events.progress(done, total, "pairs", "reference log-probabilities")
             with sealed_path(_part(self.folder, start)) as scratch:
-                _write(scratch, part, found)
+                write_reference(scratch, part, found)
 
     def _num_passes(self, pairs: Sequence[Pair], starts: Sequence[int]) -> int:
         parts = (pairs[start : start + PART_PAIRS] for start in starts)
@@ -169,8 +169,18 @@ def read_reference(folder: Path) -> RefLogprobs:
 
 
 def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
-    """Writes the artifact's table, in the order of the pairs."""
-    _write(path, pairs, reference)
+    """Writes a table, the artifact's or a part of it, in the order of the pairs."""
+    with TableWriter(path, REFERENCE_LOGPROBS) as writer:
+        for pair in pairs:
+            chosen, rejected = reference[pair.index]
+            writer.write(
+                {
+                    "pair_index": pair.index,
+                    "prompt_id": pair.prompt_id,
+                    "chosen_logprobs": chosen,
+                    "rejected_logprobs": rejected,
+                }
+            )
 
 
 def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> SamplerDifference:
@@ -200,20 +210,6 @@ def _logprobs(
     return {
         pair.index: (by_row[place], by_row[len(batch) + place]) for place, pair in enumerate(batch)
     }
-
-
-def _write(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -> None:
-    with TableWriter(path, REFERENCE_LOGPROBS) as writer:
-        for pair in pairs:
-            chosen, rejected = reference[pair.index]
-            writer.write(
-                {
-                    "pair_index": pair.index,
-                    "prompt_id": pair.prompt_id,
-                    "chosen_logprobs": chosen,
-                    "rejected_logprobs": rejected,
-                }
-            )
 
 
 def _part(folder: Path, start: int) -> Path:
