@@ -15,12 +15,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import psutil
 from transformers import LlamaForCausalLM
 
 from benchmarks.memory_peaks import memory_peaks
-from stages.contract.events import Emitter, Event, Metric, Progress
+from stages.contract.events import Emitter, Event, Log, Metric, Progress
 from stages.contract.program import execute
 from stages.modeling.load import DTYPES
 from stages.train.run import STAGE
@@ -50,6 +51,8 @@ class _Phases(Emitter):
             self._now = "training" if event.done == event.total else "reference"
         if isinstance(event, Metric) and event.step == _STEPS:
             self._now = "saving"
+        if isinstance(event, Log) and "moved average" in event.message:
+            self._now = "ema"
 
     def phase(self) -> str:
         """The phase of the moment."""
@@ -96,10 +99,12 @@ def main() -> None:
         print("| --- | --- | --- | ---: |")
         pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
         alone: dict[str, float] = {}
+        seconds: dict[int, str] = {}
         for count in asked.processes:
             phases = _Phases()
+            store = folder / f"store-{count}"
             request = request_for(
-                folder / f"store-{count}",
+                store,
                 policy,
                 [pairs],
                 processes=count,
@@ -108,8 +113,11 @@ def main() -> None:
                 lora={"rank": asked.lora},
                 **_SHARDING[asked.sharding],
             )
+            before = getrusage(RUSAGE_CHILDREN)
             with memory_peaks(os.getpid(), phases.phase, _is_worker) as peaks:
                 execute(STAGE, request, phases)
+            after = getrusage(RUSAGE_CHILDREN)
+            shutil.rmtree(store)
             for phase, found in peaks.items():
                 shown = ", ".join(f"{each / 2**20:.0f}" for each in found.values())
                 largest = max(found.values())
@@ -117,6 +125,12 @@ def main() -> None:
                     alone[phase] = largest
                 share = f"{largest * count / alone[phase]:.2f}" if phase in alone else ""
                 print(f"| {count} | {phase} | {shown} | {share} |", flush=True)
+            spent = (after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime)
+            seconds[count] = (
+                f"{spent[0]:.0f} s of the program's and {spent[1]:.0f} s of the system's"
+            )
+        for count, said in seconds.items():
+            print(f"\n{count} processes: {said} CPU time")
     finally:
         shutil.rmtree(folder)
 

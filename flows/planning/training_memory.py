@@ -118,20 +118,25 @@ def training_memory(setting: TrainingSetting) -> tuple[dict[str, float], dict[st
 
 
 def _fsdp_buffers(setting: TrainingSetting) -> tuple[float, float]:
-    """Whole weights and gradients of the layers at work.
+    """Whole weights and gradients of what is at work: a layer, the head, or the embeddings.
 
-    Embeddings, last norm and head are whole from the forward to the end of the backward pass, a
-    decoder layer while it works, and the next one is on its way.
+    On a CPU a layer's matrices are gathered one by one. One weight for embeddings and head is whole
+    from the forward to the end of the backward pass.
     """
     model = setting.model
     size = 2 if setting.bfloat16 else 4
     layer = model.layer_params
-    ends = model.params - model.layers * layer
+    if not setting.device.is_gpu and not setting.params.compile:
+        layer = model.hidden * max(model.intermediate, model.query_width)
+    ends = model.head_params
+    # The next layer is on its way.
+    gathered = ends + 2.0 * layer if model.tied else max(2.0 * layer, ends + layer)
     if setting.params.lora.rank:
         # Gradients of adapters are small.
-        return size * (ends + 2.0 * layer), 0.0
-    # Gradients as they were computed, and a float32 copy in the order of the shards.
-    return size * (ends + 2.0 * layer), (size + 4.0) * (ends + layer)
+        return size * gathered, 0.0
+    # Float32 copies in the order of the shards. Gradients as they were computed are there at the
+    # same time, but the head's, which is another term.
+    return size * gathered, (ends if model.tied else 0.0) * size + 4.0 * max(ends, layer)
 
 
 def _gathered(setting: TrainingSetting) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
 from stages.modeling.device_pool import DevicePool
-from stages.modeling.load import Precision, load_causal_lm, load_config
+from stages.modeling.load import Precision, load_config
 from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.mapped import folder_to_share, load_shared
 from stages.modeling.probe import UnfitModelError, check_logprobs
 from stages.modeling.rope import require_static_rope
 from stages.modeling.token_batches import token_batches
@@ -36,19 +38,26 @@ class Reference:
         dtype: Type of its weights.
         batch_tokens: Most tokens in one pass, padding included.
         resources: Those of the stage.
+        scratch: Folder where weights that processes share lie while they have them.
 
     Raises:
         UserError: There is no such model, or its log-probabilities cannot be computed.
     """
 
     def __init__(
-        self, source: ModelSource, dtype: Precision, batch_tokens: int, resources: Resources
+        self,
+        source: ModelSource,
+        dtype: Precision,
+        batch_tokens: int,
+        resources: Resources,
+        scratch: Path,
     ) -> None:
         self._config = load_config(source)
         self._place = source.name_or_path
         self._batch_tokens = batch_tokens
+        folder = folder_to_share(resources, scratch)
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
-            partial(_Model, source, dtype), resources
+            partial(_Model, source, dtype, folder.name if folder else None), resources, folder
         )
 
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
@@ -90,8 +99,8 @@ class Reference:
 class _Model:
     """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
 
-    def __init__(self, source: ModelSource, dtype: Precision) -> None:
-        model = load_causal_lm(source, dtype=dtype)
+    def __init__(self, source: ModelSource, dtype: Precision, folder: str | None) -> None:
+        model = load_shared(source, dtype=dtype, folder=folder)
         try:
             check_logprobs(model)
         except UnfitModelError as error:

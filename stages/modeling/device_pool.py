@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeVar
 
 from stages.contract.errors import StageFailedError
 from stages.contract.request import Resources
+from stages.modeling.allocator import give_back_freed_memory
 from stages.modeling.devices import device_environments, end_with_parent
 
 Item = TypeVar("Item")
@@ -34,13 +36,20 @@ class DevicePool(Generic[Item, Result]):
         load: Loads the model and returns the function. It is pickled: a module's own function, or
             a `functools.partial` of one.
         resources: Those of the stage: a process for each of its GPUs, or `processes` on the CPU.
+        folder: Something that the processes read while they load, and that goes with them.
 
     Raises:
         UserError: From ``load``.
         StageFailedError: A process ended while it loaded the model.
     """
 
-    def __init__(self, load: Callable[[], Callable[[Item], Result]], resources: Resources) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Callable[[Item], Result]],
+        resources: Resources,
+        folder: TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self._folder = folder
         devices = device_environments(resources)
         # CUDA_VISIBLE_DEVICES may name fewer than the stage has: one more process would wait for
         # a device for ever.
@@ -56,9 +65,13 @@ class DevicePool(Generic[Item, Result]):
         self._processes = ProcessPoolExecutor(
             self.size, context, _start, (environments, pickle.dumps(load))
         )
-        loaded = [self._processes.submit(_require_loaded) for _ in range(self.size)]
-        for each in loaded:
-            _answer(each)
+        try:
+            loaded = [self._processes.submit(_require_loaded) for _ in range(self.size)]
+            for each in loaded:
+                _answer(each)
+        except BaseException:
+            self.close()
+            raise
 
     def map(self, items: Iterable[Item]) -> Iterator[Result]:
         """Results of the items, in their order.
@@ -82,6 +95,8 @@ class DevicePool(Generic[Item, Result]):
         """Ends the processes."""
         if self._call is None:
             self._processes.shutdown(cancel_futures=True)
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _answer(future: Future[Any]) -> Any:
@@ -105,6 +120,7 @@ def _start(environments: Any, load: bytes) -> None:
     # The stage ends its processes; they outlive it in no case.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
+    give_back_freed_memory()
     # Before torch is imported, which unpickling does.
     os.environ.update(environments.get())
     try:

@@ -20,8 +20,8 @@ from stages.modeling.load import (
     Precision,
     context_tokens,
     load_config,
-    load_sequence_classifier,
 )
+from stages.modeling.mapped import CLASSIFIER, folder_to_share, load_shared
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.conversations import render_row, too_long
@@ -151,8 +151,10 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
 
         engines = start_engines(source, config, settings, limit, ctx.resources)
         return VllmRewardModel(engines, tokenizer, identity, limit)
+    folder = folder_to_share(ctx.resources, ctx.out)
+    load_one = partial(load_classifier, source, settings.dtype, folder.name if folder else None)
     return RewardModel(
-        classifiers=DevicePool(partial(load_classifier, source, settings.dtype), ctx.resources),
+        classifiers=DevicePool(load_one, ctx.resources, folder),
         tokenizer=tokenizer,
         identity=identity,
         max_length_tokens=limit,
@@ -160,13 +162,18 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     )
 
 
-def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
+def load_classifier(source: ModelSource, dtype: Precision, folder: str | None) -> Classifier:
     """Loads a sequence classifier with one output.
+
+    Args:
+        source: Folder or hub id.
+        dtype: Type of its weights.
+        folder: For weights that the stage's processes share, if they do.
 
     Raises:
         UserError: There is none, or it has several outputs.
     """
-    model = load_sequence_classifier(source, dtype=dtype)
+    model = load_shared(source, dtype=dtype, folder=folder, kind=CLASSIFIER)
     outputs = model.config.num_labels
     if outputs != 1:
         raise UserError(

@@ -12,9 +12,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from stages.contract.context import ModelSource
-from stages.modeling.load import load_causal_lm
+from stages.modeling.file_backed import in_files
+from stages.modeling.mapped import load_mapped
 from stages.modeling.save import save_checkpoint
-from stages.training.policy import checkpoint_dtype
+
+# Of a weight, averaged at once: the copies in float32 stay small.
+_NUMBERS = 1 << 20
 
 
 def save_average(
@@ -25,10 +28,12 @@ def save_average(
     decay: float,
     dtype: torch.dtype,
     folder: Path,
+    work: Path,
 ) -> None:
     """Writes decay · reference + (1 − decay) · trained policy, the next reference.
 
-    One model is in memory; of the other one weight at a time. Each weight is averaged in float32.
+    No model is whole in this process's own memory: weights are read from the files of both, some
+    numbers at a time, averaged in float32, and put into files until they are written.
 
     Args:
         reference: This iteration's reference.
@@ -37,16 +42,21 @@ def save_average(
         decay: Share of the reference that stays.
         dtype: Of the saved weights.
         folder: Where to.
+        work: For the files, which go with this call.
     """
-    low = dtype == checkpoint_dtype(reference) == torch.bfloat16
-    cpu = torch.device("cpu")
-    average = load_causal_lm(reference, dtype="bfloat16" if low else "float32", device=cpu)
+    average = load_mapped(reference, dtype="float32")
+    place = in_files(work)
+    averaged: dict[int, Tensor] = {}
     with torch.no_grad(), ExitStack() as files:
         trained = _weights(checkpoint, average, files)
         for name, weight in average.named_parameters():
-            # In place where the model is float32; else of a copy of this weight.
-            weight.copy_(weight.float().lerp_(trained(name).float(), 1.0 - decay))
-    save_checkpoint(average, average.state_dict(), tokenizer, dtype, folder)
+            averaged[id(weight)] = whole = place(weight.shape, dtype)
+            flat = (each.reshape(-1).split(_NUMBERS) for each in (whole, weight, trained(name)))
+            for target, old, new in zip(*flat, strict=True):
+                target.copy_(old.float().lerp(new.float(), 1.0 - decay))
+    state = average.state_dict(keep_vars=True)
+    weights = {name: averaged.get(id(weight), weight) for name, weight in state.items()}
+    save_checkpoint(average, weights, tokenizer, dtype, folder)
 
 
 def _weights(checkpoint: Path, like: Any, files: ExitStack) -> Callable[[str], Tensor]:
@@ -58,9 +68,6 @@ def _weights(checkpoint: Path, like: Any, files: ExitStack) -> Callable[[str], T
     if all(name in places for name, _ in like.named_parameters()):
         return lambda name: places[name].get_tensor(name)
     # Of families whose checkpoints have other names (fused experts), transformers knows which.
-    source = ModelSource(str(checkpoint))
-    low = checkpoint_dtype(source) == torch.bfloat16
-    cpu = torch.device("cpu")
-    loaded = load_causal_lm(source, dtype="bfloat16" if low else "float32", device=cpu)
+    loaded = load_mapped(ModelSource(str(checkpoint)), dtype="float32")
     weights = dict(loaded.named_parameters())
     return lambda name: weights[name]

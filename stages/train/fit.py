@@ -105,6 +105,7 @@ class PairFit(Fit[TrainParams]):
         """Writes the moved average where the reference is one."""
         job = self.job
         if job.params.reference == "ema":
+            self.process.events.info("writing the moved average of reference and policy")
             save_average(
                 job.models["reference"],
                 job.out / "checkpoint",
@@ -112,6 +113,7 @@ class PairFit(Fit[TrainParams]):
                 decay=job.params.ema_decay,
                 dtype=self.save_dtype(),
                 folder=job.out / "ema",
+                work=job.work,
             )
 
     def write_records(self, log: MetricsLog) -> None:
@@ -167,7 +169,7 @@ class PairFit(Fit[TrainParams]):
                 model = self._load("reference").eval()
                 if params.compile:
                     compile_layers(model.policy, stage=params.stage)
-                fsdp.shard(model, self.numerics, stage=params.stage)
+                fsdp.shard(model, self.numerics, params)
                 yield model
             return
         if params.in_shards:

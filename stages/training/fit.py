@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from stages.modeling.file_backed import in_files
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint, save_tokenizer
@@ -174,7 +175,7 @@ class Fit(ABC, Generic[P]):
         if params.compile:
             compile_layers(model.policy, stage=params.stage)
         if params.sharding == "fsdp2":
-            fsdp.shard(model, self.numerics, stage=params.stage)
+            fsdp.shard(model, self.numerics, params)
         return model
 
     def _save(self, trainer: PackedTrainer[Any]) -> None:
@@ -199,7 +200,8 @@ class Fit(ABC, Generic[P]):
             return gathered
         # Adapters are merged before the weights are rounded.
         dtype = None if self.job.params.lora.rank else self.save_dtype()
-        return fsdp.whole_weights(trainer.model, keep=self.process.is_first, dtype=dtype)
+        place = in_files(self.job.work) if self.process.is_first else None
+        return fsdp.whole_weights(trainer.model, place=place, dtype=dtype)
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""

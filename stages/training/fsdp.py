@@ -6,6 +6,8 @@ leaves it as it is: accelerate's own FSDP2 is for accelerators alone, and this i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +27,34 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from stages.contract.errors import UserError
+from stages.modeling.file_backed import Place
 from stages.modeling.load import DTYPES
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import has_adapters
 from stages.training.compiled import decoder_layers
 from stages.training.numerics import Numerics
+from stages.training.params import TrainingParams
 
 _FOLDER = "fsdp"
 # Frozen weights are the base model's, which is loaded anyway.
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
+# Weights of less than this part of a layer (norms, adapters) are gathered together.
+_SMALL_PARTS = 64
 
 
-def shard(model: ResponseLogprobs, numerics: Numerics, *, stage: str) -> None:
+def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -> None:
     """Keeps this process's share of each weight; a collective call.
 
-    A decoder layer is gathered when it is run, and embeddings, last norm and head for all of a
-    forward and backward pass. In bfloat16 layers are gathered and computed so, and gradients added
+    A decoder layer is gathered when it is run, on a CPU its linear layers one by one unless it is
+    compiled; embeddings and head, too, but where they are one weight: that is gathered for all of a
+    forward and backward pass. In bfloat16 weights are gathered and computed so, and gradients added
     up in float32, the dtype of the shards.
 
     Args:
         model: Whole, the same in all processes, in the host's memory or in its files: what FSDP2
-            copies, cast where it is of another dtype, is one layer at a time.
+            copies, cast where it is of another dtype, is one group of weights at a time.
         numerics: Device and dtypes.
-        stage: Name of the stage, for messages.
+        params: Those of the stage.
 
     Raises:
         UserError: The model has no layers that could be told apart.
@@ -55,38 +62,63 @@ def shard(model: ResponseLogprobs, numerics: Numerics, *, stage: str) -> None:
     mesh = init_device_mesh(numerics.device.type, (torch.distributed.get_world_size(),))
     low = torch.bfloat16 if numerics.bfloat16 else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32)
+    # What a part gets is of the dtype that the whole would have given it.
+    of_part = replace(policy, cast_forward_inputs=False)
     layers = decoder_layers(model.policy)
     if not layers:
         raise UserError(
             f"{type(causal_lm(model.policy)).__name__} has no decoder layers that could be sharded "
             "one by one",
-            f"leave {stage}.sharding out",
+            f"leave {params.stage}.sharding out",
         )
     # Adapters are of another dtype than the weights beside them, and all are as they shall be.
     cast = not has_adapters(model.policy)
-    for module in (*layers, model):
+    # An accelerator hides the gathering of a layer behind the layer before, not of small pieces.
+    in_parts = numerics.device.type == "cpu" and not params.compile
+    parts = _large_parts(model, layers) if in_parts else []
+    ends = _untied_ends(model)
+    elsewhere: set[nn.Parameter] = set()
+    for module in (*parts, *layers, *ends, model):
         if cast:
             _cast(module, DTYPES[numerics.weights])
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        inner = module in parts or module in ends
+        fully_shard(
+            module,
+            mesh=mesh,
+            mp_policy=of_part if inner else policy,
+            ignored_params=elsewhere,
+        )
+        if module is model.head:
+            # The model's own head, which is never run, stands for the weights in checkpoints.
+            own = causal_lm(model.policy).get_output_embeddings()
+            own.weight, own.bias = model.head.weight, model.head.bias
+            elsewhere = set(own.parameters())
+    if ends:
+        # An embedding's gradient takes ids alone.
+        ends[0].set_unshard_in_backward(False)
     # Read by the Trainer: it neither moves nor wraps the model.
     vars(model)["is_distributed_loading_by_transformers"] = True
 
 
 def whole_weights(
-    model: nn.Module, *, keep: bool, dtype: torch.dtype | None = None
+    model: nn.Module, *, place: Place | None, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     """Gathers the weights one by one; a collective call.
 
     Args:
         model: The sharded model.
-        keep: Whether this process wants them: in the host's memory.
+        place: Where this process wants them; None where it does not.
         dtype: Type in which it wants them; that of the shards if unset.
     """
-    weights = {}
-    for name, share in model.state_dict().items():
-        whole = share.full_tensor() if isinstance(share, DTensor) else share
-        if keep:
-            weights[name] = whole.to("cpu", dtype if whole.is_floating_point() else None)
+    weights: dict[str, Tensor] = {}
+    # A weight of several names is gathered once, and stays one.
+    gathered: dict[int, Tensor | None] = {}
+    for name, share in model.state_dict(keep_vars=True).items():
+        if id(share) not in gathered:
+            gathered[id(share)] = _whole(share.detach(), place, dtype)
+        whole = gathered[id(share)]
+        if whole is not None:
+            weights[name] = whole
     return weights
 
 
@@ -108,6 +140,48 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> 
     state = {"optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED)}
     dcp.load(state, checkpoint_id=checkpoint / _FOLDER)
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
+
+
+def _untied_ends(model: ResponseLogprobs) -> list[Any]:
+    """Embeddings and head where each is a weight of its own that no other module reads."""
+    inner = causal_lm(model.policy)
+    embeddings, head = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if type(embeddings) is not nn.Embedding or embeddings.weight is head.weight:
+        return []
+    return [embeddings, model.head]
+
+
+def _large_parts(model: ResponseLogprobs, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Linear layers of decoder layers that can be gathered on their own: those that are called.
+
+    A layer may read the weight of another without calling it, or leave it out for some rows.
+    """
+    linear = {
+        each: sum(weight.numel() for weight in layer.parameters())
+        for layer in layers
+        for each in layer.modules()
+        if type(each) is nn.Linear
+    }
+    called: dict[nn.Module, None] = {}
+    hooks = [
+        each.register_forward_hook(lambda *of: called.update({of[0]: None})) for each in linear
+    ]
+    token = torch.zeros(1, dtype=torch.long)
+    # Draws nothing of the training's random numbers, whatever dropout an adapter has.
+    with torch.no_grad(), torch.random.fork_rng([]):
+        model(token[None], token, token)
+    for hook in hooks:
+        hook.remove()
+    return list(called)
+
+
+def _whole(share: Tensor, place: Place | None, dtype: torch.dtype | None) -> Tensor | None:
+    """A weight gathered from its shares, and put into its place where there is one."""
+    whole = share.full_tensor() if isinstance(share, DTensor) else share
+    if place is None:
+        return None
+    wanted = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+    return place(whole.shape, wanted).copy_(whole)
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:

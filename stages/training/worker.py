@@ -27,6 +27,7 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Emitter
+from stages.modeling.allocator import give_back_freed_memory
 from stages.training.job import Job, P, Process
 from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 
@@ -54,6 +55,8 @@ def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
     report = Emitter(said if rank == 0 else os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         job = Job.parse(Path(sys.argv[1]).read_text(), params)
+        if job.params.sharding == "fsdp2":
+            give_back_freed_memory()
         _join(job, local_rank)
         from stages.training.fit import run_fit
 

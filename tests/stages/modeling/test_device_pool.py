@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -119,3 +121,42 @@ def test_a_number_of_threads_that_is_none_counts_as_unset(
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, threads)
     assert {found["OMP_NUM_THREADS"] for found in device_environments(TWO)} == {"3"}
+
+
+def freed_mib(number: int) -> float:
+    """Memory that goes back to the system as pieces between others are freed."""
+
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    whole = b"x" * (16 << 20)
+    del whole
+    pieces = [b"x" * (8 << 20) for _ in range(20)]
+    before = resident()
+    del pieces[::2]
+    return (before - resident()) / 2**20
+
+
+def load_freed_mib() -> Callable[[int], float]:
+    return freed_mib
+
+
+def test_processes_give_freed_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("MALLOC_", "GLIBC_TUNABLES")):
+            monkeypatch.delenv(name)
+    with closing(DevicePool(load_freed_mib, TWO)) as pool:
+        # Of 80 MiB.
+        assert min(pool.map(range(4))) > 60
+
+
+def test_a_folder_goes_with_its_processes(tmp_path: Path) -> None:
+    folder = TemporaryDirectory(dir=tmp_path)
+    with closing(DevicePool(partial(load_describe, "NOTHING"), TWO, folder)) as pool:
+        assert list(tmp_path.iterdir()) == [Path(folder.name)]
+        list(pool.map(range(4)))
+    assert list(tmp_path.iterdir()) == []
+    folder = TemporaryDirectory(dir=tmp_path)
+    with pytest.raises(UserError, match="no such model"):
+        DevicePool(load_nothing, TWO, folder)
+    assert list(tmp_path.iterdir()) == []

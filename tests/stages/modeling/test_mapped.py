@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from huggingface_hub import constants
@@ -9,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from stages.contract.context import ModelSource
+from stages.contract.request import Resources
 from stages.modeling.load import load_causal_lm
-from stages.modeling.mapped import load_mapped
+from stages.modeling.mapped import folder_to_share, load_mapped, load_shared
 from tests.tiny_models import SIZES
 
 
@@ -52,3 +55,25 @@ def test_a_repository_of_the_hub_is_mapped_from_its_cache(tmp_path, monkeypatch,
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     source = ModelSource("someone/something", revision=commit)
     assert load_mapped(source, dtype="float32").dtype == torch.bfloat16
+
+
+def test_processes_read_the_weights_that_the_first_one_cast(tmp_path, checkpoint):
+    source = ModelSource(str(checkpoint))
+    expected = load_causal_lm(source, dtype="float32", device=torch.device("cpu"))
+    tokens = torch.arange(3, 9)[None]
+    folder = folder_to_share(Resources(processes=2), tmp_path)
+    models = [load_shared(source, dtype="float32", folder=folder.name) for _ in range(2)]
+    for model in models:
+        assert {each.dtype for each in model.parameters()} == {torch.float32}
+        assert torch.equal(model(tokens).logits, expected(tokens).logits)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    files = {str(each) for each in Path(folder.name).glob("*.weight")}
+    assert len(files) == len(list(expected.parameters()))
+    assert files <= mapped
+    folder.cleanup()
+    assert torch.equal(models[1](tokens).logits, expected(tokens).logits)
+
+
+def test_one_process_and_gpus_share_no_weights(tmp_path):
+    assert folder_to_share(Resources(), tmp_path) is None
+    assert folder_to_share(Resources(gpus=2), tmp_path) is None

@@ -20,6 +20,7 @@ from tests.stages.train.train_helpers import (
     run_until,
     train,
 )
+from tests.tiny_models import make_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
@@ -66,6 +67,14 @@ def test_checkpointed_activations_and_validation_are_those_of_one_process(tmp_pa
     found = train(tmp_path / "store", policy, [pairs], processes=2, **settings, **FSDP)
     assert_same_training(found, plain)
     assert found.artifact.manifest.key == plain.artifact.manifest.key
+
+
+def test_one_weight_for_embeddings_and_head_is_trained_as_in_one_process(tmp_path, pairs):
+    policy = make_tiny_llama(tmp_path / "policy", tie_word_embeddings=True)
+    settings = SETTINGS | {"reference_kind": "ema", "epochs": 1}
+    plain = train(tmp_path / "plain", policy, [pairs], **settings)
+    found = train(tmp_path / "store", policy, [pairs], processes=2, **settings, **FSDP)
+    assert_same_training(found, plain, ("checkpoint", "ema"))
 
 
 @pytest.mark.parametrize(("before", "after", "rank"), [(2, 1, 4), (1, 2, 0)])
