@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from stages.contract.errors import UserError
-from stages.promote.gate import decide, wilson_lower_bound
+from stages.promote.gate import GateResult, decide, wilson_lower_bound
 from stages.promote.params import PromoteParams
 
 
@@ -177,3 +178,113 @@ def test_by_default_a_model_must_be_better_than_the_base_with_confidence(
     # The bound holds what it says: were the odds even, so many wins would be rare.
     chance = stats.binom.sf(wins - 1, wins + losses, 0.5)
     assert bool(chance < 0.05) is passes
+
+
+def wilson(wins: int, trials: int, confidence: float) -> Any:
+    """The bound as scipy has it."""
+    test = stats.binomtest(wins, trials, alternative="greater")
+    return pytest.approx(test.proportion_ci(confidence, method="wilson").low)
+
+
+COMPARED = {"win_rate": 0.625, "compared_prompts": 64, "tied_prompts": 4}
+
+
+def test_a_gate_of_confidence_shows_the_bound_that_it_compared() -> None:
+    params = PromoteParams(
+        better_than_base_confidence=0.95, min_win_rate=0.55, min_win_rate_confidence=0.9
+    )
+    better, plain, sure = decide(params, COMPARED, None).gates
+    assert better == GateResult(
+        "better_than_base_confidence",
+        "win_rate",
+        wilson(40, 60, 0.95),
+        0.5,
+        True,
+        "better_than_base_confidence: 40 prompts won, 20 lost, 4 tied; with confidence 0.95 at "
+        "least 0.561 of those that do not tie are won, and the gate wants more than 0.5",
+    )
+    assert plain == GateResult(
+        "min_win_rate",
+        "win_rate",
+        0.625,
+        0.55,
+        True,
+        "min_win_rate: win_rate is 0.625; the gate wants at least 0.55",
+    )
+    assert sure == GateResult(
+        "min_win_rate_confidence",
+        "win_rate",
+        wilson(40, 64, 0.9),
+        0.55,
+        False,
+        "min_win_rate_confidence: win_rate is at least 0.545231 with confidence 0.9 (0.625 of 64 "
+        "prompts); the gate wants at least 0.55",
+    )
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"win_rate": None},
+        {"compared_prompts": 0},
+        {"compared_prompts": None},
+        {"compared_prompts": None, "win_rate": None},
+    ],
+    ids=str,
+)
+def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking: dict[str, Any]) -> None:
+    params = PromoteParams(min_win_rate=0.55, min_win_rate_confidence=0.9)
+    decision = decide(params, COMPARED | lacking, None)
+    better, _, sure = decision.gates
+    assert better == GateResult(
+        "better_than_base_confidence",
+        "win_rate",
+        None,
+        0.5,
+        False,
+        "better_than_base_confidence: no prompt is compared; the gate wants more wins than losses",
+    )
+    assert sure == GateResult(
+        "min_win_rate_confidence",
+        "win_rate",
+        None,
+        0.55,
+        False,
+        "min_win_rate_confidence: win_rate has no value; the gate wants a lower bound of 0.55",
+    )
+    assert not decision.promoted
+
+
+def test_without_a_count_of_ties_nobody_knows_which_model_is_better() -> None:
+    [gate] = decide(PromoteParams(), COMPARED | {"tied_prompts": None}, None).gates
+    assert (gate.value, gate.passed) == (None, False)
+    assert "no prompt is compared" in gate.reason
+
+
+def test_a_bound_that_meets_a_limit_is_enough_for_a_win_rate_and_not_to_be_better() -> None:
+    bound = wilson_lower_bound(0.625, 64, 0.9)
+    params = alone(min_win_rate=bound, min_win_rate_confidence=0.9)
+    assert decide(params, COMPARED, None).promoted
+    # With the least confidence that may be asked for, the bound is the share itself.
+    even = COMPARED | {"win_rate": 0.5, "tied_prompts": 0}
+    least = math.nextafter(0.5, 1.0)
+    [gate] = decide(PromoteParams(better_than_base_confidence=least), even, None).gates
+    assert (gate.value, gate.passed) == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "gate", "metrics"),
+    [
+        ({"better_than_base_confidence": 0.95}, "better_than_base_confidence", tuple(COMPARED)),
+        (
+            {"min_win_rate": 0.5, "min_win_rate_confidence": 0.9},
+            "min_win_rate_confidence",
+            ("compared_prompts",),
+        ),
+    ],
+)
+def test_a_gate_names_the_metric_that_it_misses(limits, gate, metrics) -> None:
+    for metric in metrics:
+        found = {name: value for name, value in COMPARED.items() if name != metric}
+        with pytest.raises(UserError, match=f"the gate {gate} looks at '{metric}'"):
+            decide(alone(**limits), found, None)
