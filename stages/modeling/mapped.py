@@ -5,7 +5,6 @@ Processes of one host share such memory, and the system takes it back where room
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,10 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from stages.contract.context import ModelSource
+from stages.contract.file_locks import exclusive_lock
 from stages.contract.request import Resources
 from stages.modeling.checkpoint_files import check_weight_files, explained, local_folder
+from stages.modeling.file_backed import new_file
 from stages.modeling.load import DTYPES, Precision, load_causal_lm, load_sequence_classifier
 
 # Names of safetensors for dtypes in which transformers takes a tensor as it lies in its file.
@@ -80,8 +81,7 @@ def load_shared(
         return kind.load(source, dtype=dtype)
     model = load_mapped(source, dtype=dtype, kind=kind)
     place = Path(folder)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive_lock(place / "lock"):
         for number, weight in enumerate(model.parameters()):
             if weight.dtype != DTYPES[dtype]:
                 weight.data = _shared(weight.data, DTYPES[dtype], place / f"{number}.weight")
@@ -95,9 +95,7 @@ def _shared(weight: Tensor, dtype: torch.dtype, path: Path) -> Tensor:
         return weight.to(dtype)
     if not path.exists():
         partial = path.with_suffix(".partial")
-        torch.from_file(str(partial), shared=True, size=weight.numel(), dtype=dtype).copy_(
-            weight.reshape(-1)
-        )
+        new_file(partial, weight.numel(), dtype).copy_(weight.reshape(-1))
         partial.rename(path)
     # Not shared for writing: a process that changed a weight would do so for itself.
     whole = torch.from_file(str(path), shared=False, size=weight.numel(), dtype=dtype)
