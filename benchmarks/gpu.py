@@ -130,7 +130,7 @@ def keeping(
 
     Args:
         output: The file.
-        report: What it holds beside the figures.
+        report: Fields of the file beside the figures.
         measured: The figures, measured as they are asked for.
     """
     found: list[Measured] = []

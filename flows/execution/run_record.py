@@ -49,7 +49,7 @@ class RunRecord:
     Args:
         store: The store.
         name: Name of the run.
-        refresh: Whether to look what other hosts have written; :func:`runs` does for all at once.
+        refresh: True fetches the records of other hosts; :func:`runs` does so for all at once.
     """
 
     def __init__(self, store: Store, name: str, *, refresh: bool = True) -> None:

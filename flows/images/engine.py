@@ -27,7 +27,7 @@ def engine_errors_explained(doing: str) -> Iterator[None]:
     """Turns what the engine refuses, and an engine that is gone, into messages.
 
     Args:
-        doing: What is asked of the engine in the block.
+        doing: Name of the request that the block makes, for messages.
 
     Raises:
         UserError: The engine refuses it.

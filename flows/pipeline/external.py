@@ -56,8 +56,8 @@ def resolve(place: str, repo_type: RepoType) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
     Args:
-        place: What the configuration says.
-        repo_type: What a hub id means here.
+        place: Path or hub id, as in the configuration.
+        repo_type: Kind of repository of a hub id: model or data set.
 
     Raises:
         UserError: There is no such file, and it is no hub id either.

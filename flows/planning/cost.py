@@ -36,7 +36,7 @@ class Cost:
         disk: Bytes of the artifact.
         work_disk: Bytes that it holds besides while it works, such as checkpoints.
         remedy: Settings to change where it does not fit.
-        notes: What could not be estimated, and what is wrong already.
+        notes: Reasons why something could not be estimated, and faults found already.
     """
 
     tokens: float = 0.0

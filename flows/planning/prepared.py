@@ -21,7 +21,7 @@ class Prepared:
     Attributes:
         tables: Those of a run by their files; of a suite one, by the step.
         prompt_tokens: Mean length of a run's prompt; None of a suite.
-        notes: What could not be estimated.
+        notes: Reasons why something could not be estimated.
     """
 
     tables: Mapping[str, Table]

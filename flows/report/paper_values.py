@@ -74,7 +74,7 @@ class Result:
 
 
 def whole_of(figure: str) -> float | None:
-    """What a share of all is in the paper's unit; None for a figure that is no share.
+    """The largest share in the unit of the paper, 1 or 100; None for a figure that is no share.
 
     Args:
         figure: See :meth:`Result.value`.

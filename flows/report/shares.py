@@ -35,7 +35,7 @@ def mean_over_seeds(values: Sequence[float], whole: float | None) -> Estimate:
 
     Args:
         values: The figure in runs with different seeds.
-        whole: What a share of all is, such as 1 or 100; None for a figure that is no share.
+        whole: The largest share in its unit, 1 or 100; None for a figure that is no share.
 
     Raises:
         ValueError: There are no values.

@@ -147,9 +147,9 @@ def run_status(record: RunRecord, *, detailed: bool = True) -> RunStatus:
 
     Args:
         record: The run.
-        detailed: Whether to read for each step what no overview of many runs shows: of a bucket,
-            each manifest is a request. Without, a run that is not at work has no `seconds` of
-            reused steps, and no `attempts` of any.
+        detailed: True reads of each step also the figures that no overview of many runs shows:
+            of a bucket, each manifest is a request. Without, a run that is not at work has no
+            `seconds` of reused steps, and no `attempts` of any.
     """
     tried = attempts(record)
     last = tried[-1] if tried else None

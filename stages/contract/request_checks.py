@@ -79,7 +79,7 @@ def resolved_input(
     Args:
         store: The store.
         name: Name of the input, for messages.
-        source: What the request says of it.
+        source: The input as the request has it.
 
     Raises:
         UserError: A file from outside is not there, or was changed since the request was made.

@@ -52,7 +52,7 @@ def folder_to_share(resources: Resources, scratch: Path) -> TemporaryDirectory[s
 
     Args:
         resources: Those of the stage: several processes on a CPU can share weights.
-        scratch: Where the folder is made, on a disk with room for the weights in float32.
+        scratch: Parent of the folder, on a disk with room for the weights in float32.
     """
     if resources.gpus or resources.processes == 1:
         return None

@@ -65,7 +65,7 @@ def read_prompt(
 
     Args:
         row: Values by column.
-        params: Which columns are read.
+        params: Names of the columns that are read.
         columns: All columns of the source, for messages; those of the row if empty.
 
     Raises:

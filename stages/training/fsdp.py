@@ -107,7 +107,7 @@ def whole_weights(
 
     Args:
         model: The sharded model.
-        place: Where this process wants them; None where it does not.
+        place: Maker of the tensors that hold them; None where this process wants none.
         dtype: Type in which it wants them; that of the shards if unset.
     """
     weights: dict[str, Tensor] = {}
