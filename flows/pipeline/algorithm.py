@@ -181,7 +181,10 @@ def unread_steps(config: RunConfig) -> list[Step]:
     given = {name: getattr(inputs, name) for name in type(inputs).model_fields}
     external = {name: _unread(name, place) for name, place in given.items()}
     for suite, settings in config.suites.items():
-        places = {"test_prompts": settings.prompts}
+        places = {
+            "test_prompts": settings.prompts,
+            "length_control": settings.length_control,
+        }
         own = settings if settings.score is not None else inputs
         places |= {name: getattr(own, name) for name in ORACLE_INPUTS.values()}
         for name in SUITE_INPUTS:

@@ -1,0 +1,91 @@
+"""Steps of a run whose inputs are not looked at: the same as with them, but for their content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.algorithm import all_steps, step_names, unread_steps
+from flows.pipeline.loading import load_overridden
+from flows.pipeline.step import Source, Step
+from stages.contract.request import FileInput, HubInput
+from tests.flows.loop import ROOT
+from tests.tiny_models import make_tiny_llama
+
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+PROMPTS = ROOT / "data/quickstart/prompts.jsonl"
+
+
+def without_content(source: Source) -> Source | str:
+    return source.location if isinstance(source, FileInput) else source
+
+
+def shown(step: Step) -> tuple[Any, ...]:
+    inputs = {name: [*map(without_content, group)] for name, group in step.inputs.items()}
+    return step.name, step.params, inputs, step.seed, step.iteration
+
+
+def test_they_are_those_of_the_run(tmp_path: Path) -> None:
+    code, interpreter, data = (tmp_path / name for name in ("oracle.py", "python", "annotations"))
+    code.write_text("def score(prompts, responses, references): ...\n")
+    interpreter.write_text("#!/bin/sh\n")
+    interpreter.chmod(0o755)
+    data.mkdir()
+    (data / "df_gamed.csv").write_text("model,index\n")
+    judged = {
+        "oracle": "judge",
+        "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1", "against": "reference"},
+    }
+    suites = {
+        "own": {"prompts": str(PROMPTS), "num_shards": 2, "after": "each"},
+        "coded": {
+            "prompts": str(PROMPTS),
+            "score": {"oracle": "python"},
+            "oracle_code": str(code),
+        },
+        "long": {
+            "prompts": str(PROMPTS),
+            "score": judged,
+            "length_control": str(data),
+            "evaluate": {"log_pi_ref": "off", "length_controlled": "reference"},
+        },
+    }
+    changes = {
+        "iterations": 2,
+        "screen": {"num_samples": 2},
+        "inputs": {"test_prompts": str(PROMPTS)},
+        "execution": {"interpreters": {"eval": str(interpreter)}},
+        "suites": suites,
+    }
+    config = load_overridden(QUICKSTART, changes, "test")
+    steps = all_steps(config)
+    place = "iteration-2/evaluate/suite-long"
+    assert [each.inputs["length_control"] for each in steps if each.name == place]
+    assert [*map(shown, unread_steps(config))] == [*map(shown, steps)]
+    assert step_names(config) == [step.name for step in steps]
+
+
+def test_without_a_warm_start_they_begin_with_the_policy(tmp_path: Path) -> None:
+    policy = make_tiny_llama(tmp_path / "policy")
+    changes = {"inputs": {"policy": str(policy), "warm_start": None}}
+    config = load_overridden(QUICKSTART, changes, "test")
+    assert [*map(shown, unread_steps(config))] == [*map(shown, all_steps(config))]
+
+
+def test_names_of_the_hub_stand_for_models_and_for_data() -> None:
+    changes = {
+        "inputs": {
+            "policy": "owner/model",
+            "warm_start": None,
+            "prompts": ["owner/data@abc"],
+            "oracle_model": "owner/reward@v1",
+        },
+        "score": {"oracle": "reward_model"},
+    }
+    made = {step.name: step for step in unread_steps(load_overridden(QUICKSTART, changes, "test"))}
+    [policy] = made["base/generate/0"].inputs["policy"]
+    [prompts] = made["prepare"].inputs["train"]
+    [model] = made["base/score/0"].inputs["model"]
+    assert policy == HubInput(repo="owner/model", revision="main", repo_type="model")
+    assert prompts == HubInput(repo="owner/data", revision="abc", repo_type="dataset")
+    assert model == HubInput(repo="owner/reward", revision="v1", repo_type="model")
