@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import BETA, DEFINED, REFUSED, bonus_and_gradient, bonus_of, saturation_of
 
-from stages.objectives import DESIGNS, exploratory_bonus
+from stages.objectives import DESIGNS, Bonus, exploratory_bonus, undefined_bonus
 
 GEB = ("one_minus_pi", "inverse_pi", "arctanh")
 EVERY_CASE = pytest.mark.parametrize(("design", "divergence"), DEFINED)
@@ -200,6 +200,14 @@ class TestSaturation:
             True,
         ]
 
+    @pytest.mark.parametrize("design", ["inverse_pi", "one_minus_pi"])
+    def test_published_forms_underflow_and_are_never_clamped(self, design):
+        saturation = saturation_of(
+            torch.tensor([-1.0, -200.0]), design=design, divergence="reverse_kl", numerics="paper"
+        )
+        assert saturation.underflowed.tolist() == [False, True]
+        assert saturation.clamped.tolist() == [False, False]
+
     @EVERY_CASE
     def test_saturated_exactly_where_the_gradient_is_lost(self, design, divergence):
         logp = torch.tensor([0.0, -1e-3, -1.0, -30.0, -90.0, -200.0, -5000.0])
@@ -276,3 +284,17 @@ def test_every_design_says_what_it_is():
     for name, row in DESIGNS.items():
         assert row.name == name
         assert row.equation
+
+
+@pytest.mark.parametrize(
+    ("design", "divergence", "numerics", "where"),
+    [
+        ("arctanh", "forward_kl", "paper", "π > 1 − 1e-5: "),
+        ("one_minus_pi", "forward_kl", "paper", "π = 1: "),
+        ("one_minus_pi", "forward_kl", "exact", None),
+        ("one_minus_pi", "reverse_kl", "paper", None),
+    ],
+)
+def test_a_published_form_says_where_it_has_no_value(design, divergence, numerics, where):
+    reason = undefined_bonus(Bonus.of(design, divergence, numerics=numerics))
+    assert (reason is None) if where is None else (reason or "").startswith(where)

@@ -1,5 +1,7 @@
 """The f-DPO loss and the implicit reward."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -125,7 +127,11 @@ def test_reward_is_clamped_where_trl_clamps():
         ({"beta": float("nan")}, "beta must be positive"),
         ({"label_smoothing": 0.6}, r"label_smoothing must be in \[0, 0.5\]"),
         ({"divergence": "kl"}, "divergence 'kl' is unknown"),
-        ({"rejected_logratio": torch.zeros(2)}, "one shape and dtype"),
+        (
+            {"rejected_logratio": torch.zeros(2)},
+            r"^chosen and rejected logratios must have one shape and dtype, got "
+            r"\(1,\) torch\.float32 and \(2,\) torch\.float32$",
+        ),
         ({"rejected_logratio": torch.zeros(1).double()}, "one shape and dtype"),
     ],
 )
@@ -138,6 +144,22 @@ def test_refusals(change, message):
     }
     with pytest.raises(ValueError, match=message):
         preference_loss(**(arguments | change))
+
+
+@pytest.mark.parametrize("function", [implicit_reward, reward_saturation])
+def test_log_ratios_that_are_no_floats_are_named(function):
+    with pytest.raises(ValueError, match=r"^logratio "):
+        function(torch.tensor([1]), divergence="reverse_kl")
+
+
+def test_a_label_that_says_nothing_leaves_no_preference():
+    """At ε = ½ the loss is symmetric: least, log 2, at margin zero."""
+    margins = torch.tensor([-3.0, 0.0, 3.0])
+    loss = preference_loss(
+        margins, torch.zeros(3), beta=1.0, divergence="reverse_kl", label_smoothing=0.5
+    )
+    assert loss[0] == loss[2] > loss[1]
+    assert loss[1].item() == pytest.approx(math.log(2))
 
 
 def test_a_divergence_outside_the_family_is_one_row(monkeypatch):

@@ -143,20 +143,60 @@ def test_the_seed_and_the_prompt_choose_a_random_pair(store, tmp_path):
     responses, scores = write_scored(tmp_path, rows)
     inputs = {"responses": [responses], "scores": [scores]}
 
-    def chosen(seed: int) -> list[tuple[object, object]]:
-        made = call(STAGE, PairParams(strategy="random"), inputs, store, seed=seed)
+    def chosen(seed: int, count: int = 1) -> list[tuple[object, object]]:
+        params = PairParams(strategy="random", pairs_per_prompt=count)
+        made = call(STAGE, params, inputs, store, seed=seed)
         return [(row["chosen_score"], row["rejected_score"]) for row in pairs(made)]
 
     # Written down: pairs that were made before are made again.
     assert chosen(0) == [(7, 2), (5, 0), (4, 0), (3, 1), (7, 5), (6, 4)]
     assert chosen(1) == [(4, 2), (2, 1), (2, 1), (5, 2), (6, 1), (6, 3)]
+    assert chosen(1, count=3)[:6] == [(4, 2), (5, 1), (6, 3), (2, 1), (7, 5), (4, 0)]
 
 
-def test_all_pairs_tied_is_a_users_mistake_with_a_remedy(store, tmp_path):
-    tables = [write_scored(tmp_path, [*scored("a", 1.0, 1.0), *scored("b", 0.0, 0.0)])]
-    with pytest.raises(UserError, match="all 2 pairs are ties") as caught:
-        pair(store, tables)
-    assert "ties: keep" in caught.value.remedy
+NOTHING_TO_TRAIN_ON = {
+    "nothing": (
+        [],
+        {},
+        "there are no responses to pair",
+        "see the warnings of the generation: prompts that are too long for the context are "
+        "dropped. Lower `generate.max_new_tokens`, or check the prompts",
+    ),
+    "ties": (
+        scored("a", 1.0, 1.0) + scored("b", 0.0, 0.0),
+        {},
+        "all 2 pairs are ties, and ties are dropped: nothing is left to train on",
+        "set `pair.ties: keep`, sample at a higher temperature or more responses a prompt, or use "
+        "an oracle that tells the responses apart",
+    ),
+    "cut off": (
+        scored("a", 1.0, 0.0, finish_reason="length"),
+        {"truncated": "drop"},
+        "1 of 1 prompts have fewer than two responses that the length limit did not cut off, and "
+        "no other makes a pair",
+        "raise `generate.max_new_tokens`, or set `pair.truncated: keep`",
+    ),
+    "no scores": (
+        scored("a", None, 1.0) + scored("b", None, None),
+        {},
+        "no prompt has a score for every response (3 of 4 responses have none)",
+        "see the `error` column of scores.parquet for what the oracle said",
+    ),
+    "one response": (
+        scored("a", 1.0, 0.0) + scored("b", 1.0),
+        {},
+        f"prompt {scored('b', 1.0)[0][0]['prompt_id']} has one response; a pair wants two",
+        "sample at least 2 responses a prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_TO_TRAIN_ON)
+def test_nothing_to_train_on_is_a_users_mistake_with_a_remedy(store, tmp_path, case):
+    rows, params, message, remedy = NOTHING_TO_TRAIN_ON[case]
+    with pytest.raises(UserError) as caught:
+        pair(store, [write_scored(tmp_path, rows)], **params)
+    assert (caught.value.message, caught.value.remedy) == (message, remedy)
     assert list(store.artifacts()) == []
 
 
@@ -164,17 +204,11 @@ def test_bad_tables_are_refused(store, tmp_path):
     good = write_scored(tmp_path, [*scored("a", 1.0, 0.0), *scored("b", 1.0, 0.0)], "good-")
     other = write_scored(tmp_path, [*scored("b", 1.0, 0.0), *scored("a", 1.0, 0.0)], "other-")
     short = write_scored(tmp_path, scored("a", 1.0, 0.0), "short-")
-    one = write_scored(tmp_path, scored("a", 1.0), "one-")
-    unscored = write_scored(tmp_path, scored("a", None, 1.0), "unscored-")
-    nothing = write_scored(tmp_path, [], "nothing-")
     not_finite = write_scored(tmp_path, scored("a", 1.0, float("nan")), "nan-")
     cases = [
         ([(good[0], other[1])], "does not hold the scores of"),
         ([(good[0], short[1])], "one of them has more rows"),
         ([(short[0], good[1])], "one of them has more rows"),
-        ([one], "has one response; a pair wants two"),
-        ([unscored], "no prompt has a score for every response (1 of 2"),
-        ([nothing], "there are no responses to pair"),
         ([not_finite], "is nan"),
         ([(good[1], good[1])], "does not have the columns of the 'responses' table"),
     ]
@@ -233,12 +267,6 @@ def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path)
     [kept] = pairs(made)
     assert (kept["chosen_score"], kept["rejected_score"]) == (2.0, 1.0)
     assert metrics(made)["prompts_cut_off"] == 1
-
-
-def test_responses_that_are_all_cut_off_are_a_users_mistake_with_a_remedy(store, tmp_path):
-    rows = scored("a", 1.0, 0.0, finish_reason="length")
-    with pytest.raises(UserError, match=r"(?s)1 of 1 prompts .*max_new_tokens"):
-        pair(store, [write_scored(tmp_path, rows)], truncated="drop")
 
 
 def test_settings_that_change_nothing_are_not_in_the_key():
