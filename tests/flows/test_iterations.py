@@ -163,3 +163,20 @@ def test_more_iterations_ask_the_first_ones_for_the_same() -> None:
     assert set(three) < set(five)
     for name in set(three) - {"prepare"}:
         assert three[name] == five[name], name
+
+
+def test_each_shard_is_told_its_place() -> None:
+    made = steps_of("generate.num_shards=2")
+    params = [made[f"iteration-1/generate/{shard}"].params.model_dump() for shard in (0, 1)]
+    assert [(each["shard_index"], each["num_shards"]) for each in params] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("override", "name"), [("name=nightly", "nightly"), ("model=m", "m")])
+def test_checkpoints_are_registered_under_the_model_s_name_or_the_run_s(override, name) -> None:
+    assert steps_of(override)["iteration-2/promote"].params.model_dump()["model_name"] == name
+
+
+def test_a_warm_start_trains_the_policy_that_is_given(tmp_path: Path) -> None:
+    policy = make_tiny_llama(tmp_path / "policy")
+    [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
+    assert not isinstance(given, Output)

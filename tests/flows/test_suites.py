@@ -78,6 +78,27 @@ def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
     assert made[place].iteration == 2
 
 
+def test_a_suite_that_is_not_due_holds_no_other_up() -> None:
+    made = steps_of(suites={"math": LAST, "front": EACH})
+    assert "iteration-1/evaluate/suite-math" not in made
+    assert "iteration-1/evaluate/suite-front" in made
+
+
+def test_steps_of_a_suite_are_of_the_iteration_that_they_measure() -> None:
+    made = steps_of(suites={"front": EACH, "math": LAST})
+    expected = {"base": 0, "iteration-1": 1, "iteration-2": 2}
+    of_suites = {name: step.iteration for name, step in made.items() if "/suite-" in name}
+    assert of_suites == {name: expected[name.partition("/")[0]] for name in of_suites}
+
+
+def test_a_comparing_judge_of_a_suite_sets_the_policy_against_the_base() -> None:
+    judge = {"oracle": "judge", "judge": {"mode": "pairwise", "model": "j", "url": "http://x/v1"}}
+    made = steps_of(suites={"front": {**EACH, "score": judge}})
+    base = ["base/suite-front/generate/0:responses.parquet"]
+    for place in ("base/suite-front", "iteration-2/evaluate/suite-front"):
+        assert inputs(made[f"{place}/score/0"])["opponents"] == base
+
+
 def test_the_steps_of_suites_are_known_without_their_inputs() -> None:
     suites = {"front": EACH, "math": LAST}
     config = load_overridden(QUICKSTART, {"iterations": 2, "suites": suites}, "test")
