@@ -83,9 +83,10 @@ test-gpu: setup setup-vllm ## What only GPUs do: doctor, tests and benchmark, on
 
 test-all: test test-rest test-clusters ## Every test once
 
-mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/)
+mutants: setup ## Small changes to the core that no test notices (mutmut; hours; results in mutants/; fails below 90 % noticed)
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m mutmut results
+	$(BIN)/python scripts/mutants.py
 
 chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0 FAULTS=2 PARALLEL=1 ORPHAN_SECONDS=10; OUT=FILE goes on with the runs there, TABLE=FILE shows them)
 	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0) \
