@@ -40,7 +40,12 @@ LEFT: list[tuple[Kind, str, str, str, str | None]] = [
 ]
 
 # Records and logs are no garbage.
-KEPT = ("runs/nightly/config.json", "models/tiny/1.json", "logs/train/key/log.txt")
+KEPT = (
+    "runs/nightly/config.json",
+    "models/tiny/1.json",
+    "logs/train/key/log.txt",
+    "logs/train/key/.log.txt.01234567",
+)
 
 
 @pytest.fixture
