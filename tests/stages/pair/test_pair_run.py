@@ -183,7 +183,7 @@ NOTHING_TO_TRAIN_ON = {
         "see the `error` column of scores.parquet for what the oracle said",
     ),
     "one response": (
-        scored("a", 1.0, 0.0) + scored("b", 1.0),
+        scored("a", 1.0, 0.0) + scored("b", 1.0) + scored("c", 1.0, 0.0),
         {},
         f"prompt {scored('b', 1.0)[0][0]['prompt_id']} has one response; a pair wants two",
         "sample at least 2 responses a prompt",
