@@ -38,7 +38,7 @@ from stages.training.params import TrainingParams
 _FOLDER = "fsdp"
 # Frozen weights are the base model's, which is loaded anyway.
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
-# Weights of less than this part of a layer (norms, adapters) are gathered together.
+# Weights of less than this part of a layer are gathered with the rest of it.
 _SMALL_PARTS = 64
 
 
@@ -155,13 +155,18 @@ def _large_parts(model: ResponseLogprobs, layers: Sequence[nn.Module]) -> list[n
     """Linear layers of decoder layers that can be gathered on their own: those that are called.
 
     A layer may read the weight of another without calling it, or leave it out for some rows.
+    Adapters are gathered with their layer: peft asks for the dtype of their weights beforehand,
+    which in shards is another than the products'.
     """
-    linear = {
-        each: sum(weight.numel() for weight in layer.parameters())
+    adapted = has_adapters(model.policy)
+    linear = [
+        each
         for layer in layers
         for each in layer.modules()
         if type(each) is nn.Linear
-    }
+        and not (adapted and each.weight.requires_grad)
+        and each.weight.numel() * _SMALL_PARTS >= sum(map(torch.numel, layer.parameters()))
+    ]
     called: dict[nn.Module, None] = {}
     hooks = [
         each.register_forward_hook(lambda *of: called.update({of[0]: None})) for each in linear

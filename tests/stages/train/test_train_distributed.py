@@ -67,6 +67,7 @@ def test_the_loss_curve_is_that_of_one_process(tmp_path, policy, pairs, plain, l
     "library",
     [
         {"deepspeed": {"zero_stage": 1}},
+        {"sharding": "fsdp2"},
         # Frozen weights in bfloat16 beside adapters in float32.
         {"sharding": "fsdp2", "lora": {"rank": 4}},
     ],
