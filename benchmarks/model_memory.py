@@ -22,6 +22,7 @@ import psutil
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from benchmarks.memory_peaks import memory_peaks
+from benchmarks.sizes import llama_sizes
 from stages.contract.context import ModelSource
 from stages.contract.request import Resources
 from stages.modeling.load import DTYPES
@@ -83,16 +84,7 @@ def _make(part: str, path: Path, asked: argparse.Namespace) -> tuple[Path, float
         "reference": (make_tiny_llama, LlamaForCausalLM),
         "reward model": (make_tiny_reward_model, LlamaForSequenceClassification),
     }[part]
-    make(
-        path,
-        words=[f"word{index}" for index in range(asked.vocabulary)],
-        hidden_size=asked.width,
-        intermediate_size=asked.width * 11 // 4,
-        num_hidden_layers=asked.layers,
-        num_attention_heads=asked.width // 64,
-        num_key_value_heads=asked.width // 64,
-        initializer_range=0.02,
-    )
+    make(path, **llama_sizes(asked))
     stored = of_class.from_pretrained(path, dtype=DTYPES[asked.stored])
     stored.save_pretrained(path)
     return path, 4 * stored.num_parameters() / 2**20

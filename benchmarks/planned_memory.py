@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 
 from benchmarks.memory_peaks import memory_peaks
+from benchmarks.sizes import llama_sizes
 from flows.planning.cost import GIB
 from flows.planning.hardware import this_cpu
 from flows.planning.shape import ModelShape, read_shape
@@ -53,16 +54,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="planned-memory-") as place:
         folder = Path(place)
-        policy = make_tiny_llama(
-            folder / "policy",
-            words=[f"word{index}" for index in range(asked.vocabulary)],
-            hidden_size=asked.width,
-            intermediate_size=asked.width * 11 // 4,
-            num_hidden_layers=asked.layers,
-            num_attention_heads=asked.width // 64,
-            num_key_value_heads=asked.width // 64,
-            initializer_range=0.02,
-        )
+        policy = make_tiny_llama(folder / "policy", **llama_sizes(asked))
         pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
         shape = read_shape(file_input(policy), LocalStore.open(str(folder / "store"), create=True))
         assert isinstance(shape, ModelShape), shape

@@ -21,6 +21,7 @@ import psutil
 from transformers import LlamaForCausalLM
 
 from benchmarks.memory_peaks import memory_peaks
+from benchmarks.sizes import llama_sizes
 from stages.contract.events import Emitter, Event, Log, Metric, Progress
 from stages.contract.program import execute
 from stages.modeling.load import DTYPES
@@ -78,16 +79,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="training-memory-"))
     try:
-        policy = make_tiny_llama(
-            folder / "policy",
-            words=[f"word{index}" for index in range(asked.vocabulary)],
-            hidden_size=asked.width,
-            intermediate_size=asked.width * 11 // 4,
-            num_hidden_layers=asked.layers,
-            num_attention_heads=asked.width // 64,
-            num_key_value_heads=asked.width // 64,
-            initializer_range=0.02,
-        )
+        policy = make_tiny_llama(folder / "policy", **llama_sizes(asked))
         stored = LlamaForCausalLM.from_pretrained(policy, dtype=DTYPES[asked.stored])
         stored.save_pretrained(policy)
         size = 4 * stored.num_parameters() / 2**20

@@ -75,6 +75,11 @@ def wheels(folder: Path, content: str) -> str:
     return str(folder)
 
 
+def build_demo(engine: Any, folder: str, say: Callable[[str], object]) -> Image:
+    """Builds the image with the wheels of a folder."""
+    return build(engine, IMAGE, Options("base", folder), say)
+
+
 def test_a_build_waits_for_another_one_whose_wheels_it_would_remove(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -97,9 +102,9 @@ def test_a_build_waits_for_another_one_whose_wheels_it_would_remove(
 
     engine.meets = meet
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(build, engine, IMAGE, Options("base", first), say)  # type: ignore[arg-type]
+        one = pool.submit(build_demo, engine, first, say)
         assert under_way.wait(WAIT_SECONDS)
-        two = pool.submit(build, engine, IMAGE, Options("base", second), say)  # type: ignore[arg-type]
+        two = pool.submit(build_demo, engine, second, say)
         assert one.result().tag == two.result().tag == IMAGE.tag
     assert "another build of demo is at work: waiting for its end" in said
     assert len(engine.list("geb-wheels-demo")) == 1, "those of the build before are removed"
@@ -111,7 +116,7 @@ def test_wheels_that_the_engine_could_not_import_end_the_build(
     told = [{"status": "Importing"}, {"error": "no space left on device", "errorDetail": {}}]
     engine.import_answer = "\r\n".join(map(json.dumps, told))
     with pytest.raises(GebError, match=r"geb-wheels-demo:.*: no space left on device"):
-        build(engine, IMAGE, Options("base", wheels(tmp_path / "demo", "1")), str)  # type: ignore[arg-type]
+        build_demo(engine, wheels(tmp_path / "demo", "1"), str)
 
 
 def answer(code: int) -> Response:
@@ -137,7 +142,7 @@ def test_an_error_of_the_engine_is_told_with_the_image(
 
     engine.meets = fail
     with pytest.raises(GebError, match=f"image {IMAGE.tag}: the Docker engine .*{said}") as caught:
-        build(engine, IMAGE, Options("base", wheels(tmp_path / "demo", "1")), str)  # type: ignore[arg-type]
+        build_demo(engine, wheels(tmp_path / "demo", "1"), str)
     assert type(caught.value) is kind
 
 
