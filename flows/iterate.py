@@ -21,7 +21,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.algorithm import walk
+from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.form import FormOf, OneOf
 from flows.pipeline.fresh import fresh_run
@@ -150,7 +150,7 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
                 trackers.update(summary)
 
         with step_tasks(executor, show_iteration) as tasks:
-            walk(config, tasks.submit)
+            tasks.submit_all(all_steps(config))
             tasks.wait()
         summary = summarise(record)
         plots = draw(summary)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import pytest
@@ -48,9 +48,33 @@ class ProbeParams(StageParams):
     ] = "work"
     path: str = ""
     pace: int = speed_only(1)
+    loads: str = speed_only("")
+
+    def engine(self) -> Any:
+        return self.loads or None
+
+
+class Engine:
+    """An engine that tells when it is loaded and closed."""
+
+    def __init__(self, ctx: StageContext[ProbeParams]) -> None:
+        self._events = ctx.events
+        self._name = ctx.params.loads
+        self._events.info(f"loads {self._name}")
+
+    def close(self) -> None:
+        self._events.info(f"closes {self._name}")
 
 
 def run(ctx: StageContext[ProbeParams]) -> None:
+    if ctx.params.loads:
+        with ctx.kept.use(ctx.params.loads, lambda: Engine(ctx)):
+            _work(ctx)
+    else:
+        _work(ctx)
+
+
+def _work(ctx: StageContext[ProbeParams]) -> None:
     print(ctx.params.prints)
     ctx.events.progress(0, 1, "things")
     ctx.events.info(ctx.params.message)

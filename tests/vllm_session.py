@@ -103,7 +103,7 @@ def _serve() -> None:
 def _execute(path: Path) -> tuple[int, io.StringIO]:
     from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
     from stages.contract.events import Emitter, Failure
-    from stages.contract.program import execute
+    from stages.contract.program import execute_all
     from stages.contract.request import Request
 
     stream = io.StringIO()
@@ -111,7 +111,8 @@ def _execute(path: Path) -> tuple[int, io.StringIO]:
     request = Request.read(path)
     stage = importlib.import_module(f"stages.{request.stage}.run").STAGE
     try:
-        execute(stage, request, events)
+        for _ in execute_all(stage, request, events):
+            pass
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         return EXIT_USER, stream

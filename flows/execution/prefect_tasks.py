@@ -64,8 +64,19 @@ class StepTasks:
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
 
+    def submit_all(self, steps: Sequence[Step]) -> None:
+        """Submits steps, inputs first; each may be computed along with any other from the start."""
+        for step in steps:
+            self._executor.expect(step)
+        for step in steps:
+            self._submit(step)
+
     def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when those of its inputs have completed."""
+        self._executor.expect(step)
+        return self._submit(step)
+
+    def _submit(self, step: Step) -> Output:
         if self._executor.stopping:
             raise StoppedError(f"{step.name}: not started, the run stops")
         while len(self._pending) >= _MAX_PENDING:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.observer import current_observers
+from flows.execution.joined_program import JoinedProgram, follow_partner
+from flows.execution.joined_steps import JoinedSteps
 from flows.execution.recompute import forced_steps
-from flows.execution.run_record import RunRecord, State, StepRecord
+from flows.execution.run_record import RunRecord
+from flows.execution.slots import Slots
+from flows.execution.step_status import StepStatus
 from flows.pipeline.external import External
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
@@ -24,11 +26,11 @@ from stages.contract.errors import (
     StoppedError,
     StoreError,
 )
-from stages.contract.events import Event, Log
+from stages.contract.events import Log
 from stages.contract.params import Settings
-from stages.contract.request import ArtifactInput, Request, key_fields, make_request
+from stages.contract.request import ArtifactInput, Request, make_request
 from stages.contract.store import Artifact, Store
-from stages.contract.stores import open_store
+from stages.contract.stores import open_store, remote_store
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ class StepExecutor:
         self._forced = forced_steps()
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
-        self._slots = threading.Semaphore(config.execution.parallel)
+        self._slots = Slots(config.execution.parallel)
+        self._joined = JoinedSteps(
+            lambda step, made: build_request(config, self.store, step, made), self._is_free
+        )
 
     @property
     def stopping(self) -> bool:
@@ -109,6 +114,14 @@ class StepExecutor:
         self._stopping.set()
         self.runner.stop_all()
 
+    def expect(self, step: Step) -> None:
+        """Takes note of a step that will be executed: another one's program may compute it too."""
+        execution = self.config.execution
+        # Elsewhere other machines are free for it, and a bucket's inputs come down one by one.
+        at_hand = execution.runner in ON_THIS_MACHINE and remote_store(self.config.store) is None
+        if execution.share_engines and at_hand:
+            self._joined.expect(step)
+
     def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
         """Finds the artifact of a step in the store, or runs its stage.
 
@@ -118,20 +131,15 @@ class StepExecutor:
             step: The step.
             upstream: Artifacts of the steps that it reads from, by their names.
         """
+        self._joined.note_made(upstream)
         request = build_request(self.config, self.store, step, upstream)
-        status = _StepStatus(self.record, step, request)
+        status = StepStatus(self.record, step, request)
         try:
             with explain_disk_errors(self.store.root):
-                self._set_aside_if_forced(step, request, status.event)
-                found = self._find(request, status.event)
-                found = found or self._wait_for_other(request, status.event)
+                found = self._find_or_compute(step, request, status)
                 if found is not None:
                     status.ended("reused")
                     return StepResult(found, reused=True)
-                with self._slots:
-                    if self.stopping:
-                        raise StoppedError(f"{step.name}: not started, the run stops")
-                    self._run_to_its_end(request, status)
                 artifact = self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
@@ -145,13 +153,54 @@ class StepExecutor:
         status.ended("done")
         return StepResult(artifact, reused=False)
 
-    def _run_to_its_end(self, request: Request, status: _StepStatus) -> None:
+    def _find_or_compute(self, step: Step, request: Request, status: StepStatus) -> Artifact | None:
+        """Finds the artifact in the store; None where it was computed instead."""
+        while True:
+            turn = self._joined.turn_of(step)
+            if turn is not None:
+                if follow_partner(turn, status.started, status.event):
+                    return None
+                continue
+            self._set_aside_if_forced(step, request, status.event)
+            found = self._find(request, status.event)
+            found = found or self._wait_for_other(request, status.event)
+            if found is not None or self._compute(step, request, status):
+                return found
+
+    def _compute(self, step: Step, request: Request, status: StepStatus) -> bool:
+        """Runs the stage; False where another step's program has taken the step meanwhile."""
+        if not self._slots.acquire(unless=lambda: self._joined.turn_of(step) is not None):
+            return False
+        with contextlib.ExitStack() as slot:
+            slot.callback(self._slots.release)
+            if self.stopping:
+                raise StoppedError(f"{step.name}: not started, the run stops")
+            partners = self._joined.take_partners(step, request)
+            if partners is None:
+                return False
+            self._slots.look_again()
+            program = JoinedProgram(self.runner, request, partners, self._joined.give_back)
+            slot.callback(program.release_if_not_started)
+            self._run_to_its_end(request, program, status, slot)
+            return True
+
+    def _run_to_its_end(
+        self,
+        request: Request,
+        program: JoinedProgram,
+        status: StepStatus,
+        slot: contextlib.ExitStack,
+    ) -> None:
         """Runs the stage; again after a preemption, if the attempt got further than any before."""
         seen = {self.store.work_files(request.stage, request.key)}
         while True:
             status.started()
             try:
-                self.runner.run(request, status.event)
+                if program.is_needed:
+                    # The slot is the program's until its end.
+                    program.run_first(slot.pop_all(), status.event)
+                else:
+                    self.runner.run(request, status.event)
                 return
             except PreemptedError as error:
                 saved = self.store.work_files(request.stage, request.key)
@@ -161,6 +210,17 @@ class StepExecutor:
                 status.preempted(str(error))
             if self._stopping.wait(self.config.execution.retry_delay_seconds):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
+            if program.is_started:
+                self._slots.acquire()
+                slot.callback(self._slots.release)
+
+    def _is_free(self, step: Step, request: Request) -> bool:
+        """True for a step that still has to be computed, and that nobody computes."""
+        return (
+            (not self._forced(step) or request.key in self._set_aside)
+            and self.store.load(request.stage, request.key) is None
+            and self.store.lease(request.stage, request.key).holder() is None
+        )
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""
@@ -203,50 +263,3 @@ class StepExecutor:
             return
         aside = self.store.set_aside(request.stage, request.key)
         on_event(Log(message=f"computed again on purpose; the artifact before is in {aside}"))
-
-
-class _StepStatus:
-    """Tells the observers of the present block and the run's record how a step goes."""
-
-    def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
-        self._record = record
-        self._step = step
-        self._request = request
-        self._started = time.time()
-        self._observers = current_observers()
-
-    def started(self) -> None:
-        # Waiting for a slot is not the stage's time.
-        self._started = time.time()
-        self._save("running")
-        for observer in self._observers:
-            observer.step_started(self._request)
-
-    def preempted(self, message: str) -> None:
-        for observer in self._observers:
-            observer.step_preempted(self._request, message)
-        self._save("preempted", message)
-
-    def event(self, event: Event) -> None:
-        for observer in self._observers:
-            observer.stage_event(self._request, event)
-
-    def ended(self, state: State, message: str = "") -> None:
-        # Observers before the record: a full disk must not swallow the message.
-        for observer in self._observers:
-            observer.step_ended(self._request, state, time.time() - self._started, message)
-        self._save(state, message)
-
-    def _save(self, state: State, message: str = "") -> None:
-        self._record.save_step(
-            StepRecord(
-                step=self._step.name,
-                stage=self._step.stage,
-                key=self._request.key,
-                key_fields=key_fields(self._step.params, self._step.seed, self._request.inputs),
-                state=state,
-                started=self._started,
-                ended=None if state in ("running", "preempted") else time.time(),
-                message=message,
-            )
-        )

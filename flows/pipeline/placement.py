@@ -119,6 +119,11 @@ class Execution(Settings):
     fork_server: bool = True
     """Fork server of the process runner: stages without a GPU start as forks of a process that has
     loaded torch and transformers already, which saves seconds a stage."""
+    share_engines: bool = True
+    """One engine for the samplings of a policy that are due at the same time, such as its
+    evaluation and the next iteration's: the program of the first goes on with the others. With the
+    runners `process` and `docker` and a store in a folder. Without it each starts its own, so that
+    two can sample at once where there are devices for both."""
     sync_seconds: float = Field(600, gt=0)
     """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
     so that another host can go on from it."""

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Emitter
+from stages.contract.kept import KeptEngine
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
@@ -65,6 +66,7 @@ class StageContext(Generic[P]):
         resources: GPUs and processes that the stage may use.
         run: Name of the run that asks.
         notes: Facts that go into the manifest.
+        kept: Engine of the program's request before this one, and of the one after it.
     """
 
     params: P
@@ -79,6 +81,7 @@ class StageContext(Generic[P]):
     step: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
     telemetry: set[str] = field(default_factory=set)
+    kept: KeptEngine = field(default_factory=KeptEngine)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def path(self, name: str) -> Path:

@@ -81,6 +81,8 @@ class Done(BaseModel):
 
     type: Literal["done"] = "done"
     path: str
+    key: str = ""
+    """Key of the request that this ends; others of its program may follow."""
 
 
 Event = Annotated[Progress | Metric | Log | Failure | Done, Field(discriminator="type")]

@@ -74,8 +74,18 @@ class StageParams(Settings):
     late_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that the stage imports while it runs; :mod:`stages.contract.fork_server` loads them
     beforehand."""
+    engine_inputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the inputs that the engine of :meth:`engine` has loaded."""
     writes_registry: ClassVar[bool] = False
     """True for a stage that writes into the model registry of its store."""
+
+    def engine(self) -> Any:
+        """Settings of the engine that the stage loads, for a stage that can keep it; else None.
+
+        Calls of the stage with equal ones, and with equal inputs :attr:`engine_inputs`, can be
+        computed by one program that loads the engine once.
+        """
+        return None
 
     def image_for(self, *, from_hub: bool) -> ImageName:
         """Container image for these parameters; to be overridden where they decide.

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -30,6 +30,7 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Done, Emitter, Failure
+from stages.contract.kept import KeptEngine
 from stages.contract.local_store import LocalStore
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.params import StageParams
@@ -61,8 +62,16 @@ class Stage(Generic[P]):
         return self.params.stage
 
 
-def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
+def execute(
+    stage: Stage[Any], request: Request, events: Emitter, kept: KeptEngine | None = None
+) -> Artifact:
     """Computes a request's artifact in this process, or finds it in the store.
+
+    Args:
+        stage: The stage.
+        request: The request; those after it are not looked at.
+        events: Where progress and messages go.
+        kept: Engine of the request before it; None where there was none.
 
     Raises:
         UserError: The request, its inputs or the data are wrong.
@@ -89,9 +98,32 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
         }
         scratch = store.new_scratch(request.stage, request.key)
         try:
-            return _compute(stage, params, request, store, scratch, inputs, events, lease.check)
+            return _compute(
+                stage, params, request, store, scratch, inputs, events, lease.check, kept
+            )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def execute_all(
+    stage: Stage[Any], request: Request, events: Emitter
+) -> Iterator[tuple[Request, Artifact]]:
+    """Computes a request and those after it, with one engine as far as they agree on it.
+
+    Yields:
+        Each request, once its artifact is in place.
+
+    Raises:
+        GebError: As :func:`execute`; the requests before have their artifacts.
+    """
+    kept = KeptEngine()
+    try:
+        for number, each in enumerate(request.all, 1):
+            kept.is_wanted_again = number < len(request.all)
+            yield each, execute(stage, each, events, kept)
+    finally:
+        # The last may have needed none.
+        kept.close()
 
 
 def _compute(
@@ -103,6 +135,7 @@ def _compute(
     inputs: dict[str, tuple[ResolvedInput, ...]],
     events: Emitter,
     check_lease: Callable[[], None],
+    kept: KeptEngine | None,
 ) -> Artifact:
     work = store.work_path(request.stage, request.key)
     work.mkdir(parents=True, exist_ok=True)
@@ -117,6 +150,7 @@ def _compute(
         resources=request.resources,
         run=request.run,
         step=request.step,
+        kept=kept or KeptEngine(),
     )
     started = _now()
     stage.run(context)
@@ -141,8 +175,8 @@ def main(stage: Stage[Any]) -> NoReturn:
     events = Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
     try:
-        request = read_request(Path(sys.argv[1]))
-        artifact = execute(stage, request, events)
+        for request, artifact in execute_all(stage, read_request(Path(sys.argv[1])), events):
+            events.emit(Done(path=str(artifact.path), key=request.key))
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         _exit(EXIT_USER)
@@ -154,7 +188,6 @@ def main(stage: Stage[Any]) -> NoReturn:
         traceback.print_exc()
         events.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
         _exit(EXIT_FAILED)
-    events.emit(Done(path=str(artifact.path)))
     _exit(EXIT_OK)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,6 +110,18 @@ class Request(_Frozen):
     """Container image that the stage needs; not part of the key."""
     writes_registry: bool
     """True for a stage that writes into the model registry; not part of the key."""
+    then: tuple[Request, ...] = ()
+    """Further requests of the stage that the same program computes afterwards, one by one, with the
+    engine that it has loaded; not part of the key. They have none of their own."""
+
+    @property
+    def all(self) -> tuple[Request, ...]:
+        """The request, and those that its program computes afterwards."""
+        return self, *self.then
+
+    def sources(self) -> Iterator[ArtifactInput | FileInput | HubInput]:
+        """Inputs of the request, and of those that its program computes afterwards."""
+        return (each for one in self.all for group in one.inputs.values() for each in group)
 
     @property
     def place(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stages.generate.params import GenerateParams
+
 STOP = "stop"
 LENGTH = "length"
 
@@ -45,6 +47,19 @@ class Sample:
     finish_reason: str
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of a sampling from an engine that is loaded.
+
+    Attributes:
+        params: Temperature, lengths and the like; what they say of the engine is not read.
+        stop_ids: Token ids that end a response.
+    """
+
+    params: GenerateParams
+    stop_ids: frozenset[int]
+
+
 class Backend(Protocol):
     """An engine with a policy loaded, made by its module's ``load(policy, params, events)``."""
 
@@ -53,11 +68,16 @@ class Backend(Protocol):
         """Facts about the engine for the manifest."""
         ...
 
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Iterator[Prompt], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed.
+
+        May be called again once all that it yields was taken.
 
         Args:
             prompts: Taken as the engine has room for them.
+            sampling: Settings of the responses.
 
         Yields:
             (number of the prompt, sample index, response), in the order in which they are done. A

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
-from stages.generate.backend import Prompt, Sample
+from stages.generate.backend import Prompt, Sample, Sampling
 from stages.generate.engine_process import Answer, Failed, Ready, Wanted, work
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
@@ -55,7 +55,7 @@ class EnginePool:
 
     Args:
         policy: The policy.
-        params: Sampling parameters and engine settings.
+        params: Engine settings.
         resources: Those of the stage; each engine takes ``params.devices_per_engine`` of them.
         events: Is told what the engines say, each thing once.
 
@@ -67,7 +67,6 @@ class EnginePool:
     def __init__(
         self, policy: Policy, params: GenerateParams, resources: Resources, events: Emitter
     ) -> None:
-        self._params = params
         self._events = events
         self._said: set[str] = set()
         self._engines: list[_Engine] = []
@@ -81,14 +80,18 @@ class EnginePool:
             raise
         self.notes: Mapping[str, Any] = {**notes[0], "engines": len(notes)}
 
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Iterator[Prompt], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`.
 
         Raises:
             UserError: From an engine.
             EngineError: An engine broke down, or the process of the last one ended.
         """
-        queue = _Queue(split_units(prompts, self._params))
+        for engine in self._engines:
+            _send(engine, sampling)
+        queue = _Queue(split_units(prompts, sampling.params))
         while not self._is_done(queue):
             for engine in self._next_to_speak():
                 try:
@@ -196,11 +199,11 @@ def _start(policy: Policy, params: GenerateParams, environment: dict[str, str]) 
     return _Engine(process, own)
 
 
-def _send(engine: _Engine, unit: Unit | None) -> None:
-    if unit is not None:
-        engine.open.update(dict.fromkeys(unit.places, unit))
+def _send(engine: _Engine, message: Unit | Sampling | None) -> None:
+    if isinstance(message, Unit):
+        engine.open.update(dict.fromkeys(message.places, message))
     try:
-        engine.connection.send(unit)
+        engine.connection.send(message)
     except BrokenPipeError:
         # Its end is found when it is read from.
         return

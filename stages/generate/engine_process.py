@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from stages.contract.errors import GebError
 from stages.contract.events import Emitter
-from stages.generate.backend import Backend, Prompt, Sample
+from stages.generate.backend import Backend, Prompt, Sample, Sampling
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.units import Place, Unit, takes_stream
@@ -100,9 +100,11 @@ def _serve(connection: Connection, policy: Policy, params: GenerateParams) -> No
     backend: Backend = module.load(policy, params, _Told(connection))
     with closing(backend):
         connection.send(Ready(dict(backend.notes)))
+        units = Units(connection)
         while True:
-            units = Units(connection, takes_stream(params))
-            for index, seed, sample in backend.generate(units.prompts()):
+            # Before the engine is asked: the pool may send the settings of another sampling first.
+            unit, sampling = units.await_first()
+            for index, seed, sample in backend.generate(units.prompts(unit), sampling):
                 connection.send(Answer(units.place(index, seed), sample))
 
 
@@ -112,21 +114,30 @@ class Units:
     Memory holds the units of which a response is awaited: a stream has as many as a shard.
     """
 
-    def __init__(self, connection: Connection, takes_stream: bool) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._takes_stream = takes_stream
+        self._sampling: Sampling | None = None
         # Of the engine's own number for a prompt: its unit, its index there, the seeds awaited.
         self._open: dict[int, tuple[Unit, int, set[int]]] = {}
 
-    def prompts(self) -> Iterator[Prompt]:
-        """Yields prompts as long as there are any; waits for the first unit."""
+    def await_first(self) -> tuple[Unit, Sampling]:
+        """Waits for a unit; returns it with the settings under which it is to be sampled."""
+        self._connection.send(Wanted(idle=True))
+        while isinstance(message := self._connection.recv(), Sampling):
+            self._sampling = message
+        assert self._sampling is not None
+        return message, self._sampling
+
+    def prompts(self, first: Unit) -> Iterator[Prompt]:
+        """Yields the prompts of a unit and, to an engine that takes a stream, of those after it."""
+        assert self._sampling is not None
         numbers = count()
-        unit = self._ask(idle=True)
+        unit: Unit | None = first
         while unit is not None:
             for index, prompt in enumerate(unit.prompts):
                 self._open[next(numbers)] = unit, index, set(range(len(prompt.seeds)))
                 yield prompt
-            unit = self._ask(idle=False) if self._takes_stream else None
+            unit = self._ask() if takes_stream(self._sampling.params) else None
 
     def place(self, index: int, seed: int) -> Place:
         """Place of a response, from the engine's own numbers for it; asked for once."""
@@ -136,8 +147,8 @@ class Units:
             del self._open[index]
         return unit.place(own, seed)
 
-    def _ask(self, *, idle: bool) -> Unit | None:
-        self._connection.send(Wanted(idle))
+    def _ask(self) -> Unit | None:
+        self._connection.send(Wanted(idle=False))
         unit: Unit | None = self._connection.recv()
         return unit
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample, Sampling
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.modeling.chat import with_system_prompt
@@ -63,7 +63,7 @@ class OpenaiBackend:
 
     Args:
         policy: The policy that the server has loaded; its tokenizer renders and reads.
-        params: Sampling parameters, and the server's address, model and dialect.
+        params: The server's address, model and dialect.
 
     Raises:
         UserError: The environment variable that shall hold the key is not set.
@@ -93,7 +93,9 @@ class OpenaiBackend:
     def _wants_ids(self) -> bool:
         return self._params.openai.without_token_ids == "refuse"
 
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Iterator[Prompt], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         asked: dict[int, tuple[int, int, Prompt]] = {}
 
@@ -103,7 +105,7 @@ class OpenaiBackend:
                 for sample, seed in enumerate(prompt.seeds):
                     asked[request] = number, sample, prompt
                     request += 1
-                    yield self._payload(prompt, seed)
+                    yield self._payload(prompt, seed, sampling)
 
         with closing(self._remote.post_each(payloads(), self._read)) as answers:
             for request, (body, answer) in answers:
@@ -113,8 +115,8 @@ class OpenaiBackend:
     def close(self) -> None:
         """Nothing to end: the server is not ours."""
 
-    def _payload(self, prompt: Prompt, seed: int) -> dict[str, Any]:
-        params = self._params
+    def _payload(self, prompt: Prompt, seed: int, sampling: Sampling) -> dict[str, Any]:
+        params = sampling.params
         payload: dict[str, Any] = {
             "model": params.openai.model,
             "max_tokens": params.max_new_tokens,
@@ -131,7 +133,7 @@ class OpenaiBackend:
         if self._wants_ids:
             payload |= {
                 "return_token_ids": True,
-                "stop_token_ids": sorted(self._policy.stop_ids),
+                "stop_token_ids": sorted(sampling.stop_ids),
                 # Whatever the checkpoint's generation configuration says: the policy's own
                 # distribution, and nothing else, is what training wants samples of.
                 "top_k": 0,

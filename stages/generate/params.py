@@ -130,6 +130,7 @@ class GenerateParams(StageParams):
         "timings.json": OutputSpec("file"),
     }
     image = "torch"
+    engine_inputs = ("policy", "adapter")
     late_modules = ("stages.generate.transformers_backend", "scipy.optimize")
 
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
@@ -190,6 +191,18 @@ class GenerateParams(StageParams):
         if self.backend == "openai":
             return 0
         return (resources.gpus or resources.processes) // self.devices_per_engine
+
+    def engine(self) -> Any:
+        """Settings of the engine; None with a server. Shards are for machines: each has its own."""
+        if self.backend == "openai":
+            return None
+        return {
+            "backend": self.backend,
+            "dtype": self.dtype,
+            "max_length_tokens": self.max_length_tokens,
+            "vllm": self.vllm.model_dump() if self.backend == "vllm" else None,
+            "shard": (self.shard_index, self.num_shards),
+        }
 
     def unused_fields(self) -> frozenset[str]:
         """The sections of the other backends, and what theirs alone would depend on."""

@@ -10,7 +10,7 @@ from typing import Any
 from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.generate.backend import Prompt
+from stages.generate.backend import Prompt, Sampling
 from stages.generate.params import GenerateParams
 from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_config
@@ -39,6 +39,10 @@ class Policy:
     def adapter(self) -> Path | None:
         """Folder of the adapter."""
         return None if self.source.adapter is None else Path(self.source.adapter)
+
+    def sampling(self, params: GenerateParams) -> Sampling:
+        """Settings of a sampling from the policy."""
+        return Sampling(params, self.stop_ids)
 
     def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
         """The prompt of a row of the prompts table, or None if it is too long for the context.

@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,11 +125,15 @@ def _sample(
             f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}"
         ),
     )
-    with closing(_make_backend(ctx, policy)) as backend:
+    # Not the rest of the resources: a time limit is that of all requests together.
+    devices = ctx.resources.gpus, ctx.resources.processes
+    identity = ctx.params.engine(), policy.source, devices
+    with ctx.kept.use(identity, lambda: _make_backend(ctx, policy)) as backend:
         with sealed_path(ctx.work / _ENGINE_FACTS) as path:
             path.write_text(dump_json(dict(backend.notes)))
         begun = Clock.now()
-        for number, sample_index, sample in backend.generate(filler.prompts()):
+        sampling = policy.sampling(ctx.params)
+        for number, sample_index, sample in backend.generate(filler.prompts(), sampling):
             filler.take(number, sample_index, sample)
             done += 1
             ctx.events.progress(done, total, "responses")

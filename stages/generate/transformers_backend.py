@@ -6,7 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample, Sampling
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.sampling import draw, uniforms
@@ -32,37 +32,37 @@ class TransformersBackend:
 
     Args:
         model: The policy, in evaluation mode.
-        params: Sampling parameters and batch size.
-        stop_ids: Token ids that end a response.
         pad_id: Token id that fills rows; any will do, it is masked.
     """
 
-    def __init__(self, model: Any, params: GenerateParams, stop_ids: Iterable[int], pad_id: int):
+    def __init__(self, model: Any, pad_id: int):
         self._model = model
-        self._params = params
-        self._stop_ids = torch.tensor(sorted(stop_ids), device=model.device)
         self._pad_id = pad_id
         self.notes: Mapping[str, Any] = {"batch_invariant": False}
 
-    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+    def generate(
+        self, prompts: Iterator[Prompt], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         first = 0
         # A chunk at a time: enough for batches of like length, and a retry, which begins at some
         # chunk, forms the same batches as an attempt that was never killed.
         for _, chunk in groupby(prompts, key=lambda each: each.chunk):
             window = list(chunk)
-            for index, sample, response in self._generate_window(window):
+            for index, sample, response in self._generate_window(window, sampling):
                 yield first + index, sample, response
             first += len(window)
 
     def close(self) -> None:
         """Nothing to end: the model goes with its last reference."""
 
-    def _generate_window(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
-        size = self._params.transformers.batch_size
+    def _generate_window(
+        self, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Sample]]:
+        size = sampling.params.transformers.batch_size
         for batch in split_batches(prompts, size):
             try:
-                samples = self._generate_batch(prompts, batch)
+                samples = self._generate_batch(prompts, batch, sampling)
             except (RuntimeError, MemoryError) as error:
                 remedy = f"lower generate.transformers.batch_size={size}"
                 raise engine_error("transformers", error, remedy) from error
@@ -71,10 +71,11 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def _generate_batch(
-        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]]
+        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]], sampling: Sampling
     ) -> list[Sample]:
         """Continues the rows (prompt index, sample index) together."""
-        params = self._params
+        params = sampling.params
+        stop_ids = torch.tensor(sorted(sampling.stop_ids), device=self._model.device)
         decoder = _Decoder(self._model, prompts, rows, self._pad_id)
         draws = np.stack(
             [
@@ -106,7 +107,7 @@ class TransformersBackend:
                 if not done:
                     tokens[row].append(token)
                     logprobs[row].append(logprob)
-            finished[alive] |= torch.isin(drawn, self._stop_ids)
+            finished[alive] |= torch.isin(drawn, stop_ids)
             running = ~finished[alive]
             num_running = int(running.sum())
             if num_running == 0 or step + 1 == params.max_new_tokens:
@@ -123,7 +124,7 @@ def load(policy: Policy, params: GenerateParams, events: Emitter) -> Transformer
     """Loads the policy's weights on the GPU, or on the CPU where there is none."""
     model = load_causal_lm(policy.source, dtype=params.dtype)
     pad_id = policy.tokenizer.pad_token_id
-    return TransformersBackend(model, params, policy.stop_ids, 0 if pad_id is None else pad_id)
+    return TransformersBackend(model, 0 if pad_id is None else pad_id)
 
 
 class _Decoder:

@@ -40,10 +40,9 @@ def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
     root = str(LocalStore.open(request.store).root)
     mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
-    for group in request.inputs.values():
-        for each in group:
-            if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
-                mounts |= {str(path): "ro" for path in _with_link_targets(Path(each.location))}
+    for each in request.sources():
+        if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
+            mounts |= {str(path): "ro" for path in _with_link_targets(Path(each.location))}
     mounts |= settings.mounts
     made = [_bind(path, path, mode) for path, mode in mounts.items()]
     if settings.model_cache is not None:
@@ -168,9 +167,7 @@ def host_options(
 
 def needs_network(request: Request, settings: DockerSettings) -> bool:
     """True where an input comes from the hub and neither a network nor a cache can bring it."""
-    from_hub = any(
-        isinstance(each, HubInput) for group in request.inputs.values() for each in group
-    )
+    from_hub = any(isinstance(each, HubInput) for each in request.sources())
     return from_hub and settings.model_cache is None and request.stage not in settings.network
 
 

@@ -43,11 +43,10 @@ def mounts_for(
     """
     root = Path(request.store)
     _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
-    for group in request.inputs.values():
-        for each in group:
-            if isinstance(each, FileInput):
-                place = Path(each.location)
-                _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
+    for each in request.sources():
+        if isinstance(each, FileInput):
+            place = Path(each.location)
+            _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
     mounts = {
         path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)
         for path, each in settings.volumes.items()

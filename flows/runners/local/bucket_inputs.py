@@ -18,10 +18,9 @@ def upload_inputs(request: Request) -> None:
     """Uploads the request's files of this host, for the host that runs its stage."""
     store = remote_store(request.store)
     if store is not None:
-        for group in request.inputs.values():
-            for each in group:
-                if isinstance(each, FileInput):
-                    store.external_inputs.upload(each)
+        for each in request.sources():
+            if isinstance(each, FileInput):
+                store.external_inputs.upload(each)
 
 
 def with_local_inputs(store: RemoteStore, request: Request, on_bytes: OnBytes) -> Request:

@@ -157,8 +157,7 @@ def _shared_logs(store: RemoteStore, request: Request) -> Iterator[None]:
 
 
 def _artifact_inputs(request: Request) -> list[ArtifactInput]:
-    inputs = [each for group in request.inputs.values() for each in group]
-    return [each for each in inputs if isinstance(each, ArtifactInput)]
+    return [each for each in request.sources() if isinstance(each, ArtifactInput)]
 
 
 def _warner(on_event: OnEvent) -> Callable[[str], None]:

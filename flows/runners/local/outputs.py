@@ -13,12 +13,12 @@ from stages.contract.request import Request
 def writable_folders(request: Request) -> list[Path]:
     """Folders of the store that a stage writes to; it sees the rest read-only."""
     store = LocalStore.open(request.store)
-    folders = [
-        store.root / "artifacts" / request.stage,
-        store.root / "leases" / request.stage,
-        store.work_path(request.stage, request.key),
-        store.log_path(request.stage, request.key),
-    ]
+    folders = [store.root / "artifacts" / request.stage, store.root / "leases" / request.stage]
+    for each in request.all:
+        folders += [
+            store.work_path(each.stage, each.key),
+            store.log_path(each.stage, each.key),
+        ]
     if request.writes_registry:
         folders.append(store.root / "models")
     return folders
@@ -46,7 +46,14 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
 def _needed(request: Request) -> Iterator[Path]:
     store = LocalStore.open(request.store)
     yield from writable_folders(request)
-    # Files of earlier attempts, perhaps by another runner.
+    for each in request.all:
+        yield from _left(store, each)
+    if request.writes_registry:
+        yield from (store.root / "models").rglob("*")
+
+
+def _left(store: LocalStore, request: Request) -> Iterator[Path]:
+    """Files of earlier attempts, perhaps by another runner."""
     yield from store.work_path(request.stage, request.key).rglob("*")
     yield from (store.root / "leases" / request.stage).glob(f"{request.key}*")
     for scratch in (store.root / "artifacts" / request.stage).glob(
@@ -54,5 +61,3 @@ def _needed(request: Request) -> Iterator[Path]:
     ):
         yield scratch
         yield from scratch.rglob("*")
-    if request.writes_registry:
-        yield from (store.root / "models").rglob("*")

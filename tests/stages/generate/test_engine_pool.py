@@ -15,7 +15,7 @@ from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.program import execute
 from stages.contract.request import Resources
-from stages.generate.backend import Prompt
+from stages.generate.backend import Prompt, Sampling
 from stages.generate.engine_process import Units
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
@@ -157,9 +157,11 @@ class Sent:
 def test_an_engine_forgets_the_prompts_that_it_has_answered():
     """A stream is as long as the shard."""
     prompts = (Prompt([], [1, 2], [number, number + 1]) for number in range(40))
-    given = Units(Sent(split_units(prompts, GenerateParams(backend="vllm"))), takes_stream=True)
+    params = GenerateParams(backend="vllm")
+    given = Units(Sent([Sampling(params, frozenset()), *split_units(prompts, params)]))
     places, seen = [], []
-    for index, prompt in enumerate(given.prompts()):
+    unit, _ = given.await_first()
+    for index, prompt in enumerate(given.prompts(unit)):
         places += [given.place(index, seed) for seed in (1, 0)]
         seen.append(weakref.ref(prompt))
     del prompt

@@ -125,6 +125,24 @@ def test_rows_are_those_of_the_contract(artifact):
     assert 0 < timings["start_seconds"] < timings["seconds"]
 
 
+def test_an_engine_that_has_sampled_before_gives_the_responses_of_a_new_one(
+    session, artifact, inputs, tmp_path
+):
+    """Of another sampling of the same prompts, whose keys and values it would have kept."""
+    before = {**PARAMS, "num_samples": 1, "temperature": 0.5, "max_new_tokens": 7}
+    first, second = (
+        request_for(GenerateParams(**params), inputs, tmp_path / "store", seed=seed)
+        for params, seed in ((before, 6), (PARAMS, 5))
+    )
+    session.finish(first.model_copy(update={"then": (second,)}), tmp_path / "both.json")
+    made = LocalStore.open(second.store).load(second.stage, second.key)
+    assert made is not None
+    assert tokens_of(rows_of(made.path)) == tokens_of(rows_of(artifact))
+    assert (made.path / "responses.parquet").read_bytes() == (
+        artifact / "responses.parquet"
+    ).read_bytes()
+
+
 def test_logprobs_are_those_of_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
     assert_logprobs(rows_of(artifact), model)

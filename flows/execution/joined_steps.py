@@ -1,0 +1,95 @@
+"""Choice of the steps that one program computes in turn, with one start of its engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flows.execution.joined_program import Turn
+from flows.pipeline.step import Step
+from stages.contract.request import Request
+from stages.contract.store import Artifact
+
+BuildRequest = Callable[[Step, Mapping[str, Artifact]], Request]
+
+
+class JoinedSteps:
+    """Steps of a run that another step's program may compute. Safe to use from several threads.
+
+    Args:
+        build: Request of a step, from the artifacts of the steps that it reads from.
+        is_free: Whether a step, by its request, still has to be computed, and nobody is at it.
+    """
+
+    def __init__(self, build: BuildRequest, is_free: Callable[[Step, Request], bool]) -> None:
+        self._build = build
+        self._is_free = is_free
+        self._waiting: dict[str, Step] = {}
+        self._taken: dict[str, tuple[Step, Turn]] = {}
+        self._made: dict[str, Artifact] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, step: Step) -> None:
+        """Takes note of a step that will be executed."""
+        if step.params.engine() is not None:
+            with self._lock:
+                self._waiting[step.name] = step
+
+    def note_made(self, artifacts: Mapping[str, Artifact]) -> None:
+        """Takes note of artifacts, by the names of their steps."""
+        with self._lock:
+            self._made.update(artifacts)
+
+    def turn_of(self, step: Step) -> Turn | None:
+        """The turn of a step that another one's program has taken."""
+        with self._lock:
+            return self._taken[step.name][1] if step.name in self._taken else None
+
+    def take_partners(self, step: Step, request: Request) -> list[Turn] | None:
+        """Takes the steps that the program of a step about to start shall compute after it.
+
+        Returns:
+            Their turns; None where another program has taken the step itself.
+        """
+        with self._lock:
+            if step.name in self._taken:
+                return None
+            self._waiting.pop(step.name, None)
+            engine = _engine(step, request)
+            if engine is None:
+                return []
+            partners = []
+            for other in list(self._waiting.values()):
+                found = self._request_with(engine, other)
+                if found is not None:
+                    turn = Turn(found)
+                    self._taken[other.name] = other, turn
+                    del self._waiting[other.name]
+                    partners.append(turn)
+            return partners
+
+    def give_back(self, turn: Turn) -> None:
+        """Gives a step back that is to be computed on its own after all."""
+        with self._lock:
+            name = turn.request.step
+            step, _ = self._taken.pop(name)
+            self._waiting[name] = step
+
+    def _request_with(self, engine: Any, step: Step) -> Request | None:
+        """Request of a step that could be computed now with an engine; None of any other."""
+        if any(name not in self._made for name in step.upstream()):
+            return None
+        request = self._build(step, self._made)
+        if _engine(step, request) != engine or not self._is_free(step, request):
+            return None
+        return request
+
+
+def _engine(step: Step, request: Request) -> Any:
+    """All that the engine of a step depends on; None where it has none that could be shared."""
+    settings = step.params.engine()
+    if settings is None:
+        return None
+    loaded = {name: request.inputs.get(name) for name in step.params.engine_inputs}
+    return request.stage, settings, loaded, request.resources
