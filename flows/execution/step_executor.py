@@ -100,6 +100,12 @@ class StepExecutor:
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._slots = Slots(config.execution.parallel)
+        # On a cluster other machines are free, and a bucket's inputs come down step by step.
+        self._joins_steps = (
+            config.execution.share_engines
+            and config.execution.runner in ON_THIS_MACHINE
+            and remote_store(config.store) is None
+        )
         self._joined = JoinedSteps(
             lambda step, made: build_request(config, self.store, step, made), self._is_free
         )
@@ -116,10 +122,7 @@ class StepExecutor:
 
     def expect(self, step: Step) -> None:
         """Takes note of a step that will be executed: another one's program may compute it too."""
-        execution = self.config.execution
-        # Elsewhere other machines are free for it, and a bucket's inputs come down one by one.
-        at_hand = execution.runner in ON_THIS_MACHINE and remote_store(self.config.store) is None
-        if execution.share_engines and at_hand:
+        if self._joins_steps:
             self._joined.expect(step)
 
     def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
@@ -137,10 +140,7 @@ class StepExecutor:
         try:
             with explain_disk_errors(self.store.root):
                 found = self._find_or_compute(step, request, status)
-                if found is not None:
-                    status.ended("reused")
-                    return StepResult(found, reused=True)
-                artifact = self._made(request)
+                artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
                 status.ended("stopped", str(error))
@@ -150,8 +150,9 @@ class StepExecutor:
             with contextlib.suppress(StoreError):
                 status.ended("failed", str(error))
             raise
-        status.ended("done")
-        return StepResult(artifact, reused=False)
+        self._joined.note_made({step.name: artifact})
+        status.ended("reused" if found else "done")
+        return StepResult(artifact, reused=found is not None)
 
     def _find_or_compute(self, step: Step, request: Request, status: StepStatus) -> Artifact | None:
         """Finds the artifact in the store; None where it was computed instead."""

@@ -37,6 +37,19 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
     assert not store.work_path("probe", request.key).exists()
 
 
+def test_one_container_computes_what_follows_in_its_request(store: LocalStore) -> None:
+    first = probe_request(store, message="first", loads="policy")
+    second = probe_request(store, message="second", loads="policy")
+    heard = run(first.model_copy(update={"then": (second,)}))
+    for request, message in ((first, "first"), (second, "second")):
+        artifact = store.load("probe", request.key)
+        assert artifact is not None
+        assert (artifact.path / "result.txt").read_text() == f"seed 0 {message}"
+        assert not store.work_path("probe", request.key).exists()
+    messages = [each.message for each in heard if isinstance(each, Log)]
+    assert messages == ["loads policy", "first", "second", "closes policy"]
+
+
 def test_the_password_of_the_prefect_server_stays_out_of_the_container(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from flows.runners.docker.reaper import reap
 from flows.runners.docker.refusal import refused
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
-from flows.runners.local.outputs import chown_outputs
+from flows.runners.local.outputs import chown_outputs, remove_empty_work
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_locks import AliveLock, is_held
@@ -93,9 +93,7 @@ class DockerRunner:
                     log_file.end()
                 ending = container.wait()
             log_file.warn_if_incomplete(log, on_event)
-        # Empty by now, but a mount while the container ran: the stage itself could not remove it.
-        with contextlib.suppress(OSError):
-            LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
+        remove_empty_work(request)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
         if ending.out_of_memory and ending.code and not self._stopping.is_set():

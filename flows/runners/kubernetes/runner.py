@@ -40,11 +40,10 @@ from flows.runners.kubernetes.rights import check_rights
 from flows.runners.kubernetes.verdict import raise_for
 from flows.runners.kubernetes.watch import PodWatch
 from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.local.outputs import chown_outputs
+from flows.runners.local.outputs import chown_outputs, remove_empty_work
 from flows.runners.running import Running
 from stages.contract.errors import LeaseLostError, StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
 _QUOTA_POLL_SECONDS = 5.0
@@ -141,9 +140,7 @@ class KubernetesRunner:
                 raise
             attempt.remove()
             logs[0].warn_if_incomplete(log, on_event)
-        # Empty by now, but a mount while the pod ran: the stage itself could not remove it.
-        with contextlib.suppress(OSError):
-            LocalStore.open(request.store).work_path(request.stage, request.key).rmdir()
+        remove_empty_work(request)
         raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
 
     def _watch(self, request: Request) -> PodWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,18 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
         return
     for path in _needed(request):
         os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def remove_empty_work(request: Request) -> None:
+    """Removes the work folders that a stage has emptied.
+
+    They were mounts while its container or pod ran: it could not remove them itself.
+    """
+    store = LocalStore.open(request.store)
+    for each in request.all:
+        # One that is not empty is a failed attempt's.
+        with contextlib.suppress(OSError):
+            store.work_path(each.stage, each.key).rmdir()
 
 
 def _needed(request: Request) -> Iterator[Path]:
