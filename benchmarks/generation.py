@@ -120,7 +120,7 @@ def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -
     """Runs one contestant in a process of its own."""
     if contestant in (STAGE, TRANSFORMERS):
         backend = "vllm" if contestant == STAGE else "transformers"
-        return _run_stage(contestant, backend, folder, turn, options)
+        return run_stage(contestant, backend, folder, f"{backend}-{turn}", options)
     arguments = {
         "model": str(folder / "model"),
         "prompts": str(folder / "prompts.parquet"),
@@ -139,10 +139,25 @@ def run(contestant: str, folder: Path, turn: int, options: argparse.Namespace) -
     return Run(contestant, wall - seconds, seconds, told["cpu_seconds"], told["tokens"])
 
 
-def _run_stage(
-    contestant: str, backend: str, folder: Path, turn: int, options: argparse.Namespace
+def run_stage(
+    contestant: str,
+    backend: str,
+    folder: Path,
+    name: str,
+    options: argparse.Namespace,
+    resources: Resources | None = None,
 ) -> Run:
-    store = LocalStore.open(str(folder / f"store-{backend}-{turn}"), create=True)
+    """Runs the generate stage once.
+
+    Args:
+        contestant: Name for the table.
+        backend: Its backend.
+        folder: Has the model and the prompts.
+        name: Name of the run's store there.
+        options: As of this program.
+        resources: Those of the stage; one engine if unset.
+    """
+    store = LocalStore.open(str(folder / f"store-{name}"), create=True)
     model, prompts = folder / "model", folder / "prompts.parquet"
     params = GenerateParams.model_validate(
         {
@@ -155,9 +170,9 @@ def _run_stage(
     )
     inputs = {"policy": [file_input(model)], "prompts": [file_input(prompts)]}
     request = make_request(
-        params, inputs=inputs, seed=0, store=str(store.root), resources=Resources()
+        params, inputs=inputs, seed=0, store=str(store.root), resources=resources
     )
-    path = folder / f"{backend}-{turn}.json"
+    path = folder / f"{name}.json"
     request.write(path)
     started = time.perf_counter()
     python = options.python if backend == "vllm" else sys.executable
@@ -255,12 +270,7 @@ def _report(runs: dict[str, list[Run]], shares: dict[str, float], *, as_json: bo
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model-shape", choices=sorted(SHAPES), default="small")
-    parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--num-samples", type=int, default=2)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--max-num-seqs", type=int, default=64)
-    parser.add_argument("--dtype", default="float32", help="bfloat16 on a GPU")
+    add_sampling_options(parser)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--transformers-prompts",
@@ -269,13 +279,6 @@ def _options() -> argparse.Namespace:
         help="prompts for the transformers backend, which is slow; 0 leaves it out",
     )
     parser.add_argument(
-        "--python",
-        type=Path,
-        default=ROOT / ".venv-vllm/bin/python",
-        help="interpreter of the environment that has vLLM",
-    )
-    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if unset")
-    parser.add_argument(
         "--clock",
         choices=["seconds", "cpu_seconds"],
         default="seconds",
@@ -283,6 +286,23 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args()
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of model, prompts and engine."""
+    parser.add_argument("--model-shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--num-samples", type=int, default=2)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 on a GPU")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=ROOT / ".venv-vllm/bin/python",
+        help="interpreter of the environment that has vLLM",
+    )
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if unset")
 
 
 if __name__ == "__main__":
