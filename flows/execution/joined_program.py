@@ -11,6 +11,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from queue import SimpleQueue
 
 from flows.runners.base import FailureTail, OnEvent, Runner
@@ -81,7 +82,7 @@ def follow_partner(turn: Turn, on_start: Callable[[], None], on_event: OnEvent) 
     log = new_log(turn.request)
     with log.open("w", encoding="utf-8") as file:
         lines = AttemptLog(file, FailureTail())
-        for event in (first, *events):
+        for event in chain([first], events):
             if isinstance(event, Log):
                 lines.write(f"[{event.level}] {event.message}\n")
             on_event(event)

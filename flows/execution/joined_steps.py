@@ -55,15 +55,16 @@ class JoinedSteps:
         with self._lock:
             if step.name in self._taken:
                 return None
-            self._waiting.pop(step.name, None)
             engine = _engine(step, request)
             if engine is None:
                 return []
+            self._waiting.pop(step.name, None)
+            found = [(each, self._request_with(engine, each)) for each in self._waiting.values()]
+            # Only now: an error of the store leaves all steps as they are.
             partners = []
-            for other in list(self._waiting.values()):
-                found = self._request_with(engine, other)
-                if found is not None:
-                    turn = Turn(found)
+            for other, wanted in found:
+                if wanted is not None:
+                    turn = Turn(wanted)
                     self._taken[other.name] = other, turn
                     del self._waiting[other.name]
                     partners.append(turn)

@@ -162,6 +162,31 @@ def test_each_step_has_a_log_of_its_own(config: ProbeConfig) -> None:
         assert f"[info] of {record.step}" in log.read_text()
 
 
+def test_the_events_of_each_step_come_as_they_happen(config: ProbeConfig) -> None:
+    """No program ends before the last message of its steps was heard."""
+    heard = {name: threading.Event() for name in ("a", "b")}
+
+    class Waiting(Programs):
+        def run(self, request: Request, on_event: OnEvent) -> None:
+            def hear(event: Event) -> None:
+                if isinstance(event, Done):
+                    step = next(each.step for each in request.all if each.key == event.key)
+                    assert heard[step].wait(WAIT_SECONDS)
+                on_event(event)
+
+            super().run(request, hear)
+
+    class Hearing(Observer):
+        def stage_event(self, request: Request, event: Event) -> None:
+            if isinstance(event, Log) and event.message == f"of {request.step}":
+                heard[request.step].set()
+
+    programs = Waiting()
+    with observing(Hearing()):
+        results(executor_of(config, programs), probe("a", seed=1), probe("b", seed=2))
+    assert len(programs.requests) == 1
+
+
 def test_a_step_ends_as_soon_as_its_own_artifact_is_there(config: ProbeConfig) -> None:
     """The program of the two waits for that after the first one's last event."""
     first_has_ended = threading.Event()
