@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ import torch
 
 from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
 from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs
+from flows.runners.base import thread_variables
+from stages.contract.request import Resources
 from stages.training.timing import matmul_flops_per_second
 
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
@@ -79,6 +84,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--lora-rank", type=int, default=0, help="adapters; 0 trains all weights")
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="so many busy processes run beside it"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
     if options.all:
@@ -86,7 +94,8 @@ def main() -> None:
     gpu = options.device == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     rate = matmul_flops_per_second(torch.device(options.device), dtype)
-    rows = [row for name in options.shapes for row in measure(name, options, rate, gpu=gpu)]
+    with _busy_processes(options.beside):
+        rows = [row for name in options.shapes for row in measure(name, options, rate, gpu=gpu)]
     if options.json:
         found = {"matmul_gflops_per_second": rate / 1e9, "rows": [asdict(row) for row in rows]}
         print(json.dumps(found, indent=2))
@@ -132,13 +141,35 @@ def measure(name: str, options: argparse.Namespace, rate: float, *, gpu: bool) -
     return rows
 
 
+@contextmanager
+def _busy_processes(number: int) -> Iterator[None]:
+    """Processes that do nothing but use a CPU each, for the block."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+
+
 def _train(name: str, job: TrainingJob, work: Path) -> Training:
     job_file = work / "job.json"
     job_file.write_text(json.dumps(asdict(job)))
     command = [sys.executable, "-m", "benchmarks.training.contestants", name, str(job_file)]
+    # Ours as runners start it.
+    variables = thread_variables(Resources()) if name.startswith("ours") else {}
     log = work / "log.txt"
     with log.open("w") as file:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, text=True, check=False)
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env={**os.environ, **variables},
+            text=True,
+            check=False,
+        )
     if done.returncode != 0:
         raise RuntimeError(f"{name} ended with exit code {done.returncode}:\n{log.read_text()}")
     return Training(**json.loads(done.stdout))

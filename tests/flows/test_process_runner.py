@@ -43,6 +43,30 @@ def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> lis
     return heard
 
 
+@pytest.mark.parametrize(
+    ("own", "name", "value"),
+    [
+        ({}, "GOMP_SPINCOUNT", "1000"),
+        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
+        ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY", "active"),
+        ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", "None"),
+    ],
+)
+def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
+    store: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+    own: dict[str, str],
+    name: str,
+    value: str,
+) -> None:
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(each, raising=False)
+    for each, wanted in own.items():
+        monkeypatch.setenv(each, wanted)
+    heard = run(store, probe_request(store, behaviour="tell_environment", message=name))
+    assert f"{name} is {value}" in [each.message for each in heard if isinstance(each, Log)]
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
