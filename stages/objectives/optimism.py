@@ -36,8 +36,8 @@ def mixed_derivative(
             pi.log(), design=design, divergence=divergence, ref_logp=pi_ref.log(), beta=beta
         )
         (by_pi,) = torch.autograd.grad((pi_ref * bonus).sum(), pi, create_graph=True)
-        (mixed,) = torch.autograd.grad(by_pi.sum(), pi_ref, allow_unused=True)
-    return torch.zeros_like(pi_ref) if mixed is None else mixed.detach()
+        (mixed,) = torch.autograd.grad(by_pi.sum(), pi_ref)
+    return mixed.detach()
 
 
 def probability_grid(num_points: int = 40, *, smallest: float = 1e-6) -> tuple[Tensor, Tensor]:
