@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from flows.runners.base import FailureTail, OnEvent, Runner
 from flows.runners.local.attempt_log import AttemptLog, new_log
-from stages.contract.errors import PreemptedError
+from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Done, Event, Log
 from stages.contract.request import Request
 
@@ -160,7 +160,9 @@ class JoinedProgram:
         else:
             # Its retry is computed on its own, and at once where only the machine was lost.
             self._on_release(present)
-            present.end(made=False, error=None if isinstance(error, PreemptedError) else error)
+            lost = isinstance(error, PreemptedError)
+            place = f"{present.request.place}, after {self._first.request.place} in one program"
+            present.end(made=False, error=None if lost else _at(error, place))
         self._release(others)
 
     def _release(self, turns: Iterable[Turn]) -> None:
@@ -177,6 +179,15 @@ class JoinedProgram:
             present.end(made=True)
             place = present.request.place
             self._left[0].pass_on(Log(message=f"goes on with the engine that {place} has loaded"))
+
+
+def _at(error: BaseException, place: str) -> BaseException:
+    """The error of a program, which names its first step, with the place of the one it is of."""
+    if isinstance(error, UserError):
+        return error.at(place)
+    if isinstance(error, StageFailedError):
+        return type(error)(f"{place}: {error}", error.last_lines)
+    return error
 
 
 def _joined(request: Request, others: Iterable[Turn]) -> Request:

@@ -244,6 +244,8 @@ def test_an_error_is_that_of_the_step_whose_turn_it_was(
     for name, wanted in zip(programs.steps[0], (first, second), strict=True):
         found = ended[name].exception()
         assert (type(found) if found else None) is wanted
+        if wanted is not None and wanted is second:
+            assert str(found).startswith(f"{name}, after {programs.steps[0][0]} in one program: ")
     # As a retry of the task does.
     for name, wanted in zip(programs.steps[0], (first, second), strict=True):
         if wanted is not None:
