@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -122,6 +121,9 @@ def load_mapped(source: ModelSource, *, dtype: Precision, kind: Kind = CAUSAL_LM
     if stored is None or stored == dtype:
         return kind.load(source, dtype=dtype, device=cpu)
     model = kind.load(source, dtype=stored, device=cpu)
+    # Here: vLLM's environment, whose reward models need nothing of this module, does not have it.
+    from accelerate import init_empty_weights
+
     # Constants that a model computes when it is made are rounded to its dtype (Gemma's scale).
     with init_empty_weights(include_buffers=False):
         like = kind.auto.from_config(model.config, dtype=DTYPES[dtype])

@@ -115,7 +115,12 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
     tmp_path: Path,
     death: str,
 ) -> None:
-    execution = {"runner": "docker", "docker": {"on_orchestrator_death": death}}
+    execution = {
+        "runner": "docker",
+        "docker": {"on_orchestrator_death": death},
+        # So that the container of each step is its own.
+        "share_engines": False,
+    }
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution, **SLOW)
     store = tmp_path / "store"
     command: list[str | Path] = ["run", config]

@@ -84,7 +84,7 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
     assert names == {
         *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "HOME"),
         *("TORCHDYNAMO_DISABLE", "USER", "LOGNAME", "GEB_IMAGE"),
-        *("HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+        *("HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GOMP_SPINCOUNT"),
     }
     assert SECRET not in json.dumps(inspected)
 

@@ -15,9 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 import stages
-from flows.pipeline.step import Step
 from stages.contract.digests import canonical_json, derive_seed, prompt_id, sha256_of
-from stages.contract.errors import UserError
 from stages.contract.params import Settings, StageParams, speed_only
 from stages.contract.request import (
     ArtifactInput,
@@ -28,7 +26,6 @@ from stages.contract.request import (
     make_request,
 )
 from stages.contract.signature import InputSpec
-from stages.prepare.params import PrepareParams
 from tests.stage_calls import stand_ins
 
 
@@ -234,35 +231,6 @@ def test_place_and_labels_are_not_in_the_key():
     assert key(params, inputs=given, resources=Resources(gpus=8, memory_gib=64)) == same
     request = make_request(params, inputs={"data": [FILE]}, seed=0, store="/other/store")
     assert request.key == same
-
-
-def test_a_request_says_where_it_belongs_and_what_it_may_use():
-    given = {"data": [FILE]}
-    plain = make_request(Reader(), inputs=given, seed=0, store="store")
-    assert (plain.run, plain.step, plain.place) == ("", "", "reader")
-    labels = {"run": "nightly", "step": "iteration-1/read", "resources": Resources(gpus=8)}
-    named = make_request(Reader(), inputs=given, seed=0, store="store", **labels)
-    assert (named.run, named.step, named.place) == ("nightly", *["iteration-1/read"] * 2)
-    assert named.resources.gpus == 8
-
-
-def test_an_input_of_the_hub_may_want_another_image():
-    hub = HubInput(repo="org/prompts", revision="abc", repo_type="dataset")
-    images = [
-        make_request(PrepareParams(), inputs={"train": [each]}, seed=0, store="store").image
-        for each in (FILE, hub)
-    ]
-    assert images == ["core", "torch"]
-
-
-def test_a_data_set_of_the_hub_is_no_model():
-    data = HubInput(repo="org/data", revision="abc", repo_type="dataset")
-    inputs = {"model": [data]}
-    with pytest.raises(UserError, match="reader") as of_request:
-        make_request(Reader(), inputs=inputs, seed=0, store="store")
-    with pytest.raises(UserError, match="reader"):
-        Step("iteration-1/read", Reader(), inputs)
-    assert "model" in str(of_request.value)
 
 
 def test_an_artifact_counts_by_content_and_not_by_key():

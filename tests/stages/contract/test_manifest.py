@@ -5,28 +5,15 @@ from __future__ import annotations
 import json
 import math
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from stages.contract.digests import sha256_tree
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.manifest import (
-    MANIFEST,
-    FileRecord,
-    Manifest,
-    describe_files,
-    make_manifest,
-    read_manifest,
-)
+from stages.contract.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from stages.contract.provenance import software_versions
 from stages.contract.remote.commits import Commit
-from stages.contract.request import HubInput, make_request
-from stages.sft.params import SftParams
-from tests.stage_calls import stand_ins
 
-STAND_INS = stand_ins(SftParams())
 NAMES = ("checkpoint/config.json", "checkpoint/model.safetensors", "checkpoint2/x", "metrics.json")
 
 
@@ -59,26 +46,6 @@ def test_a_digest_is_of_one_file_of_a_folder_or_of_all_but_telemetry(manifest: M
     )
     with pytest.raises(KeyError, match=r"artifact train/0123456789ab has no 'model'"):
         manifest.digest("model")
-
-
-def test_files_with_rows_are_counted(tmp_path) -> None:
-    pq.write_table(pa.table({"prompt_id": ["a", "b", "c"]}), tmp_path / "pairs.parquet")
-    (tmp_path / "samples.jsonl").write_text("{}\n{}\n")
-    (tmp_path / "metrics.json").write_text("{}\n")
-    found = describe_files(tmp_path, set())
-    assert {name: each.rows for name, each in found.items()} == {
-        "metrics.json": None,
-        "pairs.parquet": 3,
-        "samples.jsonl": 2,
-    }
-
-
-def test_a_manifest_has_the_identity_of_an_input_of_the_hub() -> None:
-    policy = HubInput(repo="org/model", revision="abc")
-    request = make_request(SftParams(), inputs={**STAND_INS, "policy": [policy]}, seed=0, store="s")
-    made = make_manifest(request, files={}, started="", ended="", notes={})
-    (kept,) = made.inputs["policy"]
-    assert kept == policy.model_dump() | {"digest": "hub:model:org/model@abc"}
 
 
 def test_a_manifest_that_cannot_be_read_names_the_artifact(tmp_path) -> None:

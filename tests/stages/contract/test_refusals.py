@@ -146,9 +146,8 @@ def test_the_program_refuses_what_is_no_request(tmp_path):
 def test_no_store_is_made_where_something_else_is(tmp_path, make):
     path = tmp_path / "place"
     make(path)
-    with pytest.raises(UserError, match=f"{path} is no folder") as caught:
+    with pytest.raises(UserError, match=f"{path} is no folder"):
         LocalStore.open(str(path), create=True)
-    assert "an empty or new folder" in caught.value.remedy
 
 
 def test_a_store_whose_making_was_killed_is_made_by_the_next(tmp_path, monkeypatch):

@@ -111,14 +111,6 @@ def test_a_file_that_no_manifest_lists_is_found_by_verify(store):
         store.verify(artifact)
 
 
-def test_damage_elsewhere_in_an_artifact_is_no_matter_to_the_reader_of_one_file(store):
-    made = compute(store)
-    truncate(made.path / "rows.jsonl")
-    assert store.load("writer", made.manifest.key, "metrics.json") is not None
-    with pytest.raises(DamagedArtifactError, match=r"rows\.jsonl"):
-        store.load("writer", made.manifest.key)
-
-
 def test_a_hit_computes_nothing(store):
     stage, calls = counting()
     first, second = compute(store, stage), compute(store, stage)

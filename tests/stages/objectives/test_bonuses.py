@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from objective_cases import BETA, DEFINED, REFUSED, bonus_and_gradient, bonus_of, saturation_of
 
 from stages.objectives import DESIGNS, Bonus, exploratory_bonus, undefined_bonus
-from stages.objectives.divergences import resolve_divergence
 
 GEB = ("one_minus_pi", "inverse_pi", "arctanh")
 EVERY_CASE = pytest.mark.parametrize(("design", "divergence"), DEFINED)
@@ -73,10 +72,6 @@ def test_alpha_limits_are_continuous(design, limit, name):
             torch.testing.assert_close(
                 have, want, rtol=100 * max(distance, 1e-13), atol=100 * distance
             )
-
-
-def test_a_divergence_by_its_alpha_says_so():
-    assert resolve_divergence(0.3).name == "alpha=0.3"
 
 
 def test_alpha_as_a_number_is_the_named_divergence():
@@ -265,15 +260,6 @@ class TestRefusals:
             ({"design": "feb"}, "needs ref_logp"),
             (
                 {"design": "se_popo", "divergence": 1.0, "ref_logp": torch.tensor([-1.0])},
-                "needs beta",
-            ),
-            (
-                {
-                    "design": "se_popo",
-                    "divergence": 1.0,
-                    "ref_logp": torch.tensor([-1.0]),
-                    "beta": 0.0,
-                },
                 "needs beta",
             ),
             ({"ref_logp": torch.tensor([-1.0, -2.0])}, "ref_logp must have the shape"),
