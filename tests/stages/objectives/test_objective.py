@@ -292,6 +292,16 @@ def test_a_margin_of_zero_is_no_preference_learnt():
     assert step_metrics(metrics_of(response, response, settings, 1.0))["accuracy"] == 0.0
 
 
+def test_log_probs_of_tokens_are_not_read_where_the_bonus_is_of_the_sequence():
+    settings = ObjectiveSettings(design="arctanh")
+    expected = metrics_of(CHOSEN, REJECTED, settings, 0.7)
+    for token_logp in (None, torch.full_like(TOKENS_CHOSEN, math.nan)):
+        chosen, rejected = (
+            dataclasses.replace(side, token_logp=token_logp) for side in (CHOSEN, REJECTED)
+        )
+        torch.testing.assert_close(metrics_of(chosen, rejected, settings, 0.7), expected)
+
+
 @pytest.mark.parametrize("missing", ["token_logp", "token_mask"])
 def test_either_of_a_token_s_values_is_missed(missing):
     response = dataclasses.replace(CHOSEN, **{missing: None})
