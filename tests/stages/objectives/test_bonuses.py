@@ -213,7 +213,7 @@ class TestSaturation:
 
     def test_a_mask_is_for_bonuses_of_tokens(self):
         logp = torch.tensor([-50.0, -104.0])
-        mask = torch.tensor([[True, True], [False, True]])
+        mask = torch.ones(2, 3, dtype=torch.bool)
         arguments = {"design": "one_minus_pi", "divergence": "reverse_kl"}
         given = saturation_of(logp, **arguments, mask=mask)
         assert given.underflowed.tolist() == [False, True]
