@@ -227,6 +227,13 @@ def test_missing_log_probs_are_named(arguments, message):
         geb_objective(bare, bare, ObjectiveSettings(**arguments))
 
 
+def test_log_probs_that_are_no_floats_are_named_by_the_nll():
+    whole = ResponseLogps(torch.tensor([-3]), torch.tensor([-3.5]), torch.tensor([2]))
+    fine = ResponseLogps(torch.tensor([-3.0]), torch.tensor([-3.5]), torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"^logp must be a floating-point .*torch\.int64"):
+        geb_objective(whole, fine, ObjectiveSettings(nll_weight=1.0))
+
+
 def test_missing_reference_tokens_are_named():
     settings = ObjectiveSettings(design="feb", probability="token")
     assert settings.needs_ref_token_logps
