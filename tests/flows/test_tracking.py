@@ -301,7 +301,7 @@ def test_a_tracker_that_is_not_installed_is_refused_by_the_plan(tmp_path: Path) 
         *("--set", f"execution.interpreters.trackers={bare}"),
     )
     assert done.returncode == 64
-    assert "tracking.report_to: no wandb, mlflow in the environment of" in done.stderr
+    assert f"tracking.report_to: no wandb, mlflow in the environment of {bare}" in done.stderr
     assert "make setup-trackers" in done.stderr
 
 

@@ -81,6 +81,13 @@ def test_names_of_the_hub_stand_for_models_and_for_data() -> None:
             "oracle_model": "owner/reward@v1",
         },
         "score": {"oracle": "reward_model"},
+        "suites": {
+            "own": {
+                "prompts": "owner/questions@def",
+                "score": {"oracle": "reward_model"},
+                "oracle_model": "owner/other@v2",
+            }
+        },
     }
     made = {step.name: step for step in unread_steps(load_overridden(QUICKSTART, changes, "test"))}
     [policy] = made["base/generate/0"].inputs["policy"]
@@ -89,3 +96,5 @@ def test_names_of_the_hub_stand_for_models_and_for_data() -> None:
     assert policy == HubInput(repo="owner/model", revision="main", repo_type="model")
     assert prompts == HubInput(repo="owner/data", revision="abc", repo_type="dataset")
     assert model == HubInput(repo="owner/reward", revision="v1", repo_type="model")
+    [of_suite] = made["base/suite-own/score/0"].inputs["model"]
+    assert of_suite == HubInput(repo="owner/other", revision="v2", repo_type="model")

@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 import stages
 from stages.contract.digests import canonical_json, derive_seed, prompt_id, sha256_of
+from stages.contract.errors import UserError
 from stages.contract.params import Settings, StageParams, speed_only
 from stages.contract.request import (
     ArtifactInput,
@@ -26,6 +27,7 @@ from stages.contract.request import (
     make_request,
 )
 from stages.contract.signature import InputSpec
+from stages.prepare.params import PrepareParams
 from tests.stage_calls import stand_ins
 
 
@@ -299,6 +301,47 @@ def test_known_digests():
     assert max(derive_seed(seed, "x") for seed in range(100)) > 2**62
     assert len({derive_seed(0, "a"), derive_seed(1, "a"), derive_seed(0, "b")}) == 3
     assert all(0 <= derive_seed(seed, "x") < 2**63 for seed in range(100))
+
+
+def test_place_labels_and_resources_are_in_the_request():
+    one = make_request(Reader(), inputs={}, seed=0, store="store")
+    assert (one.run, one.step, one.place) == ("", "", "reader")
+    assert one.resources == Resources()
+    other = make_request(
+        Reader(),
+        inputs={},
+        seed=0,
+        store="store",
+        run="nightly",
+        step="iteration-1/reader",
+        resources=Resources(gpus=2, cpus=4.0),
+    )
+    assert (other.run, other.place) == ("nightly", "iteration-1/reader")
+    assert other.resources == Resources(gpus=2, cpus=4.0)
+
+
+def test_a_data_set_of_the_hub_is_prepared_where_its_library_is():
+    file, dataset = FILE, HubInput(repo="o/d", revision="r", repo_type="dataset")
+    images = [
+        make_request(PrepareParams(), inputs={"train": [each]}, seed=0, store="store").image
+        for each in (file, dataset)
+    ]
+    assert images == ["core", "torch"]
+
+
+def test_a_data_set_is_no_model():
+    dataset = HubInput(repo="o/d", revision="r", repo_type="dataset")
+    with pytest.raises(UserError, match="'reader' reads 'model' as model, and is given file"):
+        key(Reader(), inputs={"model": [dataset]})
+
+
+@pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
+def test_a_request_of_each_stage_is_read_as_it_was_made(kind, tmp_path):
+    params = defaults(kind)
+    request = make_request(params, inputs=stand_ins(params), seed=0, store="store")
+    request.write(tmp_path / "request.json")
+    assert Request.read(tmp_path / "request.json") == request
+    assert kind.model_validate(request.params) == params
 
 
 def test_a_request_survives_its_file(tmp_path):

@@ -83,6 +83,15 @@ def test_each_thing_that_takes_room_is_told_of_once(store: LocalStore) -> None:
     assert len(found) == len(LEFT) + 1
 
 
+def test_a_lease_tells_the_whole_key_of_what_is_being_written(store: LocalStore) -> None:
+    key = KEY[::-1]
+    with store.lease("score", key) as lease:
+        lease.acquire(waiting=pytest.fail)
+        scratch = store.new_scratch("score", key)
+        [held] = [each for each in store.held() if each.place.endswith(scratch.name)]
+    assert (held.kind, held.stage, held.key) == ("scratch", "score", key)
+
+
 def test_what_is_removed_is_gone_and_all_else_stays(store: LocalStore) -> None:
     artifact = compute(store)
     for gone in list(store.held()):

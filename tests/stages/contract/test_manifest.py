@@ -10,9 +10,17 @@ from pydantic import ValidationError
 
 from stages.contract.digests import sha256_tree
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.manifest import MANIFEST, FileRecord, Manifest, read_manifest
+from stages.contract.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    make_manifest,
+    read_manifest,
+)
 from stages.contract.provenance import software_versions
 from stages.contract.remote.commits import Commit
+from stages.contract.request import FileInput, HubInput, make_request
+from stages.prepare.params import PrepareParams
 
 NAMES = ("checkpoint/config.json", "checkpoint/model.safetensors", "checkpoint2/x", "metrics.json")
 
@@ -104,6 +112,30 @@ def test_a_manifest_from_before_there_were_seals_is_read(whole: Manifest, tmp_pa
     del content["seal"]
     (tmp_path / MANIFEST).write_text(json.dumps(content))
     assert read_manifest(tmp_path).files == whole.files
+
+
+def test_inputs_are_kept_with_their_digests() -> None:
+    """A lineage names them; a repository of the hub has its digest from its other fields alone."""
+    inputs = {
+        "train": [HubInput(repo="owner/data", revision="abc", repo_type="dataset")],
+        "test": [FileInput(location="/here/test.jsonl", digest="d1")],
+    }
+    request = make_request(PrepareParams(), inputs=inputs, seed=0, store="store")
+    kept = make_manifest(
+        request,
+        files={},
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:00:01+00:00",
+        notes={},
+    ).inputs
+    assert {name: [each["digest"] for each in group] for name, group in kept.items()} == {
+        "train": ["hub:dataset:owner/data@abc"],
+        "test": ["d1"],
+    }
+    assert (kept["train"][0]["repo"], kept["test"][0]["location"]) == (
+        "owner/data",
+        "/here/test.jsonl",
+    )
 
 
 def test_versions_are_of_python_of_the_machine_and_of_what_a_stage_uses() -> None:

@@ -40,14 +40,14 @@ def test_what_is_no_store_is_refused(tmp_path):
     newer = LocalStore.open(str(tmp_path / "newer"), create=True)
     (newer.root / "store.json").write_text(json.dumps({"format": 99}))
     cases = [
-        ("s3://bucket/store", "is a URL"),
-        (str(tmp_path / "full"), "is not a store"),
-        (str(newer.root), "store of format 99"),
+        ("s3://bucket/store", "is a URL", "open_store"),
+        (str(tmp_path / "full"), "is not a store", "set `store` to"),
+        (str(newer.root), "store of format 99", "another store"),
     ]
-    for location, message in cases:
+    for location, message, remedy in cases:
         with pytest.raises(UserError, match=message) as caught:
             LocalStore.open(location, create=True)
-        assert caught.value.remedy
+        assert remedy in (caught.value.remedy or "")
 
 
 def fills_disk_with_bytes(ctx) -> None:
@@ -146,8 +146,9 @@ def test_the_program_refuses_what_is_no_request(tmp_path):
 def test_no_store_is_made_where_something_else_is(tmp_path, make):
     path = tmp_path / "place"
     make(path)
-    with pytest.raises(UserError, match=f"{path} is no folder"):
+    with pytest.raises(UserError, match=f"{path} is no folder") as caught:
         LocalStore.open(str(path), create=True)
+    assert "set `store` to" in (caught.value.remedy or "")
 
 
 def test_a_store_whose_making_was_killed_is_made_by_the_next(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stages.contract.errors import (
@@ -111,6 +113,15 @@ def test_a_file_that_no_manifest_lists_is_found_by_verify(store):
         store.verify(artifact)
 
 
+def test_a_file_or_folder_is_loaded_whatever_became_of_the_rest(store):
+    artifact = compute(store)
+    truncate(artifact.path / "metrics.json")
+    for path in ("checkpoint", "rows.jsonl"):
+        assert store.load("writer", artifact.manifest.key, path) is not None
+    with pytest.raises(DamagedArtifactError, match=r"metrics\.json"):
+        store.load("writer", artifact.manifest.key, "metrics.json")
+
+
 def test_a_hit_computes_nothing(store):
     stage, calls = counting()
     first, second = compute(store, stage), compute(store, stage)
@@ -141,6 +152,18 @@ def test_digests_name_content_and_leave_telemetry_out(store, tmp_path):
     assert len({manifest.digest(), manifest.digest("checkpoint"), manifest.digest(FILES[0])}) == 3
     with pytest.raises(KeyError, match="nothing"):
         manifest.digest("nothing")
+
+
+def test_rows_of_a_table_are_counted(store):
+    def run(ctx) -> None:
+        pq.write_table(pa.table({"score": [0.5, 0.25, 1.0]}), ctx.out / "scores.parquet")
+        (ctx.out / "metrics.json").write_text("{}\n")
+
+    files = compute(store, Stage(WriterParams, run)).manifest.files
+    assert {name: record.rows for name, record in files.items()} == {
+        "scores.parquet": 3,
+        "metrics.json": None,
+    }
 
 
 def test_a_stage_that_fails_leaves_no_artifact_and_no_scratch(store):
@@ -188,6 +211,41 @@ def test_the_artifact_that_came_first_stays(store):
     assert second.manifest == first.manifest
     assert not scratch.exists()
     store.verify(second)
+
+
+def test_all_of_an_artifact_is_on_disk_before_it_has_its_name(store, monkeypatch):
+    """After a loss of power there would else be an artifact of empty files."""
+    fsync, rename = os.fsync, os.rename
+    synced: set[int] = set()
+    published: list[Path] = []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def checked(source: Path, target: Path) -> None:
+        if Path(source).name.startswith(".scratch-"):
+            each = [source, *source.rglob("*")]
+            assert [path for path in each if path.stat().st_ino not in synced] == []
+            published.append(target)
+            synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "rename", checked)
+    artifact = compute(store)
+    assert published == [artifact.path]
+    assert artifact.path.parent.stat().st_ino in synced, "nor is the name there"
+
+
+def test_an_artifact_without_resumable_state_is_published(store):
+    made = compute(store)
+    scratch = store.new_scratch("writer", made.manifest.key)
+    shutil.copytree(made.path, scratch, dirs_exist_ok=True)
+    shutil.rmtree(made.path)
+    assert not store.work_path("writer", made.manifest.key).exists()
+    assert store.publish(scratch, made.manifest).path == made.path
+    assert store.load("writer", made.manifest.key) is not None
 
 
 def test_checkpoints_can_be_read_by_other_users(store):

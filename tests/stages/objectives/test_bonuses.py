@@ -1,5 +1,7 @@
 """Properties that every row of the registry has, whatever its formula."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -72,6 +74,14 @@ def test_alpha_limits_are_continuous(design, limit, name):
             torch.testing.assert_close(
                 have, want, rtol=100 * max(distance, 1e-13), atol=100 * distance
             )
+
+
+def test_alpha_of_almost_zero_keeps_what_it_adds_to_the_logarithm():
+    """(u^α − 1)/α at u = e^5000: float64 still has it, and log u is 2.5e-6 less."""
+    logp = torch.tensor([-5000.0], dtype=torch.float64)
+    for alpha in (1e-9, 5e-9):
+        bonus = bonus_of(logp, "inverse_pi", alpha)
+        assert bonus.item() == pytest.approx(math.expm1(5000.0 * alpha) / alpha, rel=1e-9)
 
 
 def test_alpha_as_a_number_is_the_named_divergence():
@@ -164,7 +174,8 @@ def test_baselines_push_the_response_down(design):
 
 class TestSaturation:
     def test_inverse_pi_is_clamped_where_float32_ends(self):
-        logp = torch.tensor([-88.0, -89.0, -400.0])
+        # log of the largest float32: 88.72.
+        logp = torch.tensor([-88.7, -88.8, -400.0])
         saturation = saturation_of(logp, design="inverse_pi", divergence="reverse_kl")
         assert saturation.clamped.tolist() == [False, True, True]
         assert saturation.underflowed.tolist() == [False, False, False]
@@ -200,6 +211,14 @@ class TestSaturation:
             True,
         ]
 
+    def test_a_mask_is_for_bonuses_of_tokens(self):
+        logp = torch.tensor([-50.0, -104.0])
+        mask = torch.ones(2, 3, dtype=torch.bool)
+        arguments = {"design": "one_minus_pi", "divergence": "reverse_kl"}
+        given = saturation_of(logp, **arguments, mask=mask)
+        assert given.underflowed.tolist() == [False, True]
+        assert given.clamped.tolist() == [False, False]
+
     @pytest.mark.parametrize("design", ["inverse_pi", "one_minus_pi"])
     def test_published_forms_underflow_and_are_never_clamped(self, design):
         saturation = saturation_of(
@@ -226,7 +245,9 @@ class TestSaturation:
 class TestRefusals:
     @pytest.mark.parametrize(("design", "divergence"), REFUSED)
     def test_what_the_theory_does_not_define(self, design, divergence):
-        with pytest.raises(ValueError, match="is not defined under"):
+        name = divergence if isinstance(divergence, str) else f"alpha={divergence}"
+        reason = "contains α" if design in GEB else "holds under reverse_kl only"
+        with pytest.raises(ValueError, match=f"'{design}' is not defined under {name}: .*{reason}"):
             bonus_of(torch.tensor([-1.0]), design, divergence)
 
     def test_the_registry_refuses_as_the_paper_does(self):
@@ -248,19 +269,34 @@ class TestRefusals:
             ({"numerics": "nope"}, "numerics 'nope' is unknown"),
             ({"numerics": "paper", "divergence": 0.25}, "numerics='paper' has no form"),
             ({"numerics": "paper", "divergence": "js"}, "numerics='paper' has no form"),
-            ({"probability": "token_mean"}, "needs num_tokens"),
+            ({"probability": "token_mean"}, r"needs num_tokens \(1,\), got None"),
+            (
+                {"probability": "token_mean", "num_tokens": torch.tensor([1, 2])},
+                r"needs num_tokens \(1,\), got \(2,\)",
+            ),
             (
                 {"probability": "token_mean", "num_tokens": torch.tensor([0])},
                 "num_tokens must be at least 1, got 0",
             ),
             ({"probability": "token"}, "needs mask"),
             ({"probability": "token", "mask": torch.tensor([True])}, r"needs logp \[B, T\]"),
-            ({"logp": torch.tensor([-1])}, "floating-point"),
+            ({"logp": torch.tensor([-1])}, r"^logp must be a floating-point .*torch\.int64"),
+            ({"logp": [-1.0]}, r"^logp must be a floating-point tensor .* got list"),
+            ({"ref_logp": torch.tensor([-1])}, "^ref_logp must be a floating-point"),
             ({"logp": torch.tensor([[-1.0]])}, r"summed log-probs \[B\]"),
             ({"design": "feb"}, "needs ref_logp"),
             (
                 {"design": "se_popo", "divergence": 1.0, "ref_logp": torch.tensor([-1.0])},
-                "needs beta",
+                "needs beta > 0, .*, got None",
+            ),
+            (
+                {
+                    "design": "se_popo",
+                    "divergence": 1.0,
+                    "ref_logp": torch.tensor([-1.0]),
+                    "beta": 0.0,
+                },
+                "needs beta > 0, .*, got 0.0",
             ),
             ({"ref_logp": torch.tensor([-1.0, -2.0])}, "ref_logp must have the shape"),
             ({"ref_logp": torch.tensor([-1.0]).double()}, "ref_logp is torch.float64"),

@@ -108,10 +108,14 @@ def test_forward_kl_gradient_at_equal_logratios_of_minus_ten():
         assert gradient.item() == pytest.approx(-expected, rel=1e-3)
 
 
-def test_reward_is_clamped_where_trl_clamps():
-    logratio = torch.tensor([-79.9, -80.1, -5000.0], requires_grad=True)
-    assert reward_saturation(logratio, divergence="forward_kl").tolist() == [False, True, True]
-    reward = implicit_reward(logratio, divergence="forward_kl")
+@pytest.mark.parametrize(
+    ("divergence", "alpha"), [("forward_kl", 0), ("hellinger", 0.5), (0.25,) * 2]
+)
+def test_reward_is_clamped_where_trl_clamps(divergence, alpha):
+    exponents = torch.tensor([-79.9, -80.1, -5000.0])
+    logratio = (exponents / (1 - alpha)).requires_grad_()
+    assert reward_saturation(logratio, divergence=divergence).tolist() == [False, True, True]
+    reward = implicit_reward(logratio, divergence=divergence)
     (gradient,) = torch.autograd.grad(reward.sum(), logratio)
     assert reward[1] == reward[2]
     assert gradient[1:].tolist() == [0.0, 0.0]

@@ -227,6 +227,13 @@ def test_missing_log_probs_are_named(arguments, message):
         geb_objective(bare, bare, ObjectiveSettings(**arguments))
 
 
+def test_log_probs_that_are_no_floats_are_named_by_the_nll():
+    whole = ResponseLogps(torch.tensor([-3]), torch.tensor([-3.5]), torch.tensor([2]))
+    fine = ResponseLogps(torch.tensor([-3.0]), torch.tensor([-3.5]), torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"^logp must be a floating-point .*torch\.int64"):
+        geb_objective(whole, fine, ObjectiveSettings(nll_weight=1.0))
+
+
 def test_missing_reference_tokens_are_named():
     settings = ObjectiveSettings(design="feb", probability="token")
     assert settings.needs_ref_token_logps
@@ -290,6 +297,16 @@ def test_a_margin_of_zero_is_no_preference_learnt():
     response = ResponseLogps(torch.tensor([-4.0]), torch.tensor([-5.0]))
     settings = ObjectiveSettings(design="none")
     assert step_metrics(metrics_of(response, response, settings, 1.0))["accuracy"] == 0.0
+
+
+def test_log_probs_of_tokens_are_not_read_where_the_bonus_is_of_the_sequence():
+    settings = ObjectiveSettings(design="arctanh")
+    expected = metrics_of(CHOSEN, REJECTED, settings, 0.7)
+    for token_logp in (None, torch.full_like(TOKENS_CHOSEN, math.nan)):
+        chosen, rejected = (
+            dataclasses.replace(side, token_logp=token_logp) for side in (CHOSEN, REJECTED)
+        )
+        torch.testing.assert_close(metrics_of(chosen, rejected, settings, 0.7), expected)
 
 
 @pytest.mark.parametrize("missing", ["token_logp", "token_mask"])

@@ -30,8 +30,10 @@ def test_the_grid_holds_all_pairs_of_probabilities_even_in_log_odds():
     axis = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     torch.testing.assert_close(pi, axis.repeat_interleave(3))
     torch.testing.assert_close(pi_ref, axis.repeat(3))
-    assert len(PI) == 1600
-    assert PI.min().item() == pytest.approx(1e-6)
+    pi, _ = probability_grid()
+    assert len(pi) == 1600
+    assert pi.min().item() == pytest.approx(1e-6, rel=1e-12, abs=0.0)
+    assert pi.max().item() == pytest.approx(1 - 1e-6, rel=1e-15)
 
 
 @pytest.mark.parametrize("design", ["one_minus_pi", "inverse_pi", "arctanh"])
