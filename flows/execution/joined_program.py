@@ -42,7 +42,7 @@ class Turn:
         """Ends the turn.
 
         Args:
-            made: Whether the artifact was made.
+            made: True if the artifact was made.
             error: Error for the step to raise; without one the step is to be computed on its own.
         """
         self._is_made, self._error = made, error
@@ -52,8 +52,8 @@ class Turn:
         """Yields the events of the step as they come, until the turn ends."""
         return iter(self._events.get, None)
 
-    def is_made(self) -> bool:
-        """Whether the artifact was made; for a turn that has ended.
+    def result(self) -> bool:
+        """Result of a turn that has ended: True if the step's artifact was made.
 
         Raises:
             GebError: The error with which the program ended.
@@ -72,12 +72,12 @@ def follow_partner(turn: Turn, on_start: Callable[[], None], on_event: OnEvent) 
         on_event: Called with every event of the step.
 
     Returns:
-        Whether the artifact was made; if not, the step is to be computed on its own.
+        True if the artifact was made; False if the step is to be computed on its own.
     """
     events = turn.events()
     first = next(events, None)
     if first is None:
-        return turn.is_made()
+        return turn.result()
     on_start()
     log = new_log(turn.request)
     with log.open("w", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ def follow_partner(turn: Turn, on_start: Callable[[], None], on_event: OnEvent) 
                 lines.write(f"[{event.level}] {event.message}\n")
             on_event(event)
     lines.warn_if_incomplete(log, on_event)
-    return turn.is_made()
+    return turn.result()
 
 
 class JoinedProgram:
@@ -127,7 +127,7 @@ class JoinedProgram:
         """Starts the program; returns when the first step's artifact is there.
 
         Args:
-            slot: Held by the program until its end.
+            slot: Place among the stages at work, which the program holds until its end.
             on_event: Called in this thread with every event of the first step.
 
         Raises:
@@ -139,7 +139,7 @@ class JoinedProgram:
         threading.Thread(target=run, args=(self._run, slot), daemon=True).start()
         for event in self._first.events():
             on_event(event)
-        self._first.is_made()
+        self._first.result()
 
     def release_if_not_started(self) -> None:
         """Releases the other steps if there was no start."""

@@ -19,7 +19,7 @@ class JoinedSteps:
 
     Args:
         build: Request of a step, from the artifacts of the steps that it reads from.
-        is_free: Whether a step, by its request, still has to be computed, and nobody is at it.
+        is_free: Test of a step and its request: still to be computed, and nobody is at it.
     """
 
     def __init__(self, build: BuildRequest, is_free: Callable[[Step, Request], bool]) -> None:

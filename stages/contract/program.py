@@ -70,7 +70,7 @@ def execute(
     Args:
         stage: The stage.
         request: The request; those after it are not looked at.
-        events: Where progress and messages go.
+        events: Receiver of progress and messages.
         kept: Engine of the request before it; None where there was none.
 
     Raises:
