@@ -21,7 +21,7 @@ class Slots:
         """Waits for a place and takes it.
 
         Args:
-            unless: Asked first, and again after each :meth:`look_again`: whether none is needed.
+            unless: True where no place is needed; asked first, and after each :meth:`look_again`.
 
         Returns:
             False where none was needed.
