@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from stages.contract.sealed import check_folder, seal_folder, set_aside
 
 STATE_FILE = "geb_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+_GOING = "removing-"
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
 
 def make_room(folder: Path) -> None:
     """Removes all checkpoints but the newest, before another is written."""
+    for half_gone in folder.glob(f"{_GOING}*"):
+        shutil.rmtree(half_gone)
     for _, path in _found(folder)[:-1]:
-        shutil.rmtree(path)
+        _remove(path)
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
@@ -83,10 +87,15 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
     for other, path in _found(folder):
         # Of a training that was not gone on with: one of another layout.
         if other >= step:
-            shutil.rmtree(path)
+            _remove(path)
     written.rename(target)
     fsync(folder)
     return target
+
+
+def _remove(path: Path) -> None:
+    # A kill half-way must not leave a folder that is then taken for a damaged checkpoint.
+    shutil.rmtree(path.rename(path.with_name(f"{_GOING}{uuid.uuid4().hex[:8]}-{path.name}")))
 
 
 def _found(folder: Path) -> list[tuple[int, Path]]:

@@ -125,10 +125,11 @@ def step_of(checkpoint: Path) -> int:
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
     tmp_path, policy, pairs, layout, kind
 ):
-    settings = {"epochs": 6, "checkpoint_every_steps": 5, **layout}
+    # 28 steps: no third checkpoint is due, so that a kill meets none being written or removed.
+    settings = {"epochs": 7, "checkpoint_every_steps": 10, **layout}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
-    end_when(request, tmp_path, signal.SIGKILL, at_step(14))
+    end_when(request, tmp_path, signal.SIGKILL, at_step(21))
     before, newest = sorted((work_of(request) / "checkpoints").glob("checkpoint-*"), key=step_of)
     largest = max(
         (each for each in newest.rglob("*") if each.is_file()), key=lambda p: p.stat().st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,32 @@ def test_there_is_never_more_than_one_beside_the_one_that_is_written(tmp_path: P
     publish(folder, 2)
     make_room(folder)
     assert names(folder) == ["checkpoint-2"]
+
+
+def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    publish(folder, 1)
+    publish(folder, 2)
+
+    def killed(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        make_room(folder)
+
+    (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"damaged")
+    warnings: list[str] = []
+    assert newest_whole_step(folder, warnings.append) is None
+    assert len(warnings) == 1
+    publish(folder, 3)
+    make_room(folder)
+    left = names(folder)
+    assert left[0] == "checkpoint-3"
+    assert all(name.startswith("damaged-") for name in left[1:])
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
