@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Completed, Running
 
@@ -86,10 +87,11 @@ class Start:
     def said(self) -> str:
         """Its log, when that has come to the server."""
         logs: list[str] = []
+        # The server answers with no more than 200 lines, the oldest of all runs.
+        of_this_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self._run.id]))
 
         def come() -> bool:
-            found = self._client.read_logs()
-            logs[:] = [each.message for each in found if each.flow_run_id == self._run.id]
+            logs[:] = [each.message for each in self._client.read_logs(of_this_run)]
             return any("is still at work" in each for each in logs)
 
         wait_until(come)
