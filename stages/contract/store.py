@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from stages.contract.errors import DamagedArtifactError
 from stages.contract.lease import Lease
 from stages.contract.manifest import Manifest
 from stages.contract.request import ArtifactInput
@@ -46,8 +47,21 @@ class Artifact:
         return self.path / path
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Content of a file that holds one JSON object."""
-        content: dict[str, Any] = json.loads(self.file(path).read_text())
+        """Content of a file that holds one JSON object.
+
+        Raises:
+            DamagedArtifactError: It holds something else.
+        """
+        file = self.file(path)
+        try:
+            content = json.loads(file.read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError("no JSON object")
+        except (ValueError, RecursionError) as error:
+            raise DamagedArtifactError(
+                f"damaged artifact: {file} is no JSON object ({error}); delete the folder "
+                f"{self.path}, and `geb resume` computes it again"
+            ) from error
         return content
 
     def address(self, path: str = "") -> str:

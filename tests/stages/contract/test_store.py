@@ -105,6 +105,16 @@ def test_a_change_that_hides_its_time_is_found_by_verify(store):
         store.verify(artifact)
 
 
+@pytest.mark.parametrize("content", [b"\xff{}", b"{", b"[1]", b"[" * 100_000, b""])
+def test_a_file_that_is_no_json_object_is_damage_with_its_place_and_a_remedy(store, content):
+    artifact = compute(store)
+    (artifact.path / "metrics.json").write_bytes(content)
+    with pytest.raises(DamagedArtifactError) as caught:
+        artifact.read_json("metrics.json")
+    assert str(artifact.path / "metrics.json") in str(caught.value)
+    assert f"delete the folder {artifact.path}, and" in str(caught.value)
+
+
 def test_a_file_that_no_manifest_lists_is_found_by_verify(store):
     """A checkpoint's loader would read it."""
     artifact = compute(store)
