@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flows.execution.joined_program import Turn
+from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Step
 from stages.contract.request import Request
 from stages.contract.store import Artifact
 
 BuildRequest = Callable[[Step, Mapping[str, Artifact]], Request]
+
+
+def shares_engines(execution: Execution, store: str) -> bool:
+    """True where steps with equal engines are computed by one program.
+
+    On a cluster other machines are free, and a bucket's inputs come down step by step.
+    """
+    on_this_machine = execution.runner in ON_THIS_MACHINE
+    return execution.share_engines and on_this_machine and "://" not in store
 
 
 class JoinedSteps:

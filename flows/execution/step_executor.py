@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flows.execution.joined_program import JoinedProgram, follow_partner
-from flows.execution.joined_steps import JoinedSteps
+from flows.execution.joined_steps import JoinedSteps, shares_engines
 from flows.execution.recompute import forced_steps
 from flows.execution.run_record import RunRecord
 from flows.execution.slots import Slots
 from flows.execution.step_status import StepStatus
 from flows.pipeline.external import External
-from flows.pipeline.placement import ON_THIS_MACHINE, Execution
+from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
@@ -30,7 +30,7 @@ from stages.contract.events import Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request
 from stages.contract.store import Artifact, Store
-from stages.contract.stores import open_store, remote_store
+from stages.contract.stores import open_store
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,7 @@ class StepExecutor:
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._slots = Slots(config.execution.parallel)
-        # On a cluster other machines are free, and a bucket's inputs come down step by step.
-        self._joins_steps = (
-            config.execution.share_engines
-            and config.execution.runner in ON_THIS_MACHINE
-            and remote_store(config.store) is None
-        )
+        self._joins_steps = shares_engines(config.execution, config.store)
         self._joined = JoinedSteps(
             lambda step, made: build_request(config, self.store, step, made), self._is_free
         )

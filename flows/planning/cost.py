@@ -31,6 +31,7 @@ class Cost:
         tokens: Tokens that pass the model, each as often as it does.
         flops: Operations that the model needs; recomputation is left out.
         seconds: Wall time; None where nothing tells, as for an oracle of one's own.
+        loading_seconds: Part of it until an engine has its weights.
         memory: Bytes of one process on its device, by term.
         host_memory: Bytes of one process in the host's memory beside these.
         disk: Bytes of the artifact.
@@ -42,6 +43,7 @@ class Cost:
     tokens: float = 0.0
     flops: float = 0.0
     seconds: float | None = None
+    loading_seconds: float = 0.0
     memory: Mapping[str, float] = field(default_factory=dict)
     host_memory: Mapping[str, float] = field(default_factory=dict)
     disk: float = 0.0

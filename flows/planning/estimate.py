@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.execution.joined_steps import shares_engines
 from flows.execution.plan import PlannedStep
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
@@ -13,6 +14,7 @@ from flows.pipeline.step import Step
 from flows.planning.cost import GIB, Cost
 from flows.planning.hardware import GPUS, Device, this_cpu
 from flows.planning.schedule import end_of
+from flows.planning.shared_starts import steps_with_engine
 from flows.planning.step_costs import StepCosts
 from stages.contract.request import Resources
 from stages.contract.stores import open_store
@@ -91,7 +93,18 @@ def estimate(
     cached = {each.step for each in planned if each.action == "reuse"}
     taken = all_steps(config) if steps is None else steps
     upstream = {each.name: each.upstream() for each in taken}
-    found = [_estimate_step(config, costs, each, cached=each.name in cached) for each in taken]
+    by_stage = {each.stage: getattr(config.resources, each.stage) for each in taken}
+    before: dict[str, str] = {}
+    if shares_engines(config.execution, config.store):
+        before = steps_with_engine(taken, upstream.keys() - cached, by_stage)
+    found = [
+        _estimate_step(
+            config, costs, each, cached=each.name in cached, is_started=each.name in before
+        )
+        for each in taken
+    ]
+    for name, previous in before.items():
+        upstream[name].append(previous)
     todo = [each for each in found if not each.cached]
     seconds = end_of(
         [(each.step, each.cost.seconds or 0.0) for each in todo],
@@ -108,12 +121,12 @@ def estimate(
 
 
 def _estimate_step(
-    config: RunConfig, costs: StepCosts, step: Step, *, cached: bool
+    config: RunConfig, costs: StepCosts, step: Step, *, cached: bool, is_started: bool
 ) -> StepEstimate:
     resources: Resources = getattr(config.resources, step.stage)
     gpu = GPUS[config.estimation.hardware]
     device = gpu if resources.gpus else this_cpu(resources.cpus)
-    cost = costs.of(step, resources, device)
+    cost = costs.of(step, resources, device, is_started=is_started)
     return StepEstimate(
         step=step.name,
         stage=step.stage,

@@ -115,6 +115,7 @@ def generation_cost(
         tokens=prompts * prompt_tokens + responses * response_tokens,
         flops=flops,
         seconds=loading + prefill + math.ceil(responses_of_one / at_once) * length * step,
+        loading_seconds=loading,
         memory=memory,
         disk=responses * response_tokens * RESPONSE_TOKEN_BYTES,
         remedy="raise generate.vllm.tensor_parallel_size"

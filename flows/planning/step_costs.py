@@ -50,17 +50,22 @@ class StepCosts:
         self._tables: dict[str, Table] = {}
         self._prompt_tokens = 0.0
 
-    def of(self, step: Step, resources: Resources, device: Device) -> Cost:
+    def of(
+        self, step: Step, resources: Resources, device: Device, *, is_started: bool = False
+    ) -> Cost:
         """Cost of a step, whether or not the store has it; to be asked in the steps' order.
 
         Args:
             step: The step.
             resources: Those of its stage.
             device: What each of its processes computes on.
+            is_started: Whether another step's program computes it, with an engine that is started.
         """
         cost = _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
         if cost.seconds is None:
             return cost
+        if is_started:
+            return replace(cost, seconds=cost.seconds - cost.loading_seconds, loading_seconds=0.0)
         start = start_seconds(step.params, resources, self._config.execution)
         return replace(cost, seconds=cost.seconds + start)
 

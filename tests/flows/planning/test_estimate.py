@@ -41,6 +41,7 @@ LLAMA_70B = LLAMA_8B | {
 }
 PARAMS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
 SHAPES = {"8B": LLAMA_8B, "70B": LLAMA_70B}
+ONE_SHARD = ("generate.num_shards=1", "evaluation.num_shards=1")
 PROMPTS = 3 * 1000 + 256
 
 
@@ -237,6 +238,53 @@ def test_what_the_store_has_counts_as_saved(tmp_path: Path) -> None:
     assert found.seconds < whole.seconds
 
 
+def test_samplings_of_one_policy_count_one_start_of_their_engine(tmp_path: Path) -> None:
+    settings = ("iterations=2", *ONE_SHARD)
+    joined = configured(tmp_path, "8B", *settings)
+    alone = configured(tmp_path, "8B", *settings, "execution.share_engines=false")
+    starts = {
+        each.step: step(estimated(alone), each.step).cost.seconds - (each.cost.seconds or 0.0)
+        for each in estimated(joined).steps
+        if each.stage == "generate"
+    }
+    # vLLM's start, and 16 GB at 1 GB/s.
+    start = 60 + 2 * PARAMS["8B"] / 1e9
+    assert starts == pytest.approx(
+        {
+            # Of the base policy: the evaluation's and the first responses, while the prompts of
+            # the suite are still to be prepared.
+            "base/generate/0": 0,
+            "base/suite-math500/generate/0": 0,
+            "iteration-1/generate/0": start,
+            # Of the policy of iteration 1.
+            "iteration-1/evaluate/generate/0": 0,
+            "iteration-2/generate/0": start,
+            # Of the last one.
+            "iteration-2/evaluate/generate/0": 0,
+            "iteration-2/evaluate/suite-math500/generate/0": start,
+        }
+    )
+
+
+def test_a_sampling_whose_partner_the_store_has_pays_for_the_start(tmp_path: Path) -> None:
+    config = configured(tmp_path, "8B", "iterations=1", *ONE_SHARD)
+    lines = plan(config)
+    cached = [
+        dataclasses.replace(each, action="reuse") if each.step.startswith("base/") else each
+        for each in lines
+    ]
+    whole, rest = estimate(config, lines), estimate(config, cached)
+    second = "iteration-1/generate/0"
+    assert step(rest, second).cost.seconds > step(whole, second).cost.seconds + 59
+
+
+def test_joined_samplings_come_one_after_another(tmp_path: Path) -> None:
+    settings = ("iterations=1", "execution.parallel=8", *ONE_SHARD)
+    joined = estimated(configured(tmp_path, "8B", *settings))
+    path = ("base/generate/0", "iteration-1/generate/0", "iteration-1/train")
+    assert joined.seconds > sum(step(joined, name).cost.seconds or 0.0 for name in path)
+
+
 def test_an_unknown_number_of_prompts_is_said(tmp_path: Path) -> None:
     config = configured(tmp_path, "8B", "estimation.prompts_per_iteration=null")
     hub = f"nobody/prompts@{'0' * 40}"
@@ -293,7 +341,11 @@ def test_a_pipeline_of_no_whole_number_of_parts_is_refused(tmp_path: Path, size:
 
 
 def test_each_gpu_of_a_shard_is_an_engine_for_its_share(tmp_path: Path) -> None:
-    sampling = ["generate.num_shards=1", "generate.vllm.max_num_seqs=8"]
+    sampling = [
+        "generate.num_shards=1",
+        "generate.vllm.max_num_seqs=8",
+        "execution.share_engines=false",
+    ]
     one, eight = (
         step(
             estimated(configured(tmp_path, "8B", *sampling, f"resources.generate.gpus={gpus}")),
