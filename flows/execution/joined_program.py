@@ -134,7 +134,7 @@ class JoinedProgram:
             GebError: As the runner raised it.
         """
         self._is_started = True
-        # Its context is that of the present block: the runner reads the flow run out of it.
+        # With the context of the present block, out of which the runner reads the flow run.
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=(self._run, slot), daemon=True).start()
         for event in self._first.events():

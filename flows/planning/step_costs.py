@@ -59,7 +59,7 @@ class StepCosts:
             step: The step.
             resources: Those of its stage.
             device: What each of its processes computes on.
-            is_started: Whether another step's program computes it, with an engine that is started.
+            is_started: True for a step that another one's program computes with its engine.
         """
         cost = _COSTS.get(step.stage, StepCosts._light)(self, step, resources, device)
         if cost.seconds is None:
