@@ -24,7 +24,7 @@ MARK = 0.9
 def main() -> None:
     """Prints the table."""
     options = _options()
-    # One core for each engine; vLLM would give a single one all cores, whatever OpenMP is told.
+    # One thread for each engine; a single vLLM's is bound to no core, as those of several are not.
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     print("| backend | engines | tokens | seconds | tokens/s | times one |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
