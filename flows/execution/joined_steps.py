@@ -9,7 +9,7 @@ from typing import Any
 from flows.execution.joined_program import Turn
 from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Step
-from stages.contract.request import Request
+from stages.contract.request import Request, Resources
 from stages.contract.store import Artifact
 
 BuildRequest = Callable[[Step, Mapping[str, Artifact]], Request]
@@ -65,7 +65,7 @@ class JoinedSteps:
         with self._lock:
             if step.name in self._taken:
                 return None
-            engine = _engine(step, request)
+            engine = engine_of(step, request.inputs, request.resources)
             if engine is None:
                 return []
             self._waiting.pop(step.name, None)
@@ -92,15 +92,20 @@ class JoinedSteps:
         if any(name not in self._made for name in step.upstream()):
             return None
         request = self._build(step, self._made)
-        if _engine(step, request) != engine or not self._is_free(step, request):
-            return None
-        return request
+        own = engine_of(step, request.inputs, request.resources)
+        return request if own == engine and self._is_free(step, request) else None
 
 
-def _engine(step: Step, request: Request) -> Any:
-    """All that the engine of a step depends on; None where it has none that could be shared."""
+def engine_of(step: Step, inputs: Mapping[str, Any], resources: Resources) -> Any:
+    """All that the engine of a step depends on, to be compared; None where none can be shared.
+
+    Args:
+        step: The step.
+        inputs: Its inputs by name, as sources or as artifacts.
+        resources: Those of its stage.
+    """
     settings = step.params.engine()
     if settings is None:
         return None
-    loaded = {name: request.inputs.get(name) for name in step.params.engine_inputs}
-    return request.stage, settings, loaded, request.resources
+    loaded = {name: inputs.get(name) for name in step.params.engine_inputs}
+    return step.stage, settings, loaded, resources

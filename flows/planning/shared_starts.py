@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from flows.execution.joined_steps import engine_of
 from flows.pipeline.step import Step
 from stages.contract.request import Resources
 
@@ -30,7 +31,7 @@ def steps_with_engine(
     places: dict[str, int] = {}
     for place, step in enumerate(steps):
         places[step.name] = place
-        engine = _engine(step, resources)
+        engine = engine_of(step, step.inputs, resources[step.stage])
         if step.name not in todo or engine is None:
             continue
         ready = max((places[each] for each in step.upstream() if each in todo), default=-1)
@@ -42,11 +43,3 @@ def steps_with_engine(
         else:
             programs.append((place, step.name, engine))
     return before
-
-
-def _engine(step: Step, resources: Mapping[str, Resources]) -> Any:
-    settings = step.params.engine()
-    if settings is None:
-        return None
-    loaded = [step.inputs.get(name) for name in step.params.engine_inputs]
-    return step.stage, settings, loaded, resources[step.stage]
