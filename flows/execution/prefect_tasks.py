@@ -72,7 +72,7 @@ class StepTasks:
             self._submit(step)
 
     def submit(self, step: Step) -> Output:
-        """Submits a step; its task starts when those of its inputs have completed."""
+        """Submits a step; its task starts when the steps that it waits for have completed."""
         self._executor.expect(step)
         return self._submit(step)
 
@@ -83,7 +83,7 @@ class StepTasks:
             # Steps come in topological order, so the oldest can always go on.
             self._pending.pop(0).wait()
         self._steps[step.name] = step
-        upstream = {name: self._futures[name] for name in step.upstream()}
+        upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
         future = self._task(step).submit(step.name, upstream)
         self._futures[step.name] = future
         self._pending.append(future)

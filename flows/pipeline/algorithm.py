@@ -50,7 +50,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     }
     policy = reference = base
     history: list[Output] = []
-    previous_metrics: Output | None = None
+    promoted: Output | None = None
     for iteration in range(1, config.iterations + 1):
         place = f"iteration-{iteration}"
         training, table = steps.for_training(iteration), train_prompts[iteration]
@@ -70,9 +70,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         )
         evaluated = do(steps.evaluate(evaluate, iteration, own, base_samples, base))
         _run_suites(config, suites, do, iteration, policy, base)
-        metrics = evaluated.at("metrics.json")
-        do(steps.promote(iteration, policy, metrics, previous_metrics))
-        previous_metrics = metrics
+        promoted = do(steps.promote(iteration, policy, evaluated.at("metrics.json"), promoted))
 
 
 def sample_and_score(

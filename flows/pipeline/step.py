@@ -72,6 +72,9 @@ class Step:
         params: The stage's parameters.
         inputs: Outputs of earlier steps, and what comes from outside.
         seed: Seed of the call.
+        iteration: Iteration t; 0 outside of iterations.
+        after: Names of steps that must have ended well first, although this one reads nothing of
+            theirs: both write to the registry, in this order.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Step:
     inputs: Mapping[str, Sequence[Source]]
     seed: int = 0
     iteration: int = 0
+    after: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         kinds = {

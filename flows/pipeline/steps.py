@@ -185,16 +185,25 @@ class Steps:
     def promote(
         self, iteration: int, policy: Model, metrics: Output, previous: Output | None
     ) -> Step:
-        """Registers the checkpoint and, if the gates pass, moves the alias to it."""
+        """Registers the checkpoint and, if the gates pass, moves the alias to it.
+
+        It waits for the ``previous`` promotion: an alias moves from iteration to iteration, never
+        back.
+        """
         params = self._config.promote.model_copy(
             update={"model_name": self._config.model or self._config.name}
         )
         inputs: dict[str, Sequence[Source]] = {
             "checkpoint": [policy.registered],
             "metrics": [metrics],
-            "previous_metrics": [previous] if previous else [],
         }
-        return Step(f"iteration-{iteration}/promote", params, _given(inputs), iteration=iteration)
+        return Step(
+            f"iteration-{iteration}/promote",
+            params,
+            inputs,
+            iteration=iteration,
+            after=(previous.step,) if previous else (),
+        )
 
 
 def suite_place(place: str, suite: str) -> str:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import UserError
@@ -31,6 +31,10 @@ _FOLDER = "models"
 # The form of a run's name, too: it is the model's unless another is given.
 _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
+
+
+class AliasMovedError(Exception):
+    """An alias was moved after the caller had looked at it."""
 
 
 class ModelRegistry:
@@ -80,16 +84,35 @@ class ModelRegistry:
             write(folder / "versions" / f"{added.version}.json", added)
             return added
 
-    def set_alias(self, name: str, alias: str, version: int, *, reason: str = "") -> Alias:
-        """Makes ``alias`` mean ``version``; nothing happens where it does already.
+    def set_alias(
+        self,
+        name: str,
+        alias: str,
+        version: int,
+        *,
+        reason: str = "",
+        expected: Alias | Literal["any"] | None = "any",
+    ) -> Alias:
+        """Makes ``alias`` mean ``version``; nothing happens if it does already.
+
+        Args:
+            name: The model.
+            alias: The alias.
+            version: The version that it shall mean.
+            reason: Why, for the alias's history.
+            expected: The alias as the caller has seen it, None if there was none; another one
+                meanwhile is an error.
 
         Raises:
+            AliasMovedError: The alias is not as ``expected``.
             UserError: There is no such version, or ``alias`` is not an alias that can be moved.
         """
         path = self._alias_path(name, alias)
         with self._locked(self._folder(name)):
             self.version(name, version)
             now = read(path, Alias)
+            if expected != "any" and now != expected:
+                raise AliasMovedError(f"{name}@{alias} was moved by somebody else")
             if now is not None and now.version == version:
                 return now
             moved = Alias(

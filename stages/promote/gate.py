@@ -70,14 +70,15 @@ _GATES: Mapping[str, tuple[str, tuple[Callable[[float, float], bool], str]]] = {
 
 
 def decide(
-    params: PromoteParams, metrics: Mapping[str, Any], previous: Mapping[str, Any] | None
+    params: PromoteParams, metrics: Mapping[str, Any], held: Mapping[str, Mapping[str, Any]]
 ) -> Decision:
     """Applies the gates that ``params`` set.
 
     Args:
         params: Limits.
         metrics: The checkpoint's evaluation.
-        previous: The evaluation that it must not fall behind, or None.
+        held: Evaluations that it must not fall behind, by the name of the version that an alias
+            holds.
 
     Raises:
         UserError: An evaluation lacks a metric that a gate looks at.
@@ -92,12 +93,11 @@ def decide(
     ]
     if params.min_win_rate is not None and params.min_win_rate_confidence is not None:
         gates.append(_sure_win_rate(params.min_win_rate, params.min_win_rate_confidence, metrics))
-    if params.no_regression and previous is not None:
-        before = _metric(previous, "mean_reward", "no_regression")
-        # Nothing to fall behind where the previous evaluation has no reward.
-        if before is not None:
-            limit = before - params.regression_tolerance
-            gates.append(_apply("no_regression", "mean_reward", metrics, limit, _AT_LEAST))
+    if params.no_regression:
+        for version, before in held.items():
+            # A version without a reward leaves nothing to fall behind.
+            if _metric(before, "mean_reward", "no_regression") is not None:
+                gates.append(_no_regression(params, metrics, version, before))
     return Decision(promoted=all(gate.passed for gate in gates), gates=tuple(gates))
 
 
@@ -132,6 +132,30 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
         f"more than {_EVEN:g}"
     )
     return GateResult(gate, "win_rate", bound, _EVEN, bound > _EVEN, reason)
+
+
+def _no_regression(
+    params: PromoteParams, metrics: Mapping[str, Any], version: str, before: Mapping[str, Any]
+) -> GateResult:
+    """Compares mean rewards; as samples of their own, although they may share prompts."""
+    gate, confidence = "no_regression", params.better_than_base_confidence
+    value, held = (_metric(each, "mean_reward", gate) for each in (metrics, before))
+    assert held is not None
+    limit = held - params.regression_tolerance
+    wants = f"{version} has {held:.6g}, and the gate wants at least {limit:.6g}"
+    if value is None:
+        reason = f"{gate}: mean_reward has no value; {wants}"
+        return GateResult(gate, "mean_reward", None, limit, False, reason)
+    errors = [each.get("mean_reward_se") for each in (metrics, before)]
+    if confidence is None or None in errors:
+        reason = f"{gate}: mean_reward is {value:.6g}; {wants}"
+        return GateResult(gate, "mean_reward", value, limit, value >= limit, reason)
+    bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
+    reason = (
+        f"{gate}: mean_reward is {value:.6g}, with confidence {confidence:g} of the difference at "
+        f"least {bound:.6g}; {wants}"
+    )
+    return GateResult(gate, "mean_reward", bound, limit, bound >= limit, reason)
 
 
 def _sure_win_rate(limit: float, confidence: float, metrics: Mapping[str, Any]) -> GateResult:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from stages.contract.params import StageParams, added_later
+from stages.contract.params import StageParams
 from stages.contract.signature import InputSpec, OutputSpec
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
@@ -17,11 +17,10 @@ class PromoteParams(StageParams):
     """The gates that a checkpoint must pass, and the aliases that move when it does."""
 
     stage: ClassVar[str] = "promote"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "checkpoint": InputSpec("model"),
         "metrics": InputSpec("metrics"),
-        "previous_metrics": InputSpec("metrics", optional=True),
     }
     outputs = {
         "decision.json": OutputSpec("file"),
@@ -45,7 +44,7 @@ class PromoteParams(StageParams):
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
-    min_win_rate_confidence: float | None = added_later(None, gt=0.5, lt=1.0)
+    min_win_rate_confidence: float | None = Field(None, gt=0.5, lt=1.0)
     """Confidence with which the win rate must reach `min_win_rate`: its one-sided lower bound by
     Wilson's interval over the compared prompts is what must. Null asks only the rate itself."""
 
@@ -56,18 +55,13 @@ class PromoteParams(StageParams):
     """Largest share of responses that reached the length limit; null sets no gate."""
 
     no_regression: bool = True
-    """Gate: the mean reward must not fall below that of `previous_metrics`, where the request has
-    them (the first iteration has none)."""
+    """Gate: the mean reward must not fall below the one of the version that an alias holds now,
+    whichever run registered it. It holds if the lower bound of the difference is at least minus
+    `regression_tolerance` (one-sided, with the confidence `better_than_base_confidence`; if that is
+    null, the difference itself counts). An alias that holds nothing asks for nothing."""
 
     regression_tolerance: float = Field(0.0, ge=0.0)
-    """Fall that is allowed all the same, in the oracle's units."""
-
-    def result_fields(self) -> dict[str, Any]:
-        """Settings that enter the key; a gate against the base that is off stays out."""
-        kept = super().result_fields()
-        if self.better_than_base_confidence is None:
-            del kept["better_than_base_confidence"]
-        return kept
+    """Fall that `no_regression` allows, in the oracle's units."""
 
     @model_validator(mode="after")
     def _confidence_has_a_gate(self) -> PromoteParams:

@@ -1,13 +1,16 @@
 """Promote: a checkpoint and its metrics in, a decision out, and the registry brought up to date.
 
-``decision.json`` follows from the request alone. What depends on the registry as it was found (the
-version's number, where aliases pointed) goes to ``registry.json``, which is telemetry. Run again
-after a crash, the stage finds its version registered and its aliases moved, and changes nothing.
+The decision follows from the request and from the version that each alias held before this one.
+Run again after a crash, the stage finds its version registered and its aliases moved; it decides as
+before and changes nothing. Numbers of versions and places of aliases go to ``registry.json``, which
+is telemetry.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
-from stages.contract.registry import ModelRegistry
+from stages.contract.registry import AliasMovedError, ModelRegistry
+from stages.contract.registry_records import Alias, ModelVersion
 from stages.contract.request import ArtifactInput
 from stages.promote.gate import Decision, decide
 from stages.promote.params import PromoteParams
@@ -28,10 +32,20 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         raise UserError("the request names no model", "set `promote.model_name`")
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
-    has_previous = ctx.has("previous_metrics")
-    previous = _read_metrics(ctx.path("previous_metrics")) if has_previous else None
-    decision = decide(ctx.params, metrics, previous)
-    outcome = _update_registry(ctx, name, checkpoint, metrics, decision)
+    registry = ModelRegistry(ctx.store)
+    own = registry.register(name, checkpoint, metrics=metrics, run=ctx.run, step=ctx.step)
+    while True:
+        known = {each.alias: each for each in registry.aliases(name)}
+        aliases = {each: known.get(each) for each in ctx.params.aliases}
+        held = [_held_before(registry, own, each) for each in aliases.values() if each]
+        before = {f"{name}:{each.version}": each.metrics for each in held if each}
+        decision = decide(ctx.params, metrics, before)
+        try:
+            places = _move_aliases(ctx, registry, own, decision, aliases)
+        except AliasMovedError as error:
+            ctx.events.info(f"{error}; deciding again")
+        else:
+            break
     report = {
         "model": name,
         "aliases": list(ctx.params.aliases),
@@ -39,6 +53,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         **decision.as_json(),
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
+    outcome = {"version": own.version, "aliases": places}
     ctx.telemetry_path("registry.json").write_text(dump_json(outcome))
 
 
@@ -68,29 +83,52 @@ def _read_metrics(path: Path) -> dict[str, Any]:
     return metrics
 
 
-def _update_registry(
+def _held_before(registry: ModelRegistry, own: ModelVersion, alias: Alias) -> ModelVersion | None:
+    """The version that the alias held before it moved to ``own``, or now if it never did."""
+    moves = [each.version for each in alias.history]
+    place = moves.index(own.version) - 1 if own.version in moves else len(moves) - 1
+    return registry.version(own.name, moves[place]) if place >= 0 else None
+
+
+def _move_aliases(
     ctx: StageContext[PromoteParams],
-    name: str,
-    checkpoint: ArtifactInput,
-    metrics: dict[str, Any],
+    registry: ModelRegistry,
+    own: ModelVersion,
     decision: Decision,
-) -> dict[str, Any]:
-    registry = ModelRegistry(ctx.store)
-    version = registry.register(
-        name, checkpoint, metrics=metrics, run=ctx.run, step=ctx.step
-    ).version
+    aliases: Mapping[str, Alias | None],
+) -> dict[str, int | None]:
+    """Moves the aliases if the gates allow it, but from no newer iteration of the same run.
+
+    Returns:
+        The version that each alias holds afterwards.
+
+    Raises:
+        AliasMovedError: Another promotion moved an alias meanwhile.
+    """
+    for reason in decision.reasons:
+        ctx.events.warning(f"{own.name}:{own.version} is not promoted: {reason}")
+    places = {each: now.version if now else None for each, now in aliases.items()}
     if not decision.promoted:
-        for reason in decision.reasons:
-            ctx.events.warning(f"{name}:{version} is not promoted: {reason}")
-        stay = {each.alias: each.version for each in registry.aliases(name)}
-        return {
-            "version": version,
-            "aliases": {each: stay.get(each) for each in ctx.params.aliases},
-        }
-    for alias in ctx.params.aliases:
-        registry.set_alias(name, alias, version, reason=f"passed all gates ({ctx.run}, {ctx.step})")
-        ctx.events.info(f"{name}@{alias} is version {version} now")
-    return {"version": version, "aliases": dict.fromkeys(ctx.params.aliases, version)}
+        return places
+    for alias, now in aliases.items():
+        holder = registry.version(own.name, now.version) if now else None
+        if holder and holder.run == ctx.run and _iteration(holder.step) > _iteration(ctx.step):
+            ctx.events.info(
+                f"{own.name}@{alias} stays version {holder.version}: {holder.step} of the same run "
+                f"is newer than {ctx.step}"
+            )
+            continue
+        reason = f"passed all gates ({ctx.run}, {ctx.step})"
+        registry.set_alias(own.name, alias, own.version, reason=reason, expected=now)
+        ctx.events.info(f"{own.name}@{alias} is version {own.version} now")
+        places[alias] = own.version
+    return places
+
+
+def _iteration(step: str) -> int:
+    """Iteration t that a step's name begins with; 0 outside of iterations."""
+    found = re.match(r"iteration-(\d+)/", step)
+    return int(found[1]) if found else 0
 
 
 STAGE = Stage(PromoteParams, run)

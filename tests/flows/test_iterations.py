@@ -133,16 +133,16 @@ def test_without_a_warm_start_the_given_policy_is_the_base(tmp_path: Path) -> No
     assert inputs(made["iteration-2/train"])["policy"] == TRAINED[:1]
 
 
-def test_each_iteration_promotes_its_checkpoint_compared_with_the_one_before() -> None:
+def test_each_iteration_promotes_its_checkpoint_after_the_one_before() -> None:
     made = steps_of()
     for iteration in (1, 2, 3):
         place = f"iteration-{iteration}"
-        before = f"iteration-{iteration - 1}/evaluate:metrics.json"
         assert inputs(made[f"{place}/promote"]) == {
             "checkpoint": [f"{place}/train:checkpoint"],
             "metrics": [f"{place}/evaluate:metrics.json"],
-            **({"previous_metrics": [before]} if iteration > 1 else {}),
         }
+    waits = [made[f"iteration-{iteration}/promote"].after for iteration in (1, 2, 3)]
+    assert waits == [(), ("iteration-1/promote",), ("iteration-2/promote",)]
 
 
 def test_iterations_differ_in_seed_and_number_but_evaluate_with_the_same_seed() -> None:

@@ -102,7 +102,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),
         {"checkpoint": (CHECKPOINT,), "metrics": (made("evaluate", "metrics.json"),)},
-        "fa42d2113a829423e16d5657fca4798b0c106e25d2d1279a2321b65479e6cb79",
+        "eb031309a767ca33e71ace56a0f3ad1c004506c87d4c935dd0022dd3604e8e9a",
     ),
     (BanditParams(), {}, "ae31d9ee6c6084f3b00a8e3231febfe7515e3a4e521009fe4b14319af097d876"),
 ]

@@ -21,7 +21,7 @@ GOOD = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
 def test_without_gates_everything_passes():
-    decision = decide(alone(), GOOD, None)
+    decision = decide(alone(), GOOD, {})
     assert decision.promoted
     assert decision.gates == ()
 
@@ -39,14 +39,14 @@ def test_without_gates_everything_passes():
     ],
 )
 def test_limits_are_inclusive_and_all_must_hold(limits, passes):
-    decision = decide(alone(**limits), GOOD, None)
+    decision = decide(alone(**limits), GOOD, {})
     assert decision.promoted is passes
     assert len(decision.gates) == len(limits)
     assert bool(decision.reasons) is not passes
 
 
 def test_a_failed_gate_says_why():
-    decision = decide(alone(min_win_rate=0.75), GOOD, None)
+    decision = decide(alone(min_win_rate=0.75), GOOD, {})
     assert decision.reasons == ["min_win_rate: win_rate is 0.6; the gate wants at least 0.75"]
 
 
@@ -65,7 +65,7 @@ def test_a_failed_gate_says_why():
 def test_a_win_rate_may_have_to_be_sure(rate, prompts, confidence, limit, passes):
     params = alone(min_win_rate=limit, min_win_rate_confidence=confidence)
     metrics = GOOD | {"win_rate": rate, "compared_prompts": prompts}
-    decision = decide(params, metrics, None)
+    decision = decide(params, metrics, {})
     assert decision.promoted is passes, decision.reasons
     assert passes or f"of {prompts} prompts" in decision.reasons[0]
 
@@ -83,27 +83,43 @@ def test_a_confidence_needs_a_win_rate_to_be_sure_of():
         alone(min_win_rate_confidence=0.95)
 
 
-def test_a_confidence_that_is_not_asked_for_leaves_the_key_as_it_was():
-    assert "min_win_rate_confidence" not in alone(min_win_rate=0.5).result_fields()
-    asked = alone(min_win_rate=0.5, min_win_rate_confidence=0.9)
-    assert asked.result_fields()["min_win_rate_confidence"] == 0.9
-
-
 @pytest.mark.parametrize(
     ("before", "tolerance", "passes"),
     [(1.5, 0.0, True), (1.6, 0.0, False), (1.6, 0.2, True), (None, 0.0, True)],
 )
-def test_no_regression_compares_with_the_previous_evaluation(before, tolerance, passes):
+def test_no_regression_compares_with_the_version_that_the_alias_holds(before, tolerance, passes):
     params = alone(regression_tolerance=tolerance)
-    assert decide(params, GOOD, GOOD | {"mean_reward": before}).promoted is passes
+    assert decide(params, GOOD, {"m:1": GOOD | {"mean_reward": before}}).promoted is passes
+
+
+# The difference 0.2 has the standard error √(0.06² + 0.08²) = 0.1, so its lower bounds are
+# 0.2 − 1.645 · 0.1 at 95 % and 0.2 − 2.326 · 0.1 at 99 %.
+@pytest.mark.parametrize(
+    ("confidence", "tolerance", "bound", "passes"),
+    [(0.95, 0.0, 1.335515, True), (0.99, 0.0, 1.267365, False), (0.99, 0.04, 1.267365, True)],
+)
+def test_no_regression_wants_to_be_sure(confidence, tolerance, bound, passes):
+    metrics = GOOD | {"mean_reward": 1.5, "mean_reward_se": 0.06, "win_rate": 1.0}
+    held = {"m:1": GOOD | {"mean_reward": 1.3, "mean_reward_se": 0.08}}
+    params = PromoteParams(better_than_base_confidence=confidence, regression_tolerance=tolerance)
+    metrics |= {"compared_prompts": 99, "tied_prompts": 0}
+    gate = decide(params, metrics, held).gates[-1]
+    assert (gate.gate, gate.passed) == ("no_regression", passes)
+    assert gate.value == pytest.approx(bound, abs=1e-6)
+    assert "m:1 has 1.3" in gate.reason
+
+
+def test_no_regression_looks_at_every_alias():
+    held = {"m:1": GOOD | {"mean_reward": 1.0}, "m:2": GOOD | {"mean_reward": 2.0}}
+    assert [each.passed for each in decide(alone(), GOOD, held).gates] == [True, False]
 
 
 def test_regression_may_be_allowed():
-    assert decide(alone(no_regression=False), GOOD, {"mean_reward": 9.0}).promoted
+    assert decide(alone(no_regression=False), GOOD, {"m:1": {"mean_reward": 9.0}}).promoted
 
 
 def test_a_metric_without_a_value_does_not_pass():
-    decision = decide(alone(min_mean_reward=-1.0), GOOD | {"mean_reward": None}, None)
+    decision = decide(alone(min_mean_reward=-1.0), GOOD | {"mean_reward": None}, {})
     assert decision.reasons == [
         "min_mean_reward: mean_reward has no value; the gate wants at least -1"
     ]
@@ -123,13 +139,13 @@ def test_a_metric_without_a_value_does_not_pass():
 )
 def test_what_is_no_evaluation_is_refused(metrics, message):
     with pytest.raises(UserError, match=message) as caught:
-        decide(alone(min_win_rate=0.5), metrics, None)
+        decide(alone(min_win_rate=0.5), metrics, {})
     assert caught.value.remedy == "pass metrics.json of the evaluate stage"
 
 
 def test_a_previous_evaluation_is_held_to_the_same():
     with pytest.raises(UserError, match="the gate no_regression looks at 'mean_reward'"):
-        decide(alone(no_regression=True), GOOD, {"loss": 1.0})
+        decide(alone(no_regression=True), GOOD, {"m:1": {"loss": 1.0}})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +186,7 @@ def test_by_default_a_model_must_be_better_than_the_base_with_confidence(
         "tied_prompts": ties,
         "compared_prompts": compared,
     }
-    decision = decide(PromoteParams(), metrics, None)
+    decision = decide(PromoteParams(), metrics, {})
     assert decision.promoted is passes
     [gate] = decision.gates
     losses = compared - ties - wins
@@ -193,7 +209,7 @@ def test_a_gate_of_confidence_shows_the_bound_that_it_compared() -> None:
     params = PromoteParams(
         better_than_base_confidence=0.95, min_win_rate=0.55, min_win_rate_confidence=0.9
     )
-    better, plain, sure = decide(params, COMPARED, None).gates
+    better, plain, sure = decide(params, COMPARED, {}).gates
     assert better == GateResult(
         "better_than_base_confidence",
         "win_rate",
@@ -234,7 +250,7 @@ def test_a_gate_of_confidence_shows_the_bound_that_it_compared() -> None:
 )
 def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking: dict[str, Any]) -> None:
     params = PromoteParams(min_win_rate=0.55, min_win_rate_confidence=0.9)
-    decision = decide(params, COMPARED | lacking, None)
+    decision = decide(params, COMPARED | lacking, {})
     better, _, sure = decision.gates
     assert better == GateResult(
         "better_than_base_confidence",
@@ -256,7 +272,7 @@ def test_a_gate_of_confidence_fails_where_nothing_is_compared(lacking: dict[str,
 
 
 def test_without_a_count_of_ties_nobody_knows_which_model_is_better() -> None:
-    [gate] = decide(PromoteParams(), COMPARED | {"tied_prompts": None}, None).gates
+    [gate] = decide(PromoteParams(), COMPARED | {"tied_prompts": None}, {}).gates
     assert (gate.value, gate.passed) == (None, False)
     assert "no prompt is compared" in gate.reason
 
@@ -264,11 +280,11 @@ def test_without_a_count_of_ties_nobody_knows_which_model_is_better() -> None:
 def test_a_bound_that_meets_a_limit_is_enough_for_a_win_rate_and_not_to_be_better() -> None:
     bound = wilson_lower_bound(0.625, 64, 0.9)
     params = alone(min_win_rate=bound, min_win_rate_confidence=0.9)
-    assert decide(params, COMPARED, None).promoted
+    assert decide(params, COMPARED, {}).promoted
     # With the least confidence that may be asked for, the bound is the share itself.
     even = COMPARED | {"win_rate": 0.5, "tied_prompts": 0}
     least = math.nextafter(0.5, 1.0)
-    [gate] = decide(PromoteParams(better_than_base_confidence=least), even, None).gates
+    [gate] = decide(PromoteParams(better_than_base_confidence=least), even, {}).gates
     assert (gate.value, gate.passed) == (0.5, False)
 
 
@@ -287,4 +303,4 @@ def test_a_gate_names_the_metric_that_it_misses(limits, gate, metrics) -> None:
     for metric in metrics:
         found = {name: value for name, value in COMPARED.items() if name != metric}
         with pytest.raises(UserError, match=f"the gate {gate} looks at '{metric}'"):
-            decide(alone(**limits), found, None)
+            decide(alone(**limits), found, {})

@@ -10,6 +10,7 @@ from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact
+from stages.promote import gate, run
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
 from tests.stage_calls import EventLog, call, checkpoint_artifact
@@ -28,7 +29,16 @@ def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> 
     return path
 
 
-def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None, **params: object):
+def promote(
+    store: LocalStore,
+    trained: Artifact,
+    metrics: Path,
+    *,
+    events=None,
+    run: str = "nightly",
+    step: str = "iteration-1/promote",
+    **params: object,
+):
     return call(
         STAGE,
         PromoteParams.model_validate(
@@ -37,8 +47,8 @@ def promote(store: LocalStore, trained: Artifact, metrics: Path, *, events=None,
         {"checkpoint": [trained.ref("checkpoint")], "metrics": [metrics]},
         store,
         events=events,
-        run="nightly",
-        step="iteration-1/promote",
+        run=run,
+        step=step,
     )
 
 
@@ -96,23 +106,56 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     assert outcome == {"version": 2, "aliases": {"production": 1}}
 
 
-def test_a_fall_behind_the_previous_evaluation_keeps_the_alias(store, tmp_path):
-    inputs = {
-        "checkpoint": [checkpoint_artifact(store, "one").ref("checkpoint")],
-        "metrics": [evaluated(tmp_path)],
-        "previous_metrics": [evaluated(tmp_path, "before.json", mean_reward=2.0)],
-    }
-    artifact = call(
-        STAGE,
-        PromoteParams(model_name="tiny", better_than_base_confidence=None),
-        inputs,
-        store,
+def test_only_a_model_that_does_not_fall_behind_production_takes_its_place(store, tmp_path):
+    def outcome(content: str, reward: float, **params: object) -> dict:
+        metrics = evaluated(tmp_path, f"{content}.json", mean_reward=reward)
+        made = promote(store, checkpoint_artifact(store, content), metrics, **params)
+        gates = json.loads((made.path / "decision.json").read_text())["gates"]
+        assert all(each["gate"] == "no_regression" for each in gates)
+        production = ModelRegistry(store).find("tiny@production").version
+        return {"production": production, "limits": [each["limit"] for each in gates]}
+
+    # The third is better than the second, which was refused, and worse than production.
+    assert outcome("one", 0.9) == {"production": 1, "limits": []}
+    assert outcome("two", 0.6) == {"production": 1, "limits": [0.9]}
+    assert outcome("three", 0.65) == {"production": 1, "limits": [0.9]}
+    assert outcome("four", 0.95) == {"production": 4, "limits": [0.9]}
+    assert outcome("five", 0.5, no_regression=False) == {"production": 5, "limits": []}
+
+
+def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_path):
+    metrics = evaluated(tmp_path)
+    promote(store, checkpoint_artifact(store, "two"), metrics, step="iteration-2/promote")
+    events = EventLog()
+    older = checkpoint_artifact(store, "one")
+    made = promote(store, older, metrics, events=events)
+    assert ModelRegistry(store).find("tiny@production").version == 1
+    assert json.loads((made.path / "registry.json").read_text())["aliases"] == {"production": 1}
+    assert "tiny@production stays version 1: iteration-2/promote of the same run" in "".join(
+        event.message for event in events.events if event.type == "log"
     )
-    gates = json.loads((artifact.path / "decision.json").read_text())["gates"]
-    assert [(gate["gate"], gate["limit"], gate["passed"]) for gate in gates] == [
-        ("no_regression", 2.0, False)
-    ]
-    assert ModelRegistry(store).aliases("tiny") == []
+    other_run = checkpoint_artifact(store, "three")
+    promote(store, other_run, metrics, run="weekly")
+    assert ModelRegistry(store).find("tiny@production").version == 3
+
+
+def test_an_alias_that_moves_meanwhile_is_looked_at_again(store, tmp_path, monkeypatch):
+    promote(store, checkpoint_artifact(store, "one"), evaluated(tmp_path, mean_reward=1.0))
+    better = checkpoint_artifact(store, "better").ref("checkpoint")
+    decided = gate.decide
+
+    def decide_late(*arguments):
+        decision = decided(*arguments)
+        monkeypatch.setattr(run, "decide", decided)
+        registry = ModelRegistry(store)
+        version = registry.register("tiny", better, metrics=METRICS | {"mean_reward": 3.0})
+        registry.set_alias("tiny", "production", version.version)
+        return decision
+
+    monkeypatch.setattr(run, "decide", decide_late)
+    made = promote(store, checkpoint_artifact(store, "two"), evaluated(tmp_path, mean_reward=2.0))
+    assert ModelRegistry(store).find("tiny@production").version == 3
+    assert json.loads((made.path / "decision.json").read_text())["gates"][0]["limit"] == 3.0
 
 
 def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
@@ -126,17 +169,6 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
     assert registry.alias("tiny", "production") == before
     assert [each.version for each in registry.versions("tiny")] == [1]
     assert again.manifest.digest() == first.manifest.digest()
-
-
-def test_the_decision_does_not_depend_on_the_registry_as_it_was_found(store, tmp_path):
-    trained, metrics = checkpoint_artifact(store, "two"), evaluated(tmp_path)
-    other = LocalStore.open(str(tmp_path / "other"), create=True)
-    promote(store, checkpoint_artifact(store, "one"), metrics)
-    second = promote(store, trained, metrics)
-    alone = promote(other, checkpoint_artifact(other, "two"), metrics)
-    outcomes = [json.loads((each.path / "registry.json").read_text()) for each in (second, alone)]
-    assert [each["version"] for each in outcomes] == [2, 1]
-    assert second.manifest.digest() == alone.manifest.digest()
 
 
 def test_bad_inputs_are_refused(store, tmp_path):
