@@ -16,15 +16,15 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
 from stages.sft.conversations import Conversation, read_conversations
 from stages.sft.examples import Example, make_examples
+from stages.sft.objective import AnswerLikelihood
 from stages.sft.params import SftParams
 from stages.sft.policy import new_model, starting_tokenizer
-from stages.sft.trainer import ConversationTrainer
 from stages.training.batches import Batch, MicroBatches, make_plan
+from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.metrics_log import MetricsLog
 from stages.training.policy import load_logprob_model, logprob_model
-from stages.training.trainer import Setup
 
 
 class ConversationFit(Fit[SftParams]):
@@ -69,9 +69,13 @@ class ConversationFit(Fit[SftParams]):
         )
         return loaded
 
-    def make_trainer(self, setup: Setup) -> ConversationTrainer:
-        """The trainer with the likelihood of answers."""
-        return ConversationTrainer(setup, MicroBatches(self.plan, self.process.rank, _batch))
+    def make_batches(self) -> MicroBatches[Batch, Example]:
+        """Micro-batches of conversations."""
+        return MicroBatches(self.plan, self.process.rank, _batch)
+
+    def make_objective(self, engine: Engine) -> AnswerLikelihood:
+        """The likelihood of answers."""
+        return AnswerLikelihood(engine, self.job.params.learning_rate)
 
     def save_dtype(self) -> torch.dtype:
         """The one asked for, or the checkpoint's; float32 from scratch."""

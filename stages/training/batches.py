@@ -61,7 +61,7 @@ class Plan(Generic[S]):
     def accumulation(self) -> int:
         """Micro-batches of each process in a step: as few as keep within the budget in all steps.
 
-        The same for all steps, as the Trainer and DeepSpeed want it.
+        The same for all steps, as DeepSpeed wants it.
         """
         steps = [self.places_of(step) for step in range(self.num_steps)]
         at_once = self.micro_batch_tokens * self.world_size

@@ -32,7 +32,7 @@ class Checkpoint:
     Attributes:
         step: Steps done.
         path: Its folder.
-        state: What this project keeps beside the Trainer's own files.
+        state: What is kept beside the engine's own files.
     """
 
     step: int
@@ -74,7 +74,7 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
 
     Args:
         written: The checkpoint, named ``checkpoint-<step>``, on the file system of ``folder``.
-        state: Kept beside the Trainer's own files.
+        state: Kept beside the engine's own files.
         folder: Where whole checkpoints are.
     """
     (written / STATE_FILE).write_text(json.dumps(state))

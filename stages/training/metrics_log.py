@@ -1,13 +1,17 @@
-"""Metrics per step: one JSON object a line, and their means over the last epoch."""
+"""Metrics per step: one JSON object a line, reports of them, and means over the last epoch."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from stages.contract.atomic import write_atomically
+from stages.contract.events import Emitter
+from stages.training.batches import Plan
 from stages.training.timing import PARTS
+from stages.training.trackers import Trackers
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation_"
@@ -60,6 +64,60 @@ class MetricsLog:
 
     def _text(self) -> str:
         return "".join(json.dumps(record) + "\n" for record in self.records)
+
+
+class StepReporter:
+    """Writes each step's metrics and says how far training is; for the first process.
+
+    Args:
+        events: Where progress is reported to.
+        log: Where the records go.
+        plan: How many steps there are.
+        peak_flops: What the devices of all processes can do a second, as measured.
+        trackers: Get live curves, if there are any.
+    """
+
+    def __init__(
+        self,
+        events: Emitter,
+        log: MetricsLog,
+        plan: Plan[Any],
+        *,
+        peak_flops: float,
+        trackers: Trackers | None,
+    ) -> None:
+        self._events = events
+        self._log = log
+        self._plan = plan
+        self._peak_flops = peak_flops
+        self._trackers = trackers
+        self._last = time.perf_counter()
+
+    def start(self, done: int) -> None:
+        """Starts the clock after so many steps."""
+        self._last = time.perf_counter()
+        self._events.progress(done, self._plan.num_steps, "steps")
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        """Takes the values of a step, from 1."""
+        now = time.perf_counter()
+        # Validation is no part of the step.
+        seconds = now - self._last - values.get(f"{VALIDATION}seconds", 0.0)
+        self._last = now
+        record: dict[str, Any] = {
+            "step": step,
+            "epoch": (step - 1) // self._plan.steps_per_epoch + 1,
+            **values,
+            **{name: int(value) for name, value in values.items() if name.startswith("num_")},
+            "step_seconds": seconds,
+            "tokens_per_second": values["num_tokens"] / seconds,
+            "model_flops_utilisation": values["model_tflop"] * 1e12 / seconds / self._peak_flops,
+        }
+        self._log.write(record)
+        self._events.metric(step, **values)
+        self._events.progress(step, self._plan.num_steps, "steps", f"loss {values['loss']:.4f}")
+        if self._trackers is not None:
+            self._trackers.log(step, values | {"epoch": step / self._plan.steps_per_epoch})
 
 
 def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.sealed import is_sealed, seal_folder
-from stages.training import universal
 from stages.training.checkpoints import Checkpoint, newest_whole_step, read_checkpoint
 from stages.training.job import Process
 from stages.training.params import TrainingParams
@@ -55,7 +54,7 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
     found = read_checkpoint(folder, step)
     written = found.state["layout"]
     is_converted = written != layout
-    if is_converted and not universal.can_convert(written, layout):
+    if is_converted and not _can_convert(written, layout):
         process.events.warning(
             f"the checkpoint of step {found.step} is of another layout "
             f"({written}, now {layout}): training starts anew"
@@ -66,10 +65,18 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
             f"the checkpoint of step {found.step} was written by {written['world_size']} "
             f"processes, now there are {process.world_size}: converting it"
         )
+        from stages.training import zero
+
         # Every node sees the folder: it is part of the store.
-        if process.is_first and not is_sealed(found.path, universal.MARK):
-            universal.convert(found.path)
+        if process.is_first and not is_sealed(found.path, zero.UNIVERSAL_MARK):
+            zero.convert_to_universal(found.path)
             seal_folder(found.path)
         process.barrier()
     process.events.info(f"going on after step {found.step}")
     return ResumePoint(found, is_converted)
+
+
+def _can_convert(written: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """True where a checkpoint of one layout can go on as another: only the processes may differ."""
+    is_sharded = written["zero_stage"] != "off"
+    return is_sharded and written["zero_stage"] == wanted["zero_stage"]
