@@ -34,14 +34,13 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.save import save_checkpoint
-from stages.sft.tokenizer import make_word_tokenizer
+from stages.sft.data import make_word_tokenizer
 from stages.train.data import Pair, Response
 from stages.train.params import TrainParams
 from stages.training.adapters import add_adapters, merge_adapters
-from stages.training.numerics import Numerics
+from stages.training.batches import ROWS
 from stages.training.params import LoraParams, RowLayoutName
-from stages.training.policy import enable_gradient_checkpointing, load_logprob_model
-from stages.training.rows import ROWS
+from stages.training.policy import Numerics, enable_gradient_checkpointing, load_logprob_model
 
 VOCABULARY = 64
 _WINDOW = 4

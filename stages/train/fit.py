@@ -18,22 +18,25 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.train import reference
-from stages.train.average import save_average
-from stages.train.batches import PairBatch, RefLogprobs, pair_batches
-from stages.train.data import Pair, load_pairs
-from stages.train.objective import PairObjective
+from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batches
+from stages.train.objective import (
+    MEASURED,
+    PairObjective,
+    kappa_controller,
+    make_validation,
+    objective_settings,
+    split_by_prompt,
+)
 from stages.train.params import TrainParams
-from stages.train.settings import kappa_controller, objective_settings
-from stages.train.validation import MEASURED, make_validation, split_by_prompt
+from stages.train.reference import save_average
 from stages.training import fsdp
 from stages.training.adapters import wear_adapters
 from stages.training.batches import MicroBatches, make_plan
-from stages.training.compiled import compile_layers
 from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.metrics_log import VALIDATION, MetricsLog, summarize
-from stages.training.policy import checkpoint_dtype, load_logprob_model
+from stages.training.policy import checkpoint_dtype, compile_layers, load_logprob_model
 
 
 class PairFit(Fit[TrainParams]):

@@ -1,4 +1,4 @@
-"""Loss of preference pairs, with κ and the metrics of a step.
+"""Loss of preference pairs: objective, κ, metrics of a step, and validation pairs.
 
 Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.objectives import (
     METRIC_SUMS,
     KappaController,
+    KappaSchedule,
     ObjectiveSettings,
     ResponseLogps,
     geb_objective,
@@ -22,14 +26,135 @@ from stages.objectives import (
     step_metrics,
     undefined_bonus,
 )
-from stages.train.batches import PairBatch
-from stages.train.data import Pair
-from stages.train.validation import MEASURED, Validation
-from stages.training.batches import MicroBatches
+from stages.train.data import Pair, PairBatch, RefLogprobs, pair_batches
+from stages.train.params import ObjectiveParams, TrainParams
+from stages.train.reference import FORWARD_FACTOR
+from stages.training.batches import MicroBatches, Plan
 from stages.training.engine import Engine
 from stages.training.job import Process
 from stages.training.loop import Objective
 from stages.training.metrics_log import VALIDATION
+
+
+def objective_settings(params: ObjectiveParams) -> ObjectiveSettings:
+    """The objective, checked.
+
+    Raises:
+        UserError: The combination is not defined.
+    """
+    chosen = {name: getattr(params, name) for name in ObjectiveParams.model_fields}
+    try:
+        return ObjectiveSettings(**chosen)
+    except ValueError as error:
+        raise UserError(f"the objective: {error}", "choose another combination") from error
+
+
+def kappa_controller(params: TrainParams) -> KappaController:
+    """Controller of κ over the steps.
+
+    Raises:
+        UserError: The schedule is not defined.
+    """
+    try:
+        schedule = KappaSchedule(
+            kappa=params.kappa_or_default(),
+            kind=params.kappa_schedule,
+            final_fraction=params.kappa_final_fraction,
+            values=params.kappa_values,
+        )
+        return KappaController(
+            schedule,
+            # f-DPO has no bonus that could be weighed.
+            target_ratio=None if params.design == "none" else params.target_ratio,
+            calibration_batches=params.calibration_batches,
+        )
+    except ValueError as error:
+        raise UserError(f"kappa: {error}", "correct the value") from error
+
+
+MEASURED = ("preference_loss", "accuracy", "margin")
+"""Metrics of the objective that are computed of validation pairs."""
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation pairs as micro-batches, and the steps at which they are measured.
+
+    Attributes:
+        batches: All micro-batches of this process.
+        every_steps: Steps between two measurements.
+        num_steps: Steps of the training; they are measured after the last one, too.
+    """
+
+    batches: MicroBatches[PairBatch, Pair]
+    every_steps: int
+    num_steps: int
+
+    def is_due(self, step: int) -> bool:
+        """True for a step (from 1) after which they are measured."""
+        return step % self.every_steps == 0 or step == self.num_steps
+
+
+def split_by_prompt(pairs: Sequence[Pair], share: float) -> tuple[list[Pair], list[Pair]]:
+    """Splits pairs into those to train on and those for validation.
+
+    A prompt's side depends on its id and the share alone, so that accumulated pairs of an earlier
+    iteration stay where they were. At least one prompt is for validation.
+
+    Args:
+        pairs: All pairs.
+        share: Share of prompts for validation; with 0 there are none.
+
+    Raises:
+        UserError: No prompt would be left to train on.
+    """
+    if share == 0.0:
+        return list(pairs), []
+    places = {prompt: _place(prompt) for prompt in {pair.prompt_id for pair in pairs}}
+    chosen = {prompt for prompt, place in places.items() if place < share}
+    chosen |= {min(places, key=lambda prompt: places[prompt])}
+    if len(chosen) == len(places):
+        raise UserError(
+            f"train.validation_share = {share:g} takes all of {len(places)} prompts: no pair is "
+            "left to train on",
+            "lower it, set it to 0, or bring more prompts",
+        )
+    trained = [pair for pair in pairs if pair.prompt_id not in chosen]
+    return trained, [pair for pair in pairs if pair.prompt_id in chosen]
+
+
+def make_validation(
+    pairs: Sequence[Pair],
+    reference: RefLogprobs,
+    plan: Plan[Pair],
+    *,
+    rank: int,
+    every_steps: int | None,
+) -> Validation | None:
+    """Lays validation pairs out as one step of all of them; None where there are none.
+
+    Args:
+        pairs: The validation pairs.
+        reference: Their log π_ref.
+        plan: That of the training.
+        rank: This process, from 0.
+        every_steps: Steps between two measurements; None for an epoch's.
+    """
+    if not pairs:
+        return None
+    tokens = plan.micro_batch_tokens * FORWARD_FACTOR
+    whole = replace(
+        plan, samples=pairs, epochs=1, global_batch=len(pairs), micro_batch_tokens=tokens
+    )
+    return Validation(
+        pair_batches(reference, whole, rank), every_steps or plan.steps_per_epoch, plan.num_steps
+    )
+
+
+def _place(prompt: str) -> float:
+    """A number in [0, 1), uniform over prompts."""
+    return derive_seed(0, "validation", prompt) / _SEEDS
 
 
 class PairObjective(Objective[PairBatch]):

@@ -20,11 +20,10 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from stages.modeling.file_backed import Place
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.training.batches import Plan
+from stages.training.batches import Plan, Rows
 from stages.training.job import Process
-from stages.training.numerics import Numerics
 from stages.training.params import TrainingParams
-from stages.training.rows import Rows
+from stages.training.policy import Numerics
 
 _WEIGHTS_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.pt"

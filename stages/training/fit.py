@@ -21,17 +21,20 @@ from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints, fsdp
 from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters
 from stages.training.batches import MicroBatches, Plan
-from stages.training.compiled import compile_layers, uncompiled
+from stages.training.checkpoints import ResumePoint, find_resume_point, layout_of
 from stages.training.engine import Engine
 from stages.training.job import Job, P, Process
 from stages.training.loop import Objective, Outputs, TrainingLoop
-from stages.training.memory import OutOfMemoryError
-from stages.training.metrics_log import METRICS, MetricsLog, StepReporter
-from stages.training.numerics import Numerics, repeatable
-from stages.training.policy import enable_gradient_checkpointing
-from stages.training.resuming import ResumePoint, find_resume_point, layout_of
+from stages.training.metrics_log import METRICS, MetricsLog, StepReporter, Trackers, check_trackers
+from stages.training.policy import (
+    Numerics,
+    compile_layers,
+    enable_gradient_checkpointing,
+    repeatable,
+    uncompiled,
+)
+from stages.training.start import OutOfMemoryError
 from stages.training.timing import matmul_flops_per_second
-from stages.training.trackers import Trackers, check_trackers
 
 
 class Fit(ABC, Generic[P]):

@@ -30,10 +30,9 @@ from stages.modeling.file_backed import Place
 from stages.modeling.load import DTYPES
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import has_adapters
-from stages.training.compiled import decoder_layers
 from stages.training.engine import Engine
-from stages.training.numerics import Numerics
 from stages.training.params import TrainingParams
+from stages.training.policy import Numerics, decoder_layers
 
 _FOLDER = "fsdp"
 # Frozen weights are the base model's, which is loaded anyway.

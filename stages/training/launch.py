@@ -33,8 +33,8 @@ from stages.contract.errors import EXIT_OK, EXIT_USER, StageFailedError, Stopped
 from stages.contract.events import Emitter, parse_event
 from stages.training.fence import Fence
 from stages.training.job import Job, P
-from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 from stages.training.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
+from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 
 GRACE_SECONDS = 5
 """Seconds for workers to end after another one failed; they wait in a collective by then."""

@@ -29,7 +29,7 @@ from stages.contract.errors import (
 from stages.contract.events import Emitter
 from stages.modeling.allocator import give_back_freed_memory
 from stages.training.job import Job, P, Process
-from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
 
 
 def work(params: type[P], load_fit: Callable[[], type[Any]]) -> NoReturn:

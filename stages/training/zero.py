@@ -31,9 +31,8 @@ from stages.training.adapters import wear_adapters
 from stages.training.batches import Plan
 from stages.training.engine import Engine
 from stages.training.job import Process
-from stages.training.numerics import Numerics
 from stages.training.params import TrainingParams
-from stages.training.policy import check_model, remove_dropout
+from stages.training.policy import Numerics, check_model, remove_dropout
 
 # File that DeepSpeed writes last, and reads first.
 UNIVERSAL_MARK = "latest_universal"

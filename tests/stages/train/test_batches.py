@@ -11,11 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.batches import pair_batches
-from stages.train.data import Pair, Response
+from stages.train.data import Pair, Response, pair_batches
 from stages.train.reference import sampler_logprobs
-from stages.training.batches import Plan
-from stages.training.rows import ROWS
+from stages.training.batches import ROWS, Plan
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:

@@ -26,10 +26,9 @@ from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
 from stages.train.data import Pair, Response, truncate
 from stages.train.params import TrainParams
 from stages.training.adapters import add_adapters
-from stages.training.numerics import Numerics
+from stages.training.batches import ROWS
 from stages.training.params import LoraParams
-from stages.training.policy import load_logprob_model
-from stages.training.rows import ROWS
+from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_rows, write_table
 from stages.train.data import load_pairs
+from stages.train.objective import MEASURED, split_by_prompt
 from stages.train.params import TrainParams
-from stages.train.validation import MEASURED, split_by_prompt
 from tests.stages.train.train_helpers import PARAMS, Trained, request_for, train
 
 SHARE = 0.3
