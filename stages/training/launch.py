@@ -7,7 +7,6 @@ first worker's events. Every node's agent ends all its workers as soon as one of
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -116,12 +115,11 @@ class _Agent(LocalElasticAgent):
         self._fence = fence
         self._culprits: set[int] = set()
         self._failed_elsewhere = ""
-        stage = json.loads(job_file.read_text())["stage"]
         spec = WorkerSpec(
             role="trainer",
             local_world_size=rendezvous.per_node,
             entrypoint=sys.executable,
-            args=("-m", f"stages.{stage}.worker", str(job_file), str(os.getpid())),
+            args=("-m", "stages.training.worker", str(job_file), str(os.getpid())),
             rdzv_handler=rendezvous.handler,
             # Retries are the orchestrator's.
             max_restarts=0,
