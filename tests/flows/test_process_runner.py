@@ -239,7 +239,8 @@ def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save(
     for number in (0, 4999):
         assert f"line {number} before the end" in lines
         assert f"[info] message {number} before the end" in lines
-    assert not any("metric" in line for line in lines)
+    # The orchestrator may have read the first half of one.
+    assert sum("metric" in line for line in lines) <= 1
 
 
 def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
