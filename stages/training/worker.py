@@ -61,9 +61,9 @@ def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
         from stages.training.fit import run_fit
 
         if job.params.deepspeed.zero_stage != "off" and not job.on_gpu:
-            from stages.training.zero import leave_out_kernels_without_compiler
+            from stages.training.zero import reduce_by_gloo
 
-            leave_out_kernels_without_compiler()
+            reduce_by_gloo()
         world_size = int(os.environ["WORLD_SIZE"])
         process = Process(rank, local_rank, world_size, report, stop.is_set)
         run_fit(load_fit(), job, process)

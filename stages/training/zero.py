@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import Any
 
 from stages.training.batches import Plan
@@ -56,14 +54,12 @@ def deepspeed_config(
     }
 
 
-def leave_out_kernels_without_compiler() -> None:
-    """Lets gloo reduce among processes of one host where nothing can build DeepSpeed's own kernel.
+def reduce_by_gloo() -> None:
+    """Keeps DeepSpeed from building a kernel of its own for the collectives of a CPU.
 
-    On a CPU DeepSpeed compiles it at the start of every training, and fails without a compiler.
+    The lock of torch's builds outlives a killed process, and every later build waits for it.
     """
     import deepspeed
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
-    tools = (os.environ.get("CXX", "c++"), "ninja")
-    if not all(map(shutil.which, tools)):
-        deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+    deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False

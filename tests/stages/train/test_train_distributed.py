@@ -146,6 +146,15 @@ def test_a_worker_s_complaint_is_the_stage_s(tmp_path, policy, pairs):
     assert caught.value.remedy
 
 
+@pytest.mark.timeout(120)
+def test_the_lock_of_a_killed_build_holds_up_no_training(tmp_path, policy, pairs, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    train(tmp_path / "store", policy, [pairs], epochs=1, deepspeed={"zero_stage": 1})
+
+
 def test_a_crash_in_a_worker_is_named(tmp_path, policy, pairs, monkeypatch):
     # A rendezvous that no worker can reach.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent0")
