@@ -45,6 +45,7 @@ class ProbeParams(StageParams):
         "tell_secret",
         "tell_environment",
         "leave_daemon",
+        "save_when_stopped",
     ] = "work"
     path: str = ""
     pace: int = speed_only(1)
@@ -106,6 +107,16 @@ def _work(ctx: StageContext[ProbeParams]) -> None:
             # The supervisor, which would find it.
             os.kill(os.getppid(), signal.SIGKILL)
             _hang(ctx)
+        case "save_when_stopped":
+            with ctx.deferred_stop():
+                while not ctx.stop_requested:
+                    ctx.events.metric(1, loss=1.0)
+                # More than a pipe holds, by both ways.
+                for number in range(5000):
+                    print(f"line {number} before the end")
+                    ctx.events.info(f"message {number} before the end")
+                Path(ctx.params.path).write_text("saved")
+            ctx.check_stop()
         case "tell_environment":
             ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
         case "tell_secret":

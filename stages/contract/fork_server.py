@@ -6,7 +6,8 @@ forks a supervisor and the stage below it for each start. All forks have the ser
 variables and working folder.
 
 The server's stdin is a socket of packets. Each packet asks for one start: a JSON object
-``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS}`` with four descriptors: stdin, stdout
+``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS, "left_log": FILE, "reader": PID}`` (see
+``stages.contract.supervisor``) with four descriptors: stdin, stdout
 and stderr of the supervisor, and a socket on which the supervisor writes its process id and, as
 its last act, its exit code, each as four bytes. When its stdin ends, the server waits for
 its forks, whose own stdin tells them when to end, and ends as well.
@@ -24,9 +25,10 @@ import runpy
 import signal
 import socket
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
-from stages.contract.supervisor import die_with_parent, supervise
+from stages.contract.supervisor import LeftOutput, die_with_parent, supervise
 
 PACKET_BYTES = 1 << 16
 """Largest packet."""
@@ -58,7 +60,7 @@ def serve(requests: socket.socket) -> None:
         else:
             if pid == 0:
                 requests.close()
-                _run(order["program"], order["grace_seconds"], *descriptors)
+                _run(order, *descriptors)
         for each in descriptors:
             os.close(each)
 
@@ -82,8 +84,9 @@ def _load(program: str, *, errors: int) -> None:
     gc.freeze()
 
 
-def _run(program: list[str], grace_seconds: float, *descriptors: int) -> NoReturn:
+def _run(order: dict[str, Any], *descriptors: int) -> NoReturn:
     """Supervises the stage, in the first fork."""
+    program, grace_seconds = order["program"], order["grace_seconds"]
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, each in enumerate(descriptors[:3]):
@@ -92,7 +95,8 @@ def _run(program: list[str], grace_seconds: float, *descriptors: int) -> NoRetur
     answers = descriptors[3]
     _name_process(f"stages.contract.supervisor --grace {grace_seconds}", program)
     os.write(answers, os.getpid().to_bytes(INTEGER_BYTES, "big"))
-    code = supervise(lambda: _Fork(program, answers), grace_seconds)
+    left = LeftOutput(Path(order["left_log"]), order["reader"])
+    code = supervise(lambda: _Fork(program, answers), grace_seconds, left=left)
     os.write(answers, code.to_bytes(INTEGER_BYTES, "big"))
     os._exit(0)
 

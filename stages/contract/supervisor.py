@@ -8,6 +8,9 @@ that it started and left behind is killed. The exit code is the stage's, or 128 
 With ``--sign FILE`` the same happens when the file has not changed for ``--sign-seconds``: the
 orchestrator is on another host and renews it while it lives.
 
+With ``--left-log FILE`` and ``--reader PID`` (the orchestrator), what the stage prints after the
+orchestrator's death goes to FILE: a pipe that breaks would end the stage before it has saved.
+
 With ``--secrets`` the first line of stdin is a JSON object of environment variables for the stage:
 so they are neither on a command line nor in a container's configuration.
 
@@ -23,6 +26,7 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -91,6 +95,79 @@ class _Sign:
         return found.st_ino, found.st_mtime_ns
 
 
+class LeftOutput:
+    """Output of a stage whose orchestrator is dead, appended to the attempt's log.
+
+    The supervisor keeps a reading end of the stage's stdout and stderr open, so that a pipe never
+    breaks, and reads from it only once the orchestrator is gone.
+
+    Args:
+        log: The log.
+        reader: Process id of the orchestrator.
+    """
+
+    def __init__(self, log: Path, reader: int) -> None:
+        self._log = log
+        self.reader: int | None = None
+        """Descriptor that can be read when the orchestrator has ended; None if it has by now."""
+        with contextlib.suppress(ProcessLookupError):
+            self.reader = os.pidfd_open(reader)
+        self._halves = {
+            os.open(f"/proc/self/fd/{each}", os.O_RDONLY | os.O_NONBLOCK): b""
+            for each in (1, 2)
+            if stat.S_ISFIFO(os.fstat(each).st_mode)
+        }
+
+    @property
+    def pipes(self) -> list[int]:
+        """Reading ends of stdout and stderr."""
+        return list(self._halves)
+
+    def copy(self) -> None:
+        """Appends to the log what the pipes hold by now, line by line."""
+        for pipe in self._halves:
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(pipe, 1 << 16):
+                    *lines, self._halves[pipe] = (self._halves[pipe] + data).split(b"\n")
+                    # A full disk: nobody is left who could be told.
+                    with contextlib.suppress(OSError), self._log.open("ab") as file:
+                        file.writelines(text for each in lines if (text := _log_text(each)))
+
+
+def _log_text(line: bytes) -> bytes:
+    """A line of a stage for its log: messages as text, nothing for progress and metrics."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and "type" in event:
+            message = event.get("message")
+            kind = event.get("level") or event.get("kind")
+            return f"[{kind}] {message}\n".encode() if message else b""
+    return line + b"\n"
+
+
+def _wait_for_end(ended: int, seconds: float, left: LeftOutput | None) -> None:
+    """Waits for the stage's end, at most so long; cares for its output if nobody else does."""
+    watched = select.poll()
+    watched.register(ended, select.POLLIN)
+    if left and left.reader is not None:
+        watched.register(left.reader, select.POLLIN)
+    elif left:
+        for pipe in left.pipes:
+            watched.register(pipe, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while (rest := deadline - time.monotonic()) > 0:
+        ready = [descriptor for descriptor, _ in watched.poll(rest * 1000)]
+        if left and left.reader in ready:
+            watched.unregister(left.reader)
+            left.reader = None
+            for pipe in left.pipes:
+                watched.register(pipe, select.POLLIN)
+        elif left and left.reader is None:
+            left.copy()
+        if ended in ready:
+            return
+
+
 def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
     """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue."""
     watched = select.poll()
@@ -125,8 +202,19 @@ class Child(Protocol):
         ...
 
 
-def supervise(start: Callable[[], Child], grace_seconds: float, sign: _Sign | None = None) -> int:
+def supervise(
+    start: Callable[[], Child],
+    grace_seconds: float,
+    sign: _Sign | None = None,
+    left: LeftOutput | None = None,
+) -> int:
     """Starts a program and waits until it ends by itself or is told to; returns its exit code.
+
+    Args:
+        start: Starts the program.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+        sign: Sign of life of an orchestrator on another host.
+        left: Takes the output that a dead orchestrator leaves; None for pipes of other owners.
 
     Raises:
         OSError: It cannot be started.
@@ -141,12 +229,13 @@ def supervise(start: Callable[[], Child], grace_seconds: float, sign: _Sign | No
     ended = os.pidfd_open(child.pid)
     _wait_for_end_or_wish(ended, wake_read, sign)
     _signal_group(child.pid, signal.SIGTERM)
-    finished = select.poll()
-    finished.register(ended, select.POLLIN)
-    if not finished.poll(grace_seconds * 1000):
-        _signal_group(child.pid, signal.SIGKILL)
+    _wait_for_end(ended, grace_seconds, left)
+    # To a stage that has ended this does nothing.
+    _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
     _kill_leftovers(child.pid)
+    if left and left.reader is None:
+        left.copy()
     return code if code >= 0 else 128 - code
 
 
@@ -162,10 +251,13 @@ def main() -> None:
     parser.add_argument("--secrets", action="store_true", help="read them from stdin")
     parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
     parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--left-log", type=Path, metavar="FILE", help="of the attempt")
+    parser.add_argument("--reader", type=int, metavar="PID", help="of the orchestrator")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     secrets = json.loads(_read_line() or "{}") if options.secrets else {}
     sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
+    left = None if options.left_log is None else LeftOutput(options.left_log, options.reader)
 
     def start() -> Child:
         return subprocess.Popen(
@@ -177,7 +269,7 @@ def main() -> None:
         )
 
     try:
-        code = supervise(start, options.grace, sign)
+        code = supervise(start, options.grace, sign, left)
     except OSError as error:
         sys.exit(_cannot_start(options.command[0], error))
     sys.exit(code)

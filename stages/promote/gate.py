@@ -146,11 +146,11 @@ def _no_regression(
     if value is None:
         reason = f"{gate}: mean_reward has no value; {wants}"
         return GateResult(gate, "mean_reward", None, limit, False, reason)
-    errors = [each.get("mean_reward_se") for each in (metrics, before)]
-    if confidence is None or None in errors:
+    error, held_error = (each.get("mean_reward_se") for each in (metrics, before))
+    if confidence is None or error is None or held_error is None:
         reason = f"{gate}: mean_reward is {value:.6g}; {wants}"
         return GateResult(gate, "mean_reward", value, limit, value >= limit, reason)
-    bound = value - NormalDist().inv_cdf(confidence) * math.hypot(*errors)
+    bound = value - NormalDist().inv_cdf(confidence) * math.hypot(error, held_error)
     reason = (
         f"{gate}: mean_reward is {value:.6g}, with confidence {confidence:g} of the difference at "
         f"least {bound:.6g}; {wants}"

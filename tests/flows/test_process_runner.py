@@ -18,6 +18,7 @@ from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
+from tests.flows.probes import wait_until
 from tests.probe_requests import probe_request
 from tests.probe_stage import install
 
@@ -209,6 +210,37 @@ def test_killing_the_orchestrator_ends_its_stage(
     orchestrator.wait()
     assert all(gone(pid) for pid in pids)
     orchestrator.stdout.close()
+
+
+def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save(
+    store: LocalStore, tmp_path: Path, fork_server: bool
+) -> None:
+    saved = tmp_path / "saved"
+    request = probe_request(store, behaviour="save_when_stopped", path=str(saved))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from flows.runners.local.process import ProcessRunner\n"
+        "from stages.contract.request import Request\n"
+        "hear = lambda event: print(event.type, flush=True)\n"
+        f"runner = ProcessRunner(fork_server={fork_server})\n"
+        "runner.run(Request.read(Path(sys.argv[1])), hear)\n"
+    )
+    path = tmp_path / "request.json"
+    request.write(path)
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
+        assert orchestrator.stdout is not None
+        assert "metric\n" in iter(orchestrator.stdout.readline, "")
+        orchestrator.kill()
+    [log] = store.log_path(request.stage, request.key).glob("*.log")
+    wait_until(lambda: "[stopped] asked to stop (SIGTERM)\n" in log.read_text())
+    assert saved.read_text() == "saved"
+    lines = log.read_text().splitlines()
+    for number in (0, 4999):
+        assert f"line {number} before the end" in lines
+        assert f"[info] message {number} before the end" in lines
+    # The orchestrator may have read the first half of one.
+    assert sum("metric" in line for line in lines) <= 1
 
 
 def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(

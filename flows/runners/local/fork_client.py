@@ -29,7 +29,11 @@ _lock = threading.Lock()
 
 
 def start_forked(
-    interpreter: str, environment: Mapping[str, str], program: list[str], grace_seconds: float
+    interpreter: str,
+    environment: Mapping[str, str],
+    program: list[str],
+    grace_seconds: float,
+    left_log: Path,
 ) -> ForkedProcess:
     """Starts a stage and its supervisor as forks; returns before its libraries are loaded.
 
@@ -38,13 +42,20 @@ def start_forked(
         environment: All environment variables.
         program: Module and arguments.
         grace_seconds: Time between SIGTERM and SIGKILL.
+        left_log: File for the output that nobody reads after this process's death.
 
     Raises:
         OSError: The interpreter cannot be started.
     """
     streams = _Streams()
     with streams:
-        packet = json.dumps({"program": program, "grace_seconds": grace_seconds}).encode()
+        order = {
+            "program": program,
+            "grace_seconds": grace_seconds,
+            "left_log": str(left_log),
+            "reader": os.getpid(),
+        }
+        packet = json.dumps(order).encode()
         if len(packet) > PACKET_BYTES:
             raise OSError(f"a command line of {len(packet)} bytes is too long")
         key = (interpreter, str(Path.cwd()), tuple(sorted(environment.items())))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from flows.pipeline.placement import interpreter_of
 from flows.pipeline.preflight import require_interpreter
@@ -68,7 +70,7 @@ class ProcessRunner:
                 stopping=self._stopping,
             ) as gpus,
             log.open("w", encoding="utf-8") as file,
-            self._start(request, gpus) as process,
+            self._start(request, gpus, log) as process,
             _logged_stderr(process, log_file := AttemptLog(file, tail)),
             _ended_by_an_error(process),
         ):
@@ -112,7 +114,7 @@ class ProcessRunner:
         """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
         return False
 
-    def _start(self, request: Request, gpus: HeldGpus) -> Process:
+    def _start(self, request: Request, gpus: HeldGpus, log: Path) -> Process:
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = self._program(request)
@@ -120,10 +122,15 @@ class ProcessRunner:
         with self._lock:
             process: Process
             if self._fork_server and _gains_by_fork(request):
-                process = start_forked(interpreter, environment, program, self._grace_seconds)
+                process = start_forked(interpreter, environment, program, self._grace_seconds, log)
             else:
                 process = subprocess.Popen(
-                    supervised(interpreter, self._grace_seconds, program=program),
+                    supervised(
+                        interpreter,
+                        self._grace_seconds,
+                        *("--left-log", str(log), "--reader", str(os.getpid())),
+                        program=program,
+                    ),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
