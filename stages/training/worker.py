@@ -1,7 +1,7 @@
 """One process of a distributed training: ``python -m stages.training.worker JOB.json PARENT``.
 
-Started by torch's elastic agent (``stages.training.launch``), which sets the variables of torch's
-rendezvous and reads the file in which a worker says why it failed. ``PARENT`` is its process id.
+``stages.training.launch`` starts it with the variables that ``torchrun`` sets, too, and reads the
+file in which a worker says why it failed. ``PARENT`` is the process id of the stage.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from stages.contract.events import Emitter
 from stages.modeling.allocator import give_back_freed_memory
 from stages.training.job import Job, Process
 from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+
+ERROR_FILE = "GEB_ERROR_FILE"
+"""Environment variable with the file in which a worker says why it failed."""
 
 
 def main() -> NoReturn:
@@ -81,27 +84,32 @@ def _work() -> int:
 
 
 def _tell_failure(message: str, remedy: str = "") -> None:
-    """Writes the agent's error file."""
-    now = time.time()
-    said = {"message": message, "remedy": remedy, "timestamp": int(now), "failed_at": now}
-    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(said))
+    said = {"message": message, "remedy": remedy, "failed_at": time.time()}
+    Path(os.environ[ERROR_FILE]).write_text(json.dumps(said))
 
 
 def _join(job: Job[Any], local_rank: int) -> None:
-    """Makes the process group; accelerate and DeepSpeed then use it."""
+    """Makes the process group, which DeepSpeed then uses, too."""
     import torch
+    from torch.distributed import PrefixStore, TCPStore
 
-    if int(os.environ["GROUP_WORLD_SIZE"]) > 1:
+    host, world_size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    if world_size > int(os.environ["LOCAL_WORLD_SIZE"]):
         from stages.training.rendezvous import interface_towards
 
-        interface = interface_towards(os.environ["MASTER_ADDR"])
+        interface = interface_towards(host)
         # Otherwise both take the address that the host's name stands for, often loopback.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if interface is not None:
                 os.environ.setdefault(name, interface)
     if job.on_gpu:
         torch.cuda.set_device(local_rank)
-    torch.distributed.init_process_group("nccl" if job.on_gpu else "gloo")
+    torch.distributed.init_process_group(
+        "nccl" if job.on_gpu else "gloo",
+        store=PrefixStore("workers", TCPStore(host, int(os.environ["MASTER_PORT"]))),
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+    )
 
 
 def _end_with_parent(parent: int) -> None:

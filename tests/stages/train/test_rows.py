@@ -145,11 +145,6 @@ def test_a_pair_has_the_values_in_a_row_that_it_has_alone(place):
     torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_packed_rows_hold_each_token_once():
-    rows = ROWS["packed"](odd_pairs())
-    assert rows.input_ids.shape == (1, sum(pair.num_tokens_shared for pair in odd_pairs()))
-
-
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     config = GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
