@@ -165,9 +165,9 @@ class Process:
         import torch
         import torch.distributed as dist
 
-        every = [torch.empty_like(value) for _ in range(self.world_size)]
-        dist.all_gather(every, value)
-        return torch.stack(every).mean()
+        every = [torch.empty_like(value[None]) for _ in range(self.world_size)]
+        dist.all_gather(every, value[None])
+        return torch.cat(every).mean()
 
     def agreed(self, value: Any) -> Any:
         """The first process's value, in all; a collective call."""
