@@ -26,8 +26,7 @@ from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.form import FormOf, OneOf
-from flows.pipeline.fresh import fresh_run
-from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, preset_names
+from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
 from flows.report.failure import failed

@@ -26,8 +26,7 @@ from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.report.failure import failed
 from flows.report.publish import publish_image
-from flows.report.sweep_files import write_sweep
-from flows.report.swept import Finding, Sweep
+from flows.report.swept import Finding, Sweep, write_sweep
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.contract.stores import open_store
 

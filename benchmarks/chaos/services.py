@@ -15,8 +15,8 @@ from docker.errors import ImageNotFound
 from flows.images.table import CODE_LABEL, IMAGES
 from flows.runners.docker.client import connect
 from flows.standing.server import start_server
-from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
+from stages.contract.provenance import stages_digest
 from tests.object_storage import aws_environment, make_bucket, s3_server
 
 # A cut of the network is drawn shorter and longer than this.

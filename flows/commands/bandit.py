@@ -21,7 +21,7 @@ from flows.commands.common import (
     require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
-from flows.report.fitting import FittedTable
+from flows.report.table import FittedTable
 from stages.contract.stores import open_store
 
 ConfigPath = Annotated[

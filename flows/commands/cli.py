@@ -17,21 +17,17 @@ from typer.exceptions import TyperException
 
 from flows.commands import (
     bandit,
-    compare,
     doctor,
     evaluate,
     images,
     init,
     inspect,
-    lineage,
     models,
     paper,
     run,
     status,
     store,
     up,
-    use,
-    worker,
 )
 from flows.execution.run_record import DamagedRecordWarning
 from stages.contract.errors import (
@@ -62,17 +58,13 @@ for module in (
     run,
     status,
     evaluate,
-    compare,
     inspect,
-    lineage,
     models,
-    use,
     store,
     doctor,
     bandit,
     paper,
     up,
-    worker,
     images,
 ):
     module.register(app)

@@ -24,8 +24,8 @@ from flows.commands.run import interrupt, quiet_prefect
 from flows.execution.plan import plan
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.report.fitting import FittedTable
 from flows.report.outputs import Outputs, export, parse_export
+from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 

@@ -61,7 +61,7 @@ def sbom(
     ] = "cpu",
 ) -> None:
     """Print an image's bill of materials: CycloneDX 1.6, JSON."""
-    from flows.images.engine import engine_errors_explained
+    from flows.images.build import engine_errors_explained
     from flows.images.sbom import bill_of_materials
     from flows.runners.docker.client import connect
 
@@ -74,10 +74,10 @@ def sbom(
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
-    from flows.images.engine import engine_errors_explained, find_image
+    from flows.images.build import engine_errors_explained, find_image
     from flows.images.table import CODE_LABEL, REVISION_LABEL
     from flows.runners.docker.client import connect
-    from stages.contract.code import stages_digest
+    from stages.contract.provenance import stages_digest
 
     client = connect()
     here = stages_digest()

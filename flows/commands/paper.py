@@ -26,7 +26,7 @@ from flows.pipeline.loading import overrides_of
 from flows.pipeline.paper_cells import read_rows
 from flows.planning.paper_budget import PaperBudget, paper_budget
 from flows.planning.show import count
-from flows.report.fitting import FittedTable
+from flows.report.table import FittedTable
 from stages.contract.stores import open_store
 
 

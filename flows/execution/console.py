@@ -22,7 +22,6 @@ from rich.progress import (
 
 from flows.execution.observer import Observer
 from flows.execution.run_record import State
-from flows.execution.throttle import Throttle
 from stages.contract.events import Event, Log, Metric, Progress
 from stages.contract.request import Request
 
@@ -178,3 +177,19 @@ def _how(state: State, seconds: float) -> str:
             return f"stopped after {seconds:.1f} s"
         case _:
             return f"{seconds:.1f} s"
+
+
+class Throttle:
+    """Ready at first, and again ``seconds`` after each call that returned True."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = float("-inf")
+
+    def ready(self) -> bool:
+        """True if ``seconds`` have passed since the last True; the wait then begins again."""
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True

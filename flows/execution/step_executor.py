@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from flows.execution.joined_program import JoinedProgram, follow_partner
 from flows.execution.joined_steps import JoinedSteps, shares_engines
+from flows.execution.observer import current_observers
 from flows.execution.recompute import forced_steps
-from flows.execution.run_record import RunRecord
-from flows.execution.slots import Slots
-from flows.execution.step_status import StepStatus
+from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
@@ -26,9 +26,9 @@ from stages.contract.errors import (
     StoppedError,
     StoreError,
 )
-from stages.contract.events import Log
+from stages.contract.events import Event, Log
 from stages.contract.params import Settings
-from stages.contract.request import ArtifactInput, Request, make_request
+from stages.contract.request import ArtifactInput, Request, key_fields, make_request
 from stages.contract.store import Artifact, Store
 from stages.contract.stores import open_store
 
@@ -259,3 +259,99 @@ class StepExecutor:
             return
         aside = self.store.set_aside(request.stage, request.key)
         on_event(Log(message=f"computed again on purpose; the artifact before is in {aside}"))
+
+
+class Slots:
+    """A counting semaphore whose wait can be given up.
+
+    Args:
+        number: Places.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._changed = threading.Condition()
+
+    def acquire(self, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Waits for a place and takes it.
+
+        Args:
+            unless: True where no place is needed; asked first, and after each :meth:`look_again`.
+
+        Returns:
+            False where none was needed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: unless() or self._free > 0)
+            if unless():
+                return False
+            self._free -= 1
+            return True
+
+    def release(self) -> None:
+        """Gives a place back."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+    def look_again(self) -> None:
+        """Makes those that wait ask again whether they need a place."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class StepStatus:
+    """Tells the observers of the present block and the run's record how a step goes.
+
+    Args:
+        record: The run's record.
+        step: The step.
+        request: Its request.
+    """
+
+    def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
+        self._record = record
+        self._step = step
+        self._request = request
+        self._started = time.time()
+        self._observers = current_observers()
+
+    def started(self) -> None:
+        """The stage starts, or starts again."""
+        # Waiting for a slot is not the stage's time.
+        self._started = time.time()
+        self._save("running")
+        for observer in self._observers:
+            observer.step_started(self._request)
+
+    def preempted(self, message: str) -> None:
+        """The stage lost its machine and waits for another one."""
+        for observer in self._observers:
+            observer.step_preempted(self._request, message)
+        self._save("preempted", message)
+
+    def event(self, event: Event) -> None:
+        """The stage reports something."""
+        for observer in self._observers:
+            observer.stage_event(self._request, event)
+
+    def ended(self, state: State, message: str = "") -> None:
+        """The step has ended; the message says why where that is needed."""
+        # Observers before the record: a full disk must not swallow the message.
+        for observer in self._observers:
+            observer.step_ended(self._request, state, time.time() - self._started, message)
+        self._save(state, message)
+
+    def _save(self, state: State, message: str = "") -> None:
+        self._record.save_step(
+            StepRecord(
+                step=self._step.name,
+                stage=self._step.stage,
+                key=self._request.key,
+                key_fields=key_fields(self._step.params, self._step.seed, self._request.inputs),
+                state=state,
+                started=self._started,
+                ended=None if state in ("running", "preempted") else time.time(),
+                message=message,
+            )
+        )

@@ -1,4 +1,4 @@
-"""Builds images through the Docker engine's API and shows what it says."""
+"""Builds images through the Docker engine's API, and turns its errors into messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
-from docker.errors import APIError
+from docker.errors import APIError, DockerException, ImageNotFound
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
-from flows.images.engine import engine_errors_explained, find_image
 from flows.images.table import (
     CODE_LABEL,
     REVISION_LABEL,
@@ -27,9 +29,9 @@ from flows.images.table import (
     git_revision,
 )
 from flows.images.wheelhouse import Say, ensure_wheel_image, ensure_wheelhouse
-from stages.contract.code import stages_digest
 from stages.contract.errors import GebError, UserError
 from stages.contract.file_locks import exclusive_lock, is_held
+from stages.contract.provenance import stages_digest
 from stages.contract.stores import cache_home
 
 _DOCKERFILE = "docker/stage.Dockerfile"
@@ -167,3 +169,39 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     entry.uname = entry.gname = ""
     entry.mode = 0o755 if entry.isdir() else 0o644
     return entry
+
+
+def find_image(client: docker.DockerClient, name: str) -> Any:
+    """The engine's image of a name; None where there is none."""
+    try:
+        return client.images.get(name)
+    except ImageNotFound:
+        return None
+
+
+@contextmanager
+def engine_errors_explained(doing: str) -> Iterator[None]:
+    """Turns what the engine refuses, and an engine that is gone, into messages.
+
+    Args:
+        doing: Name of the request that the block makes, for messages.
+
+    Raises:
+        UserError: The engine refuses it.
+        GebError: The engine fails, or does not answer any more.
+    """
+    try:
+        yield
+    except APIError as error:
+        said = str(error.explanation or error).strip()
+        if error.is_client_error():
+            raise UserError(
+                f"{doing}: the Docker engine refuses: {said}", "correct what it names"
+            ) from error
+        raise GebError(f"{doing}: the Docker engine fails: {said}") from error
+    except DockerException as error:
+        raise GebError(f"{doing}: {error}") from error
+    except (RequestException, HTTPError) as error:
+        raise GebError(
+            f"{doing}: the Docker engine does not answer any more ({type(error).__name__}: {error})"
+        ) from error

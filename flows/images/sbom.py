@@ -13,8 +13,8 @@ from cyclonedx.output.json import JsonV1Dot6
 from docker.errors import ImageNotFound
 from packageurl import PackageURL
 
-from flows.images.locks import plain_name
 from flows.images.table import Image
+from flows.images.wheelhouse import plain_name
 from stages.contract.errors import UserError
 
 # Runs in the image: the packages of its Python, and Debian's.

@@ -9,10 +9,9 @@ from pydantic import Field, model_validator
 
 from flows.pipeline.estimation import Estimation
 from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
-from flows.pipeline.evaluation_checks import check_evaluations
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.placement_checks import check_placement
-from flows.pipeline.sample_checks import check_samples
+from flows.pipeline.sample_checks import check_evaluations, check_samples
 from flows.pipeline.shards import resolve_shards
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError

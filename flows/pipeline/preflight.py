@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.evaluation_checks import images
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
+from flows.pipeline.sample_checks import images
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.compilers import require_compiler

@@ -1,7 +1,8 @@
-"""The shipped configurations by name, to start a run from without a file at hand."""
+"""The shipped configurations by name, and the dated runs that schedules start from them."""
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -89,3 +90,27 @@ def _is_of_a_run(path: Path) -> bool:
     """Tells configurations of runs from those of other flows by their sections."""
     loaded = read_yaml(path)
     return isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}
+
+
+_STAMP = "%Y%m%d-%H%M%S"
+_MAX_NAME = 100
+
+
+def fresh_run(config: RunConfig, start: datetime.datetime) -> RunConfig:
+    """The configuration of one run of a schedule.
+
+    Its name gets the start, its seed is the configuration's plus the start as a number. The model
+    in the registry keeps its name, so that each run adds a version.
+
+    Args:
+        config: What all runs of the schedule have in common.
+        start: Start that the run was scheduled for, which a retry does not change.
+    """
+    stamp = start.astimezone(datetime.UTC).strftime(_STAMP)
+    name = config.name[: _MAX_NAME - len(stamp) - 1]
+    changed = {
+        "name": f"{name}-{stamp}",
+        "seed": config.seed + int(stamp.replace("-", "")),
+        "model": config.model or config.name,
+    }
+    return config.model_copy(update=changed)

@@ -10,8 +10,7 @@ from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.step import Output, Step
-from flows.planning.estimate import StepEstimate, estimate
-from flows.planning.schedule import end_of
+from flows.planning.estimate import StepEstimate, end_of, estimate
 from stages.contract.digests import sha256_of
 from stages.contract.request import key_fields
 

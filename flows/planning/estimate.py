@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from flows.execution.joined_steps import shares_engines
+from flows.execution.joined_steps import engine_of, shares_engines
 from flows.execution.plan import PlannedStep
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
 from flows.planning.cost import GIB, Cost
 from flows.planning.hardware import GPUS, Device, this_cpu
-from flows.planning.schedule import end_of
-from flows.planning.shared_starts import steps_with_engine
 from flows.planning.step_costs import StepCosts
 from stages.contract.request import Resources
 from stages.contract.stores import open_store
@@ -177,3 +177,61 @@ def _too_large(step: Step, cost: Cost, resources: Resources, device: Device) -> 
             f"{step.stage}.deepspeed.offload_optimizer"
         )
     return warnings
+
+
+def end_of(
+    steps: Sequence[tuple[str, float]], upstream: Mapping[str, Sequence[str]], parallel: int
+) -> float:
+    """Seconds until the last step ends: each starts once its inputs are there and a slot is free.
+
+    Args:
+        steps: Names and seconds of the steps, inputs before those that read them.
+        upstream: Names of the steps that each reads from; what is not in ``steps`` is there.
+        parallel: Steps that may run at the same time.
+
+    >>> end_of([("a", 2.0), ("b", 1.0), ("c", 1.0)], {"c": ["a"]}, parallel=2)
+    3.0
+    """
+    ends: dict[str, float] = {}
+    slots = [0.0] * parallel
+    for name, seconds in steps:
+        ready = max((ends[each] for each in upstream.get(name, ()) if each in ends), default=0.0)
+        start = max(ready, heapq.heappop(slots))
+        ends[name] = start + seconds
+        heapq.heappush(slots, ends[name])
+    return max(ends.values(), default=0.0)
+
+
+def steps_with_engine(
+    steps: Sequence[Step], todo: Collection[str], resources: Mapping[str, Resources]
+) -> dict[str, str]:
+    """Steps that another one's program computes with its engine, as runs on one machine join them.
+
+    A step joins an earlier one with an equal engine if all that it reads comes before that one.
+
+    Args:
+        steps: Steps of a run, in the order in which they are computed.
+        todo: Names of those that are to be computed.
+        resources: Resources by stage.
+
+    Returns:
+        For each such step the step before it in the same program, by name.
+    """
+    before: dict[str, str] = {}
+    # The place of each program's first step, the name of the last one so far, and their engine.
+    programs: list[tuple[int, str, Any]] = []
+    places: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        places[step.name] = place
+        engine = engine_of(step, step.inputs, resources[step.stage])
+        if step.name not in todo or engine is None:
+            continue
+        ready = max((places[each] for each in step.upstream() if each in todo), default=-1)
+        for number, (first, last, its_engine) in enumerate(programs):
+            if its_engine == engine and ready < first:
+                before[step.name] = last
+                programs[number] = first, step.name, engine
+                break
+        else:
+            programs.append((place, step.name, engine))
+    return before

@@ -13,9 +13,8 @@ from flows.execution.run_record import RunRecord, recorded
 from flows.pipeline.names import require_name
 from flows.report.comparison import Comparison, compare_summaries
 from flows.report.comparison_tables import TextTable, latex, tables
-from flows.report.files import csv_text, json_text, write_file
+from flows.report.files import csv_text, json_text, render, write_file
 from flows.report.last_iteration import last_iteration, training_log_pi_ref
-from flows.report.pages import render
 from flows.report.plots import Line, course_figure, histogram_figure, png, svg
 from flows.report.summary import summarise
 from stages.contract.errors import UserError

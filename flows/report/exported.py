@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.report.files import write_file
+from flows.report.files import render, write_file
 from flows.report.lineage import Ancestor, lineage_of
-from flows.report.pages import render
 from stages.contract.adapters import base_of_adapter
 from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import UserError
-from stages.contract.registry import ModelRegistry
-from stages.contract.registry_records import ModelVersion
+from stages.contract.registry import ModelRegistry, ModelVersion
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.contract.store import Artifact, Store
 

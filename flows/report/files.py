@@ -1,4 +1,4 @@
-"""Files that a person reads or hands on: each appears whole under its name, or not at all."""
+"""Files that a person reads or hands on, whole or not at all, and the templates of some."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from stages.contract.atomic import write_atomically
 from stages.contract.disk import explain_disk_errors
@@ -52,3 +54,16 @@ def csv_text(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue()
+
+
+def render(template: str, **values: Any) -> str:
+    """Renders a template; in pages (``.html.jinja``) every value is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flows.report"),
+        autoescape=template.endswith(".html.jinja"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(template).render(values)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.report.files import write_file
-from flows.report.pages import render
+from flows.report.files import render, write_file
 from stages.contract.store import Store
 
 _BOX_WIDTH, _BOX_HEIGHT = 190, 40

@@ -10,8 +10,7 @@ from typing import Any
 
 from flows.pipeline.paper_cells import BANDIT
 from flows.report.comparison_tables import latex
-from flows.report.files import json_text, write_file
-from flows.report.pages import render
+from flows.report.files import json_text, render, write_file
 from flows.report.paper_coverage import Coverage, coverage, headline
 from flows.report.paper_figures import PaperTable
 from flows.report.paper_plots import paper_figures

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flows.report.majority import majority_at_k
 from flows.report.solved import ACCURACY, Solved, ballots_of, majority_name, pass_name
 from flows.report.statistics import Estimate, Floats, pass_at_k, proportion, ratio_of_sums
 from stages.contract.store import Artifact
@@ -232,3 +232,49 @@ def _figure(parts: Mapping[str, tuple[float, int]]) -> PromptFigure:
     names = tuple(sorted(parts))
     values: npt.NDArray[np.float64] = np.array([parts[name] for name in names], dtype=np.float64)
     return PromptFigure(names, values[:, 0], values[:, 1])
+
+
+@lru_cache(maxsize=65536)
+def majority_at_k(correct: int, wrong: Sequence[int], abstained: int, k: int) -> float:
+    """Chance that the most frequent answer among k samples drawn of n is the correct one.
+
+    Self-consistency (Wang et al. 2023, arXiv 2203.11171) averaged over all C(n, k) draws without
+    replacement, so that it is unbiased for k < n as pass@k is. A tie is decided by chance: t wrong
+    answers as frequent as the correct one leave it 1/(t+1). A draw without the correct answer
+    fails. Samples without an answer are drawn and do not vote.
+
+    Args:
+        correct: Samples with the correct answer.
+        wrong: Samples with each of the wrong answers.
+        abstained: Samples without an answer.
+        k: Samples drawn.
+
+    Raises:
+        ValueError: There are fewer than k samples.
+    """
+    samples = correct + sum(wrong) + abstained
+    if not 1 <= k <= samples:
+        raise ValueError(f"maj@{k} needs at least {k} samples of each prompt; one has {samples}")
+    won = sum(
+        comb(correct, votes) * _others(wrong, abstained, votes, k - votes)
+        for votes in range(1, min(correct, k) + 1)
+    )
+    return won / comb(samples, k)
+
+
+def _others(wrong: Sequence[int], abstained: int, votes: int, drawn: int) -> float:
+    """Ways to draw the rest without more than ``votes`` of one answer, each by 1/(ties+1)."""
+    # Ways by the number of answers that tie, and the number of samples drawn so far.
+    most_ties = min(len(wrong), drawn // votes)
+    ways = np.zeros((most_ties + 1, drawn + 1))
+    ways[0] = [comb(abstained, each) for each in range(drawn + 1)]
+    for size in wrong:
+        following = np.zeros_like(ways)
+        for taken in range(min(size, votes, drawn) + 1):
+            added = comb(size, taken) * ways[:, : drawn + 1 - taken]
+            if taken < votes:
+                following[:, taken:] += added
+            else:
+                following[1:, taken:] += added[:-1]
+        ways = following
+    return float((ways[:, drawn] / np.arange(1, most_ties + 2)).sum())

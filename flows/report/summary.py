@@ -11,9 +11,8 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord, resume_c
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation import Evaluation
 from flows.pipeline.steps import suite_place
-from flows.report.fitting import FittedTable
 from flows.report.status import RunStatus, run_status
-from flows.report.table import COLUMNS, SUITE_COLUMNS, Column, Figures, SuiteFigures
+from flows.report.table import COLUMNS, SUITE_COLUMNS, Column, Figures, FittedTable, SuiteFigures
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
 from stages.contract.store import Artifact, Store

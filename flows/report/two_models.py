@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.report.fitting import FittedTable
 from flows.report.prompt_figures import estimates, places
 from flows.report.solved import Solved, length_controlled, solved_names
 from flows.report.statistics import Estimate
-from flows.report.table import Cell, formatted, interval_text
+from flows.report.table import Cell, FittedTable, formatted, interval_text
 from stages.contract.store import Artifact
 
 # Metrics that are shown for both models; `metrics.json` has the rest.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
 from stages.contract.health import Health
 from stages.contract.local_store import LocalStore
+from stages.contract.provenance import stages_digest
 from stages.contract.request import Request, Resources
 
 # Leases and logs compare clocks of hosts.

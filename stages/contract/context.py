@@ -1,23 +1,75 @@
-"""Context of a stage: the argument of its ``run`` function."""
+"""Context of a stage, the argument of its ``run`` function, and the engine that it may keep."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Emitter
-from stages.contract.kept import KeptEngine
 from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
 from stages.contract.store import Artifact
+
+
+class Closing(Protocol):
+    """Anything that is closed once it is not needed any more."""
+
+    def close(self) -> None:
+        """Frees memory and devices, and ends processes."""
+        ...
+
+
+T = TypeVar("T", bound=Closing)
+
+
+class KeptEngine:
+    """The engine that the requests of one program share; there is at most one at a time.
+
+    Attributes:
+        is_wanted_again: True where further requests follow the present one.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted_again = False
+        self._identity: Any = None
+        self._engine: Any = None
+
+    @contextmanager
+    def use(self, identity: Any, load: Callable[[], T]) -> Iterator[T]:
+        """An engine for the block: the one that was kept, or a new one.
+
+        It is closed at the end of the block if an error ends that or no further request follows.
+
+        Args:
+            identity: All that the engine depends on. One with another identity is closed first.
+            load: Starts an engine.
+        """
+        if self._engine is not None and self._identity != identity:
+            self.close()
+        if self._engine is None:
+            self._engine, self._identity = load(), identity
+        try:
+            yield self._engine
+        except BaseException:
+            self.close()
+            raise
+        if not self.is_wanted_again:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the engine, if there is one."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
 
 P = TypeVar("P", bound=StageParams)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.contract.code import stages_digest
 from stages.contract.errors import GebError
 from stages.contract.local_store import LocalStore
+from stages.contract.provenance import stages_digest
 
 
 class Health(BaseModel):

@@ -1,4 +1,4 @@
-"""Software, container image and accelerator of a computation, for the manifest of its artifact."""
+"""Software, code, container image and accelerator of a computation, for manifests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import platform
 import sys
 import time
 from pathlib import Path
+
+import stages.contract
+from stages.contract.digests import sha256_file, sha256_tree
 
 IMAGE_VARIABLE = "GEB_IMAGE"
 """Environment variable by which a runner tells a stage the container image that it is in."""
@@ -49,3 +52,14 @@ def accelerator_name() -> str:
     if torch is not None and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return "cpu"
+
+
+def stages_digest() -> str:
+    """Digest of the stages' code: where two agree, the same request gives the same result."""
+    folder = Path(stages.contract.__file__).parents[1]
+    files = {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return sha256_tree(files)[:16]

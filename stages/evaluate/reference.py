@@ -21,8 +21,7 @@ from stages.modeling.device_pool import DevicePool
 from stages.modeling.load import Precision, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.mapped import folder_to_share, load_shared
-from stages.modeling.probe import UnfitModelError, check_logprobs
-from stages.modeling.rope import require_static_rope
+from stages.modeling.probe import UnfitModelError, check_logprobs, require_static_rope
 from stages.modeling.token_batches import token_batches
 
 TokenIds = Sequence[npt.NDArray[np.int32]]

@@ -22,9 +22,8 @@ from stages.contract.events import dump_json
 from stages.contract.join import ScoredBatch, read_scored
 from stages.contract.program import Stage
 from stages.contract.tables import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
-from stages.evaluate.compare import win_rate
 from stages.evaluate.params import EvaluateParams
-from stages.evaluate.summary import Metrics, SampleSummary
+from stages.evaluate.summary import Metrics, SampleSummary, win_rate
 
 _COLUMNS = (
     "messages",

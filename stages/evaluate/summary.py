@@ -1,4 +1,4 @@
-"""Summary of one model's samples, built while they are read once, in batches. Pure.
+"""Summaries of samples, built while they are read once: figures, distinct-n, win rate. Pure.
 
 Shapes: ``R`` responses of a batch.
 """
@@ -9,6 +9,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stages.contract.errors import UserError
 from stages.contract.join import ScoredBatch
-from stages.evaluate.distinct import DistinctCounter
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -174,3 +175,137 @@ def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
 def _known(value: float) -> float | None:
     """None for NaN: samples of a server that gives no log-probabilities."""
     return None if math.isnan(value) else value
+
+
+Rewards = Mapping[str, PromptRewards | None]
+
+
+def win_rate(policy: Rewards, base: Rewards) -> Metrics:
+    """Compares two models prompt by prompt.
+
+    A prompt wins when the sum of its rewards is strictly above the base model's; ties lose
+    (``win_rate``), or count one half (``win_rate_ties_split``).
+
+    Args:
+        policy: Rewards of the policy's samples by prompt id; None where a score is missing.
+        base: Rewards of the base model's samples.
+
+    Returns:
+        Rates, the standard error of the first, and how many prompts were compared, tied, or left
+        out because a score or the other model's samples are missing.
+
+    Raises:
+        UserError: No prompt can be compared, or a prompt has more samples of one model.
+    """
+    wins = ties = compared = 0
+    for prompt_id, mine in policy.items():
+        other = base.get(prompt_id)
+        if mine is None or other is None:
+            continue
+        if mine.count != other.count:
+            raise UserError(
+                f"prompt {prompt_id} has {mine.count} samples of the policy and {other.count} of "
+                "the base model: sums of rewards cannot be compared",
+                "sample both with the same number of responses a prompt",
+            )
+        compared += 1
+        wins += mine.total > other.total
+        ties += mine.total == other.total
+    if compared == 0:
+        raise UserError(
+            "policy and base model have no scored prompt in common",
+            "sample and score both on the same test prompts",
+        )
+    rate = wins / compared
+    return {
+        "win_rate": rate,
+        "win_rate_se": math.sqrt(rate * (1 - rate) / compared),
+        "win_rate_ties_split": (wins + ties / 2) / compared,
+        "compared_prompts": compared,
+        "tied_prompts": ties,
+        "uncompared_prompts": len(policy.keys() | base.keys()) - compared,
+    }
+
+
+# Hashes held back before they are merged: a bound on memory beside the distinct n-grams themselves.
+_MERGE_AT = 1 << 21
+
+_Hashes = npt.NDArray[np.uint64]
+
+
+class DistinctCounter:
+    """Counts distinct n-grams for n = 1…``max_n`` at 8 bytes each.
+
+    n-grams are told apart by 64-bit hashes: among 10⁸ of them the chance of any collision is below
+    10⁻³, and one moves the figure by 10⁻⁸.
+
+    Args:
+        max_n: Length of the longest n-grams.
+    """
+
+    def __init__(self, max_n: int) -> None:
+        self._words: dict[str, int] = {}
+        self._sets = [_HashSet() for _ in range(max_n)]
+        self._totals = [0] * max_n
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Adds responses to the corpus."""
+        numbers: list[int] = []
+        lengths = []
+        for text in texts:
+            words = text.split()
+            numbers += [self._words.setdefault(word, len(self._words)) for word in words]
+            lengths.append(len(words))
+        words_hashed = _mix(np.array(numbers, dtype=np.uint64) + np.uint64(1))
+        text_of_word = np.repeat(np.arange(len(texts)), lengths)
+        hashes = words_hashed
+        for n, (found, total) in enumerate(zip(self._sets, self._totals, strict=True), 1):
+            if n > 1:
+                # Before masking, hashes[i] covers words i … i+n-2.
+                hashes = _mix(hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + words_hashed[n - 1 :])
+            within = text_of_word[: len(hashes)] == text_of_word[n - 1 :]
+            found.add(hashes[within])
+            self._totals[n - 1] = total + int(np.count_nonzero(within))
+
+    def per_ngram(self) -> list[float | None]:
+        """Different n-grams by n-grams, n = 1…``max_n``; None where the corpus has no n-gram."""
+        return [
+            len(found) / total if total else None
+            for found, total in zip(self._sets, self._totals, strict=True)
+        ]
+
+    def per_token(self) -> list[float | None]:
+        """Different n-grams by tokens, n = 1…``max_n``; None where the corpus has no token."""
+        tokens = self._totals[0]
+        return [len(found) / tokens if tokens else None for found in self._sets]
+
+
+class _HashSet:
+    """A set of 64-bit hashes, as one sorted array and what is not merged into it yet."""
+
+    def __init__(self) -> None:
+        self._merged: _Hashes = np.zeros(0, dtype=np.uint64)
+        self._pending: list[_Hashes] = []
+        self._num_pending = 0
+
+    def add(self, hashes: _Hashes) -> None:
+        self._pending.append(hashes)
+        self._num_pending += len(hashes)
+        if self._num_pending > max(_MERGE_AT, len(self._merged)):
+            self._merge()
+
+    def _merge(self) -> None:
+        self._merged = np.unique(np.concatenate([self._merged, *self._pending]))
+        self._pending.clear()
+        self._num_pending = 0
+
+    def __len__(self) -> int:
+        self._merge()
+        return len(self._merged)
+
+
+def _mix(values: _Hashes) -> _Hashes:
+    """The bijection on 64-bit integers that ends splitmix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

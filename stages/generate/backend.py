@@ -23,7 +23,7 @@ class Prompt:
         messages: The conversation as the prompts table has it.
         token_ids: The rendered prompt.
         seeds: One seed for each of its K responses.
-        chunk: First prompt of the chunk that it belongs to, see :mod:`stages.generate.chunks`.
+        chunk: First prompt of the chunk that it belongs to, see :mod:`stages.generate.filling`.
     """
 
     messages: Sequence[Mapping[str, str]]

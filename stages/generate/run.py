@@ -19,9 +19,8 @@ from stages.contract.program import Stage
 from stages.contract.sealed import find_whole, sealed_path
 from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
 from stages.generate.backend import Backend
-from stages.generate.chunks import Chunk, split_chunks
 from stages.generate.engine_pool import EnginePool
-from stages.generate.filling import ChunkFiller
+from stages.generate.filling import Chunk, ChunkFiller, split_chunks
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.generate.shards import expected_tokens, shard_bounds

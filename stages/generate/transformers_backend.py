@@ -17,7 +17,6 @@ from stages.contract.events import Emitter
 from stages.generate.backend import LENGTH, STOP, Prompt, Sample, Sampling
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.generate.sampling import draw, uniforms
 from stages.generate.units import split_batches
 from stages.modeling.engines import engine_error
 from stages.modeling.load import load_causal_lm
@@ -191,3 +190,60 @@ def _left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Te
         ids[row, width - len(each) :] = torch.tensor(each)
         mask[row, width - len(each) :] = 1
     return ids, mask
+
+
+def uniforms(seed: int, num_steps: int) -> np.ndarray:
+    """The uniform numbers in [0, 1) that decide a response's tokens: one per step.
+
+    Philox is counter-based: fewer steps give a prefix of the same numbers.
+    """
+    return np.random.Generator(np.random.Philox(key=seed)).random(num_steps)
+
+
+def filtered_probabilities(
+    logits: torch.Tensor, *, temperature: float, top_p: float
+) -> torch.Tensor:
+    """The distribution that tokens are drawn from.
+
+    Args:
+        logits: [B, V] of the policy.
+        temperature: Divides the logits; positive.
+        top_p: Keep the smallest set of likeliest tokens whose probability reaches this.
+
+    Returns:
+        [B, V] float64, rows sum to 1.
+    """
+    probabilities = torch.softmax(logits.double() / temperature, dim=-1)
+    if top_p >= 1:
+        return probabilities
+    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.cumsum(-1) - ordered
+    kept = ordered.masked_fill(mass_before >= top_p, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+
+
+def draw(
+    logits: torch.Tensor, uniform: torch.Tensor, *, temperature: float, top_p: float
+) -> torch.Tensor:
+    """Draws one token per row by inverting its cumulative distribution.
+
+    The cumulative sum runs in the order of the vocabulary, not of the probabilities: rounding that
+    swaps two nearly equal tokens then moves a boundary by a rounding error and no token far.
+
+    Args:
+        logits: [B, V] of the policy.
+        uniform: [B] numbers in [0, 1), float64.
+        temperature: 0 takes the likeliest token.
+        top_p: As in :func:`filtered_probabilities`.
+
+    Returns:
+        [B] token ids.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    cumulative = filtered_probabilities(logits, temperature=temperature, top_p=top_p).cumsum(-1)
+    total = cumulative[:, -1:]
+    # Rounding must not carry a uniform number next to 1 past the end of the vocabulary.
+    target = torch.minimum(uniform[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    # right=True passes over tokens of probability 0 when the target is exactly on their boundary.
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]

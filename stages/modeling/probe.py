@@ -1,4 +1,4 @@
-"""Checks of a loaded model on a few short rows: what would be wrong in silence is refused by name.
+"""Checks of a loaded model and its rotary embeddings: what would be wrong in silence is refused.
 
 Models of transformers differ in what they do with padding, with arguments that they do not know, in
 training mode, and behind the head. Each check compares two ways to compute the same values.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from stages.contract.errors import UserError
 from stages.modeling.shared_prefix import SHARED_PREFIX, Group, RowLayout, supports_shared_prefix
 
 _GROUPS: tuple[Group, ...] = ((3, 2, 4), (2, 3, 1))
@@ -255,3 +256,38 @@ def _errors_named() -> Iterator[None]:
     ) as error:
         lines = str(error).strip().splitlines() or [""]
         raise UnfitModelError(f"{type(error).__name__}: {lines[0]}") from error
+
+
+def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -> None:
+    """Checks that no sequence changes the rotary embeddings of those beside it.
+
+    ``longrope`` (Phi-3) takes other frequencies for a whole batch once one of its sequences passes
+    the original context; ``dynamic`` does so past the configured context, and keeps them.
+
+    Args:
+        config: The model's configuration.
+        place: Its checkpoint, for the message.
+        longest: Tokens of the longest sequence.
+        remedy: What to do; ``{limit}`` in it becomes the most tokens that are safe.
+
+    Raises:
+        UserError: A sequence is longer than is safe.
+    """
+    config = config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One set for all layers, or one for each type of layer.
+    nested = [each for each in parameters.values() if isinstance(each, dict)]
+    for rope in nested or [parameters]:
+        kind = rope.get("rope_type", "default")
+        limit = longest
+        if kind == "longrope":
+            limit = rope["original_max_position_embeddings"]
+        elif kind == "dynamic":
+            limit = config.max_position_embeddings
+        if longest > limit:
+            raise UserError(
+                f"a sequence has {longest} tokens; above {limit} the rotary embedding of {place} "
+                f"({kind}) changes for all sequences of a batch, and so do their "
+                "log-probabilities",
+                remedy.format(limit=limit),
+            )

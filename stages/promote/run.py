@@ -18,8 +18,7 @@ from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.contract.program import Stage
-from stages.contract.registry import AliasMovedError, ModelRegistry
-from stages.contract.registry_records import Alias, ModelVersion
+from stages.contract.registry import Alias, AliasMovedError, ModelRegistry, ModelVersion
 from stages.contract.request import ArtifactInput
 from stages.promote.gate import Decision, decide
 from stages.promote.params import PromoteParams

@@ -11,10 +11,9 @@ from typing import Any
 from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.score.answers import prompt_starts
-from stages.score.grading import Grade, GraderPool
+from stages.score.grading import Grade, GraderPool, count_votes
 from stages.score.oracle import Verdict
 from stages.score.params import VOTES, ScoreParams
-from stages.score.votes import count_votes
 
 # Answers graded before their verdicts are handed on.
 _AT_ONCE = 256

@@ -21,8 +21,7 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from stages.modeling.chat import render_conversation
 from stages.modeling.load import DTYPES
-from stages.score.urm import ATTRIBUTES, UrmOutput
-from stages.score.urm_oracles import load_urm
+from stages.score.urm_oracles import ATTRIBUTES, UrmOutput, load_urm
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The oracles ``urm_gated`` and ``urm_helpfulness``: two readings of the URM reward model.
+"""The URM reward model, and its two readings: oracles ``urm_gated`` and ``urm_helpfulness``.
 
 ``urm_gated`` is the score by the model's card. ``urm_helpfulness`` is the helpfulness mean, which a
 plain sequence classifier reads from the same checkpoint as its first output.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import LlamaModel, LlamaPreTrainedModel
 
 from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
@@ -22,7 +25,74 @@ from stages.modeling.tokenizers import load_tokenizer
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 from stages.score.reward_model import Classifier, RewardModel
-from stages.score.urm import ATTRIBUTES, UrmModel, UrmOutput
+
+# HelpSteer2's order, which is the head's.
+ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+
+
+@dataclass(frozen=True)
+class UrmOutput:
+    """The model's output for a batch.
+
+    Attributes:
+        means: Mean of each attribute, [B, 5].
+        gates: Weight of each attribute, [B, 5]; of any sign, they do not sum to one.
+    """
+
+    means: Tensor
+    gates: Tensor
+
+    @property
+    def scores(self) -> Tensor:
+        """Gated score of each conversation, [B]."""
+        return (self.means * self.gates).sum(dim=-1)
+
+
+class Gate(nn.Module):
+    """The MLP that weighs the attributes; ``fc.0``, ``fc.2`` and ``fc.4`` name its weights."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.fc = nn.Sequential(
+            nn.Linear(hidden_size, hidden_size),
+            nn.SELU(),
+            nn.Linear(hidden_size, hidden_size),
+            nn.SELU(),
+            nn.Linear(hidden_size, len(ATTRIBUTES)),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Weights [B, 5] from hidden states [B, H]."""
+        return self.fc(hidden)
+
+
+class UrmModel(LlamaPreTrainedModel):
+    """A Llama with URM's head (``score``) and gate (``weights``), named as in the checkpoint."""
+
+    # Head and gate work on one state of each conversation: float32 costs nothing there, and the
+    # gate's products of means and weights would lose digits otherwise.
+    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {"score", "weights"}
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = LlamaModel(config)
+        self.score = nn.Linear(config.hidden_size, 2 * len(ATTRIBUTES), bias=False)
+        self.weights = Gate(config.hidden_size)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> UrmOutput:
+        """Reads conversations padded on the right.
+
+        Args:
+            input_ids: Token ids, [B, T].
+            attention_mask: 1 for tokens, 0 for padding, [B, T].
+        """
+        states = self.model(input_ids, attention_mask=attention_mask, use_cache=False)[0]
+        rows = torch.arange(len(input_ids), device=states.device)
+        last = states[rows, attention_mask.sum(dim=1) - 1].float()
+        parameters = self.score(last).view(-1, len(ATTRIBUTES), 2)
+        return UrmOutput(means=parameters[..., 0], gates=self.weights(last))
+
 
 _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
     "urm_gated": lambda output: output.scores,

@@ -17,7 +17,7 @@ from stages.contract.events import dump_json
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.rope import require_static_rope
+from stages.modeling.probe import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
     Conversation,

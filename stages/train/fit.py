@@ -15,7 +15,7 @@ from torch import nn
 from stages.contract.events import dump_json
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.rope import require_static_rope
+from stages.modeling.probe import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.train import reference
 from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batches

@@ -12,9 +12,9 @@ from docker.errors import ImageNotFound
 from flows.images.table import CODE_LABEL, VERSION_LABEL, geb_version
 from flows.pipeline.placement import DockerSettings
 from flows.runners.docker.images import Images
-from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
+from stages.contract.provenance import stages_digest
 from stages.contract.request import Request
 from tests.probe_requests import probe_request
 

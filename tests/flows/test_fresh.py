@@ -8,7 +8,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
-from flows.pipeline.fresh import fresh_run
+from flows.pipeline.presets import fresh_run
 
 SATURDAY = datetime.datetime(2026, 11, 21, 2, 0, 0, tzinfo=datetime.UTC)
 IN_TOKYO = SATURDAY.astimezone(datetime.timezone(datetime.timedelta(hours=9)))

@@ -17,7 +17,7 @@ from flows.pipeline.config import RunConfig, StageResources
 from flows.planning.cost import GIB, Cost
 from flows.planning.estimate import Estimate, StepEstimate
 from flows.planning.record import planned_costs, save_estimate
-from flows.report.spending import spending
+from flows.report.html import spending
 from flows.report.summary import Summary
 from stages.contract.request import Resources
 from stages.contract.stores import open_store

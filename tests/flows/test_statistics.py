@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.report.majority import majority_at_k
+from flows.report.prompt_figures import majority_at_k
 from flows.report.statistics import (
     holm,
     over_seeds,

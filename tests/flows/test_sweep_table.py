@@ -14,8 +14,7 @@ from scipy import stats
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
-from flows.report.sweep_files import write_sweep
-from flows.report.swept import Finding, Sweep
+from flows.report.swept import Finding, Sweep, write_sweep
 from flows.report.table import COLUMNS
 from flows.sweep import run_cells
 from tests.small_disk import contents, no_room

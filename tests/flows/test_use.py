@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.bases import fault_of_base
+from flows.commands.store import fault_of_base
 from flows.pipeline.inputs import resolve_model
 from flows.report.exported import base_of, export
 from stages.contract.local_store import LocalStore

@@ -17,8 +17,8 @@ from flows.images.table import (
     images_named,
 )
 from flows.pipeline.placement import DockerSettings
-from stages.contract.code import stages_digest
 from stages.contract.errors import UserError
+from stages.contract.provenance import stages_digest
 from stages.contract.request import Request
 
 

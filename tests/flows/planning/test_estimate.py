@@ -13,9 +13,8 @@ from flows.execution.plan import plan
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cost import RUNTIME_GPU
-from flows.planning.estimate import Estimate, StepEstimate, estimate
+from flows.planning.estimate import Estimate, StepEstimate, end_of, estimate
 from flows.planning.hardware import this_cpu
-from flows.planning.schedule import end_of
 from flows.planning.show import to_json
 from flows.planning.sizes import rows_of
 from stages.contract.errors import UserError

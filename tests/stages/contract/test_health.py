@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stages.contract.code import stages_digest
 from stages.contract.health import Health
 from stages.contract.local_store import LocalStore
+from stages.contract.provenance import stages_digest
 
 
 def told(store: Path) -> Health:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.contract.kept import KeptEngine
+from stages.contract.context import KeptEngine
 
 
 class Engine:

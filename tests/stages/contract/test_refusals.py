@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pytest
 
-from stages.contract import request_checks
+from stages.contract import program
 from stages.contract.digests import digest_of, state_of
 from stages.contract.errors import EXIT_USER, StoreError, UserError
 from stages.contract.events import Emitter
@@ -196,7 +196,7 @@ def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
     store, tmp_path, monkeypatch, is_known
 ):
     """A request that does not tell them is of an input that nobody looks at again."""
-    monkeypatch.setattr(request_checks, "_HASHED_BYTES", 2)
+    monkeypatch.setattr(program, "_HASHED_BYTES", 2)
     weights = tmp_path / "weights"
     weights.write_text("one\n")
     source = file_input(weights)
@@ -204,9 +204,7 @@ def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
         source = source.model_copy(update={"state": state_of(weights)})
     asked = make_request(ReaderParams(), inputs={"code": [source]}, seed=0, store=str(store.root))
     hashed = []
-    monkeypatch.setattr(
-        request_checks, "digest_of", lambda path: hashed.append(path) or digest_of(path)
-    )
+    monkeypatch.setattr(program, "digest_of", lambda path: hashed.append(path) or digest_of(path))
     stage = Stage(ReaderParams, lambda ctx: None)
     weights.write_text("two\n")
     os.utime(weights, (1, 1))

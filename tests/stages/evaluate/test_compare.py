@@ -5,8 +5,7 @@ import math
 import pytest
 
 from stages.contract.errors import UserError
-from stages.evaluate.compare import win_rate
-from stages.evaluate.summary import PromptRewards, clustered_standard_error
+from stages.evaluate.summary import PromptRewards, clustered_standard_error, win_rate
 
 
 def rewards(**sums: float | None) -> dict[str, PromptRewards | None]:

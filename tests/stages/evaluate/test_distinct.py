@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluate import distinct
-from stages.evaluate.distinct import DistinctCounter
+from stages.evaluate import summary
+from stages.evaluate.summary import DistinctCounter
 
 texts = st.lists(st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join), max_size=20)
 
@@ -46,7 +46,7 @@ def test_agrees_with_the_definition_however_the_corpus_is_cut(corpus, cut):
 
 @pytest.mark.parametrize("merge_at", [1, 50])
 def test_merging_early_changes_nothing(monkeypatch, merge_at):
-    monkeypatch.setattr(distinct, "_MERGE_AT", merge_at)
+    monkeypatch.setattr(summary, "_MERGE_AT", merge_at)
     corpus = [" ".join(str(n * k % 17) for k in range(9)) for n in range(60)]
     counter = DistinctCounter(3)
     for text in corpus:

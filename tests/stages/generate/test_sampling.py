@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stages.generate.sampling import draw, filtered_probabilities, uniforms
+from stages.generate.transformers_backend import draw, filtered_probabilities, uniforms
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -3.0]])
 # 0.1 % point of χ² with four degrees of freedom.

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from stages.contract.errors import UserError
-from stages.modeling.rope import require_static_rope
+from stages.modeling.probe import require_static_rope
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stages.remote.breaker import FAILURES_TO_OPEN, CircuitBreaker
+from stages.remote.client import FAILURES_TO_OPEN, CircuitBreaker
 
 
 def test_a_late_failure_of_another_request_is_not_the_probe_s() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.remote.breaker import FAILURES_TO_OPEN
-from stages.remote.client import RemoteError
+from stages.remote.client import FAILURES_TO_OPEN, RemoteError
 from stages.score.run import STAGE
 from tests.stage_calls import call_request, request_for, response, score_params
 
