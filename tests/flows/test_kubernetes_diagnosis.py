@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from flows.runners.base import FailureTail
-from flows.runners.kubernetes.diagnosis import Ending, ending_of, obstacle_of, why_taken
-from flows.runners.kubernetes.refusal import QuotaInUseError, refused
+from flows.runners.kubernetes.diagnosis import (
+    Ending,
+    QuotaInUseError,
+    ending_of,
+    obstacle_of,
+    refused,
+    why_taken,
+)
 from flows.runners.kubernetes.verdict import raise_for
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Failure

@@ -13,12 +13,10 @@ import pytest
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.base import FailureTail
 from flows.runners.slurm import client
-from flows.runners.slurm.ending import Ending, raise_for
 from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_path
 from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
-from flows.runners.slurm.preflight import check_job
-from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
-from flows.runners.slurm.watch import Tail
+from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
+from flows.runners.slurm.watch import Ending, Tail, raise_for
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease

@@ -19,10 +19,18 @@ import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised
-from flows.runners.docker.at_work import gpus_in_use, running_containers, take_over
-from flows.runners.docker.client import connect
-from flows.runners.docker.container import StageContainer, stop, time_limit
+from flows.runners.docker.container import (
+    StageContainer,
+    connect,
+    gpus_in_use,
+    reap,
+    running_containers,
+    stop,
+    take_over,
+    time_limit,
+)
 from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
     container_options,
@@ -30,9 +38,7 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.docker.reaper import reap
 from flows.runners.docker.refusal import refused
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
 from flows.runners.local.outputs import chown_outputs, remove_empty_work
 from stages.contract.errors import StoppedError, UserError

@@ -14,17 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.slurm.claims import Claims
-from flows.runners.slurm.ending import raise_for
-from flows.runners.slurm.folder import JobFolder, owner_path
+from flows.runners.slurm.folder import JobFolder, owner_path, remove_owner, sweep
 from flows.runners.slurm.job import batch_program, default_interpreter, new_name
-from flows.runners.slurm.polling import QueuePoller
-from flows.runners.slurm.reaper import remove_owner, sweep
-from flows.runners.slurm.stopping import end_jobs
+from flows.runners.slurm.queue import Claims, QueuePoller, end_jobs
 from flows.runners.slurm.submission import Submitter
-from flows.runners.slurm.watch import JobWatch
+from flows.runners.slurm.watch import JobWatch, raise_for
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
