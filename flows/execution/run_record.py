@@ -6,6 +6,7 @@ A record informs people. Whether a step is done, only the store's artifacts tell
 from __future__ import annotations
 
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterator
@@ -143,6 +144,11 @@ class RunRecord:
                 if strict:
                     raise
                 warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
+
+
+def resume_command(name: str, store: str) -> str:
+    """The command that resumes a run, from any folder."""
+    return shlex.join(["geb", "resume", name, "--store", store])
 
 
 def runs(store: Store) -> list[str]:

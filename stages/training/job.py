@@ -131,16 +131,43 @@ class Process:
         Args:
             device: Where this process computes.
         """
+        if self.any([self.stop_requested()], device)[0]:
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    def any(self, flags: Sequence[bool], device: Any) -> list[bool]:
+        """Whether each flag is true in some process; a collective call.
+
+        Args:
+            flags: As many in each process.
+            device: Where this process computes.
+        """
         if self.world_size == 1:
-            self.check_stop()
-            return
+            return list(flags)
         import torch
         import torch.distributed as dist
 
-        stop = torch.tensor(self.stop_requested(), dtype=torch.int, device=device)
-        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-        if stop.item():
-            raise StoppedError("asked to stop (SIGTERM)")
+        box = torch.tensor(flags, dtype=torch.int, device=device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in box.tolist()]
+
+    def sum(self, values: Any) -> Any:
+        """A tensor added up over all processes, in place; a collective call."""
+        if self.world_size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(values)
+        return values
+
+    def mean(self, value: Any) -> Any:
+        """Mean of a scalar tensor over all processes; a collective call."""
+        if self.world_size == 1:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        every = [torch.empty_like(value) for _ in range(self.world_size)]
+        dist.all_gather(every, value)
+        return torch.stack(every).mean()
 
     def agreed(self, value: Any) -> Any:
         """The first process's value, in all; a collective call."""

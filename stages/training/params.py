@@ -105,7 +105,7 @@ class TrainingParams(StageParams, OptimizerParams):
     checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
     """Seconds between such checkpoints."""
     report_to: tuple[str, ...] = speed_only(())
-    """Trackers that the Hugging Face Trainer knows (`tensorboard`, `wandb`, …), for live curves of
+    """Trackers that transformers knows (`tensorboard`, `wandb`, …), for live curves of
     this stage; `tracking.report_to` is for the whole run."""
 
     @property

@@ -177,7 +177,7 @@ def test_a_tracker_is_told_the_curves(tmp_path, monkeypatch, policy, pairs):
     found = train(tmp_path / "store", policy, [pairs], epochs=1, report_to=["tensorboard"])
     [events] = (tmp_path / "store").glob("logs/train/*/tensorboard/**/events.out.tfevents.*")
     told = events.read_bytes()
-    # The names that docs/training.md lists, under the Trainer's prefix.
+    # The names that docs/training.md lists, under transformers' prefix.
     for name in ("loss", "preference_loss", "kappa", "learning_rate"):
         assert f"train/{name}".encode() in told
     assert len(found.records) == 4
