@@ -22,7 +22,6 @@ from stages.contract.atomic import write_atomically
 from stages.contract.errors import DamagedRecordError, UserError
 from stages.contract.records import MisplacedError, read_json_record, read_record
 from stages.contract.store import Store
-from stages.train.params import DEFAULT_KAPPA
 
 State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
 
@@ -103,12 +102,6 @@ class RunRecord:
             f"start the run again (`geb run CONFIG`), or copy the newest of {self.path}/"
             "config-*.json over it: the configurations that it had before",
         )
-        train = values.get("train")
-        if not isinstance(train, dict):
-            train = {}
-        if train.get("target_ratio") is not None and train.get("kappa") == DEFAULT_KAPPA:
-            # Of a version that wrote the default κ, whether or not it was calibrated.
-            del train["kappa"]
         return check_config(values, str(path))
 
     def save_step(self, record: StepRecord) -> None:
