@@ -15,7 +15,6 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +33,7 @@ from flows.runners.docker.options import (
     STAGE_LABEL,
     STORE_LABEL,
 )
+from flows.runners.outcome import Ending
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.file_locks import AliveLock
 from stages.contract.request import Request
@@ -70,19 +70,6 @@ _ENGINE_ERRORS = (
     struct.error,
     OSError,
 )
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of a container.
-
-    Attributes:
-        code: Exit code of its first process, the supervisor.
-        out_of_memory: Whether the kernel killed something in it because its memory was used up.
-    """
-
-    code: int
-    out_of_memory: bool
 
 
 class StageContainer:
@@ -145,7 +132,9 @@ class StageContainer:
                 f"ran ({type(error).__name__}); it goes on from its last checkpoint when it is "
                 "tried again"
             ) from error
-        return Ending(state["ExitCode"], state["OOMKilled"])
+        # The kernel may have killed a program that the stage itself got over.
+        memory = state["OOMKilled"] and state["ExitCode"]
+        return Ending("out_of_memory" if memory else "exited", state["ExitCode"])
 
     def close(self) -> None:
         """Removes the container, running or not, and releases the lock."""

@@ -41,6 +41,7 @@ from flows.runners.docker.options import (
 from flows.runners.docker.refusal import refused
 from flows.runners.local.gpu_locks import hold_gpus
 from flows.runners.local.outputs import chown_outputs, remove_empty_work
+from flows.runners.outcome import raise_for
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_locks import AliveLock, is_held
@@ -102,9 +103,7 @@ class DockerRunner:
         remove_empty_work(request)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
-        if ending.out_of_memory and ending.code and not self._stopping.is_set():
-            tail.raise_out_of_memory(request, ending.code, str(log))
-        tail.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
+        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""

@@ -19,7 +19,6 @@ from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.base import OnEvent
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster
 from flows.runners.kubernetes.diagnosis import (
-    Ending,
     Event,
     Obstacle,
     ending_of,
@@ -32,6 +31,7 @@ from flows.runners.kubernetes.diagnosis import (
 from flows.runners.kubernetes.labels import Pod, name_of
 from flows.runners.kubernetes.manifest import SUPERVISOR_SECONDS
 from flows.runners.kubernetes.watch import LogReader, PodChange, PodWatch
+from flows.runners.outcome import Ending
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from flows.runners.base import is_killed
 from flows.runners.kubernetes.client import RIGHTS_REMEDY
 from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, StageFailedError, UserError
+from flows.runners.outcome import Ending
+from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
 
@@ -63,39 +63,6 @@ class Obstacle:
     message: str
     remedy: str
     wait: Literal["never", "briefly", "a_while", "always"] = "a_while"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of a pod.
-
-    Attributes:
-        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``full``: it filled
-            more disk than it may; ``overdue``: its time limit; ``taken``: the cluster took its
-            place; ``refused``: its program could not be started.
-        code: Exit code, where its program had one.
-        message: The cluster's words.
-    """
-
-    kind: Literal["exited", "out_of_memory", "full", "overdue", "taken", "refused"]
-    code: int | None = None
-    message: str = ""
-
-    @property
-    def is_killed(self) -> bool:
-        """True where a signal that was not the wish to stop ended the program."""
-        return self.kind == "exited" and is_killed(self.code or 0)
-
-    @property
-    def is_cause(self) -> bool:
-        """True where the failure of another pod cannot be the reason: connections end with it."""
-        return self.kind != "exited" or self.is_killed or self.code == EXIT_USER
-
-    def or_taken(self, why: Callable[[], str]) -> Ending:
-        """This ending of a pod that was deleted: ``taken``, unless its program ended by itself."""
-        if self.kind == "exited" and self.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER):
-            return Ending("taken", self.code, why())
-        return self
 
 
 def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
@@ -197,7 +164,10 @@ def ending_of(pod: Pod) -> Ending | None:
     if reason == "DeadlineExceeded":
         return Ending("overdue", code, said)
     if reason == "Evicted":
-        return Ending("full" if _OWN_LIMIT.search(said) else "taken", code, f"evicted: {said}")
+        if _OWN_LIMIT.search(said):
+            message = f"evicted: {said}; raise execution.kubernetes.tmp_gib"
+            return Ending("failed", code, message)
+        return Ending("taken", code, f"evicted: {said}")
     if terminated and terminated.get("reason") == "OOMKilled":
         return Ending("out_of_memory", code)
     if reason in _NODE_REASONS:
@@ -206,7 +176,12 @@ def ending_of(pod: Pod) -> Ending | None:
     if disruption is not None:
         return Ending("taken", code, disruption)
     if terminated and terminated.get("reason") in ("StartError", "ContainerCannotRun"):
-        return Ending("refused", code, terminated.get("message", ""))
+        return Ending(
+            "refused",
+            code,
+            f"the image cannot run the stage: {terminated.get('message', '')}",
+            "use an image of this project, or one built on top of it",
+        )
     if terminated is None and reason:
         # A kubelet may refuse what the scheduler gave it: OutOfcpu, NodeAffinity, ….
         return Ending("taken", None, f"its node refused it: {reason}: {said}")

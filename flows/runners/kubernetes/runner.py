@@ -36,9 +36,9 @@ from flows.runners.kubernetes.labels import (
 )
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
-from flows.runners.kubernetes.verdict import raise_for
 from flows.runners.kubernetes.watch import PodWatch
 from flows.runners.local.outputs import chown_outputs, remove_empty_work
+from flows.runners.outcome import raise_for
 from flows.runners.running import Running
 from stages.contract.errors import LeaseLostError, StoppedError, UserError
 from stages.contract.events import Event, Log

@@ -105,10 +105,12 @@ def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
         (known for pattern, known in _SETTINGS.items() if re.search(pattern, said, re.I)),
         (f"settings in execution.slurm and resources.{request.stage}", "correct them"),
     )
-    last = said.strip().splitlines()[-1] if said.strip() else "no reason given"
-    last = re.sub(r"^(sbatch|allocation failure): *(error: *)?", "", last)
+    # The complaint comes first, and "Batch job submission failed" may follow it.
+    complaints = re.findall(r"error: *(.+)", said) or said.strip().splitlines()[-1:]
+    words = "; ".join(re.sub(r"^(sbatch|allocation failure): *", "", each) for each in complaints)
     return UserError(
-        f"{request.place}: Slurm refuses the job: {last} ({where.format_map(values)})",
+        f"{request.place}: Slurm refuses the job: {words or 'no reason given'} "
+        f"({where.format_map(values)})",
         remedy,
     )
 

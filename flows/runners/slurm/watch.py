@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.pipeline.slurm import SlurmJobSettings
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.base import FailureTail, OnEvent, describe_exit, is_killed
+from flows.runners.outcome import Ending
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
@@ -19,11 +20,9 @@ from flows.runners.slurm.queue import QueuePoller
 from flows.runners.slurm.submission import check_pending
 from stages.contract.errors import (
     EXIT_FAILED,
+    EXIT_OK,
     EXIT_STOPPED,
     EXIT_USER,
-    PreemptedError,
-    StageFailedError,
-    UserError,
 )
 from stages.contract.events import Log
 from stages.contract.request import Request
@@ -32,8 +31,8 @@ _UNSET = ("", "None", "Unknown")
 
 
 @dataclass(frozen=True)
-class Ending:
-    """End of a job.
+class JobEnd:
+    """What is known of the end of a job.
 
     Attributes:
         job: Its number.
@@ -48,83 +47,70 @@ class Ending:
     fields: Mapping[str, str]
 
 
-def interruption(ending: Ending, signal_seconds: float) -> str | None:
+def interruption(end: JobEnd, signal_seconds: float) -> str | None:
     """Reason for which Slurm ended a job that would have gone on, or None.
 
     Args:
-        ending: The end.
+        end: The end.
         signal_seconds: Longest time before its time limit at which a job may be sent SIGTERM.
     """
-    fields = ending.fields
-    if ending.state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
+    fields = end.fields
+    if end.state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
         return "was preempted"
-    if ending.state in ("NODE_FAIL", "BOOT_FAIL"):
-        return f"lost a node ({ending.state})"
-    if ending.state == "TIMEOUT":
+    if end.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return f"lost a node ({end.state})"
+    if end.state == "TIMEOUT":
         return f"reached its time limit ({fields.get('TimeLimit', 'unknown')})"
-    if ending.status is None or ending.status.code != EXIT_STOPPED:
+    if end.status is None or end.status.code != EXIT_STOPPED:
         return None
-    if ending.status.reason == "node":
+    if end.status.reason == "node":
         # The batch program ended the first node's part.
         return None
-    if ending.status.reason == "orphaned":
+    if end.status.reason == "orphaned":
         return "ended itself, since its orchestrator gave no sign of life"
     limit, ran = _seconds(fields.get("TimeLimit", "")), _seconds(fields.get("RunTime", ""))
     if limit is not None and ran is not None and ran + signal_seconds >= limit:
         return f"came near its time limit ({fields['TimeLimit']})"
-    return None if ending.state == "CANCELLED" else "was sent SIGTERM, by Slurm or by a person"
+    return None if end.state == "CANCELLED" else "was sent SIGTERM, by Slurm or by a person"
 
 
-def raise_for(
-    ending: Ending, request: Request, tail: FailureTail, *, signal_seconds: float, log: str
-) -> None:
-    """Raises the error that the end of a job stands for; returns where the stage ended well.
+def ending_of(end: JobEnd, request: Request, signal_seconds: float) -> Ending:
+    """The ending of a stage that the end of its job stands for.
 
     Args:
-        ending: The end, of a job that nobody of ours wanted to end.
+        end: The end, of a job that this run did not want to end.
         request: What it computed.
-        tail: Last lines and failure of the stage.
         signal_seconds: See :func:`interruption`.
-        log: The attempt's log.
     """
-    where = f"{request.place} ({request.stage} {request.key[:12]})"
-    status, lines = ending.status, tuple(tail.lines)
-    if status is not None and status.code in (0, EXIT_USER):
-        tail.raise_for(status.code, request, stopped=False, log=log)
-        return
-    if (why := interruption(ending, signal_seconds)) is not None:
-        raise PreemptedError(f"{where}: job {ending.job} {why}; log: {log}", lines)
-    if ending.state == "CANCELLED":
-        raise UserError(
-            f"{where}: job {ending.job} was cancelled (scancel)",
+    status = end.status
+    code = None if status is None else status.code
+    if code in (EXIT_OK, EXIT_USER):
+        return Ending("exited", code)
+    if (why := interruption(end, signal_seconds)) is not None:
+        return Ending("taken", code, f"job {end.job} {why}")
+    if end.state == "CANCELLED":
+        return Ending(
+            "refused",
+            code,
+            f"job {end.job} was cancelled (scancel)",
             "resume the run to start the stage again",
         )
-    if ending.state == "OUT_OF_MEMORY":
-        raise StageFailedError(
-            f"{where}: job {ending.job} used up its memory; raise "
-            f"resources.{request.stage}.memory_gib, or give the stage less to do at a time; log: "
-            f"{log}",
-            lines,
-        )
+    if end.state == "OUT_OF_MEMORY":
+        return Ending("out_of_memory", code)
     if status is None:
-        raise StageFailedError(
-            f"{where}: job {ending.job} is over ({ending.state or 'Slurm has forgotten it'}), and "
-            "its batch program left no status in the store: does the node see the store at "
-            f"{request.store}? log: {log}",
-            lines,
+        return Ending(
+            "failed",
+            None,
+            f"job {end.job} is over ({end.state or 'Slurm has forgotten it'}), and its batch "
+            f"program left no status in the store: does the node see the store at {request.store}?",
         )
     if _killed_elsewhere(status):
-        raise StageFailedError(
-            f"{where}: another node's part ended by {describe_exit(status.others)}; log: {log}",
-            lines,
-        )
+        killed = describe_exit(status.others)
+        return Ending("failed", code, f"another node's part ended by {killed}")
     if status.reason == "node":
-        raise StageFailedError(
-            f"{where}: job {ending.job} was ended because another node's part had failed; log: "
-            f"{log}",
-            lines,
-        )
-    tail.raise_for(status.code, request, stopped=False, log=log)
+        ended = f"job {end.job} was ended because another node's part had failed"
+        return Ending("failed", code, ended)
+    return Ending("exited", code)
 
 
 def _killed_elsewhere(status: Status) -> bool:
@@ -219,7 +205,7 @@ class JobWatch:
         self._sign_at = self._began
         self._running_since: float | None = None
 
-    def wait(self, stopping: threading.Event, overdue: Callable[[], None]) -> Ending:
+    def wait(self, stopping: threading.Event, overdue: Callable[[], None]) -> JobEnd:
         """Returns when the job has ended.
 
         Args:
@@ -247,17 +233,17 @@ class JobWatch:
                     overdue()
                 time.sleep(_LOOK_SECONDS)
 
-    def _ending(self, queued: QueuedJob | None, *, asked: bool) -> Ending:
+    def _ending(self, queued: QueuedJob | None, *, asked: bool) -> JobEnd:
         status = self._folder.status()
         if asked or (status is not None and status.code == 0):
-            return Ending(self._job, status, queued.state if queued else "", {})
+            return JobEnd(self._job, status, queued.state if queued else "", {})
         fields = client.details(self._job)
         deadline = time.monotonic() + _FINAL_SECONDS
         while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             fields = client.details(self._job)
         state = fields.get("JobState") or (queued.state if queued else "")
-        return Ending(self._job, status, state, fields)
+        return JobEnd(self._job, status, state, fields)
 
     def _is_silent(self, stopping: threading.Event) -> bool:
         """True where a job that is not in the queue says nothing more either."""
