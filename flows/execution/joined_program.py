@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from itertools import chain
 from queue import SimpleQueue
 
+from flows.runners.attempt_log import AttemptLog, new_log
 from flows.runners.base import FailureTail, OnEvent, Runner
-from flows.runners.local.attempt_log import AttemptLog, new_log
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Done, Event, Log
 from stages.contract.request import Request

@@ -18,7 +18,7 @@ from flows.report.figures import Plot
 from flows.report.files import render
 from flows.report.summary import Summary
 from flows.report.verdict import facts, verdict
-from flows.runners.local.attempt_log import attempt_logs, started
+from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
