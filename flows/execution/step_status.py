@@ -26,6 +26,7 @@ class StepStatus:
         self._request = request
         self._started = time.time()
         self._observers = current_observers()
+        self._is_done = False
 
     def started(self) -> None:
         """The stage starts, or starts again."""
@@ -47,7 +48,13 @@ class StepStatus:
             observer.stage_event(self._request, event)
 
     def ended(self, state: State, message: str = "") -> None:
-        """The step has ended; the message says why where that is needed."""
+        """The step has ended; the message says why if that is needed.
+
+        Once a step is done, nothing that its program does afterwards changes that.
+        """
+        if self._is_done:
+            return
+        self._is_done = state == "done"
         # Observers before the record: a full disk must not swallow the message.
         for observer in self._observers:
             observer.step_ended(self._request, state, time.time() - self._started, message)

@@ -6,15 +6,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.execution.joined_steps import shares_engines
 from flows.execution.plan import PlannedStep
+from flows.execution.shared_engines import later_with_engine, shares_engines
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
 from flows.planning.cost import GIB, Cost
 from flows.planning.hardware import GPUS, Device, this_cpu
 from flows.planning.schedule import end_of
-from flows.planning.shared_starts import steps_with_engine
 from flows.planning.step_costs import StepCosts
 from stages.contract.request import Resources
 from stages.contract.stores import open_store
@@ -93,10 +92,11 @@ def estimate(
     cached = {each.step for each in planned if each.action == "reuse"}
     taken = all_steps(config) if steps is None else steps
     upstream = {each.name: each.upstream() for each in taken}
-    by_stage = {each.stage: getattr(config.resources, each.stage) for each in taken}
     before: dict[str, str] = {}
     if shares_engines(config.execution, config.store):
-        before = steps_with_engine(taken, upstream.keys() - cached, by_stage)
+        todo = [each for each in taken if each.name not in cached]
+        later = later_with_engine(todo, lambda stage: getattr(config.resources, stage))
+        before = {rest[0].name: name for name, rest in later.items() if rest}
     found = [
         _estimate_step(
             config, costs, each, cached=each.name in cached, is_started=each.name in before
@@ -105,18 +105,18 @@ def estimate(
     ]
     for name, previous in before.items():
         upstream[name].append(previous)
-    todo = [each for each in found if not each.cached]
+    lacking = [each for each in found if not each.cached]
     seconds = end_of(
-        [(each.step, each.cost.seconds or 0.0) for each in todo],
+        [(each.step, each.cost.seconds or 0.0) for each in lacking],
         upstream,
         config.execution.parallel,
     )
-    warnings = [warning for each in todo for warning in each.warnings]
+    warnings = [warning for each in lacking for warning in each.warnings]
     return Estimate(
         tuple(found),
         seconds,
         config.estimation.price_per_gpu_hour,
-        tuple(dict.fromkeys([*warnings, *_disk_warnings(config, todo)])),
+        tuple(dict.fromkeys([*warnings, *_disk_warnings(config, lacking)])),
     )
 
 
