@@ -34,14 +34,13 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.save import save_checkpoint
-from stages.sft.tokenizer import make_word_tokenizer
+from stages.sft.data import make_word_tokenizer
 from stages.train.data import Pair, Response
 from stages.train.params import TrainParams
-from stages.training.adapters import add_adapters, merge_adapters, weights_of_policy
-from stages.training.numerics import Numerics
+from stages.training.adapters import add_adapters, merge_adapters
+from stages.training.batches import ROWS
 from stages.training.params import LoraParams, RowLayoutName
-from stages.training.policy import enable_gradient_checkpointing, load_logprob_model
-from stages.training.rows import ROWS
+from stages.training.policy import Numerics, enable_gradient_checkpointing, load_logprob_model
 
 VOCABULARY = 64
 _WINDOW = 4
@@ -257,11 +256,11 @@ def _try(folder: Path, layout: RowLayoutName, lora: LoraParams, expected: torch.
     after = _logprobs(model.eval(), layout)
     if (after - before).abs().max() < 100 * _TOLERANCE:
         return "WRONG", "training changes next to nothing"
-    state = {name: weight.detach() for name, weight in model.state_dict().items()}
+    state = {name: weight.detach() for name, weight in model.policy.state_dict().items()}
     saved = folder / f"{layout}-{lora.rank}"
     save_checkpoint(
         causal_lm(model.policy),
-        merge_adapters(model.policy, weights_of_policy(state)),
+        merge_adapters(model.policy, state),
         make_word_tokenizer(["a word"], max_length=128),
         torch.float32,
         saved,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from flows.execution.observer import current_observers
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_tasks import step_tasks
+from flows.execution.run_record import RunRecord, resume_command
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -28,12 +30,12 @@ from flows.pipeline.fresh import fresh_run
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
-from flows.report.failure import failed, resume_command
+from flows.report.failure import failed
 from flows.report.figures import draw
 from flows.report.publish import label, publish, publish_configuration, publish_table
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.tracking.sessions import tracked
-from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
 Overrides = Annotated[dict[str, Any], FormOf(RunConfig, hidden=SET_BY_THE_RUN)]
@@ -96,18 +98,29 @@ def iterate(
     """
     settle_overlap(overlap)
     asked: RunConfig | None = None
+    executor: StepExecutor | None = None
     # Before its configuration is on record a run cannot be resumed.
     resume: str | None = None
     try:
         asked = _asked(preset, config, fresh)
         publish_configuration(asked, preset)
         executor = _recorded(asked)
-        resume = resume_command(asked)
+        resume = resume_command(asked.name, asked.store)
         return _run(asked, executor)
     except RunCancelledError:
         raise
     except GebError as error:
+        if executor is not None:
+            _report_failure(executor.record)
         return failed(error, asked.name if asked else preset, resume)
+
+
+def _report_failure(record: RunRecord) -> None:
+    """Writes the report anew: the page of an earlier attempt may speak of success."""
+    # If the store failed, the run's own error is the one to report.
+    with contextlib.suppress(StoreError):
+        summary = summarise(record)
+        html.write(record, summary, draw(summary))
 
 
 def _asked(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:

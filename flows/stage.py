@@ -16,7 +16,7 @@ from flows.execution.hooks import remove_containers
 from flows.execution.prefect_progress import PrefectProgress, artifact_key
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_node_runner, make_runner
-from flows.runners.work_pool.failure import StageFailure
+from flows.runners.work_pool.flow_runs import StageFailure
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.request import Request
 

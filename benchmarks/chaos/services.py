@@ -13,7 +13,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from flows.images.table import CODE_LABEL, IMAGES
-from flows.runners.docker.client import connect
+from flows.runners.docker.container import connect
 from flows.standing.server import start_server
 from stages.contract.code import stages_digest
 from stages.contract.errors import UserError

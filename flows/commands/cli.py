@@ -34,7 +34,6 @@ from flows.commands import (
     worker,
 )
 from flows.execution.run_record import DamagedRecordWarning
-from flows.pipeline.renamed import RenamedSettingWarning
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
@@ -199,7 +198,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Shows warnings about a configuration or a record as messages, others as Python does."""
-    if issubclass(category, RenamedSettingWarning | DamagedRecordWarning):
+    if issubclass(category, DamagedRecordWarning):
         errors = Console(stderr=True, highlight=False, soft_wrap=True)
         errors.print(f"[bold yellow]warning[/] {escape(str(message))}")
     else:

@@ -19,7 +19,8 @@ from flows.commands.common import AsJson, Overrides, StorePath, chosen, console,
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_settings
-from flows.runners.health import Finding, reap_for, runner_findings
+from flows.runners.choose import reap_for, runner_findings
+from flows.runners.health import Finding
 from flows.runners.local.gpu_health import gpu_findings
 from flows.standing.home import Home, default_home
 from stages.contract.errors import GebError
@@ -161,7 +162,7 @@ def _gpu() -> tuple[bool, str]:
 
 
 def _docker() -> tuple[bool, str]:
-    from flows.runners.docker.client import connect
+    from flows.runners.docker.container import connect
 
     try:
         client = connect()

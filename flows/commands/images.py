@@ -41,7 +41,7 @@ def build(
     """Build images, with wheels that are downloaded here first."""
     from flows.images.build import DEFAULT_BASE, Options
     from flows.images.build import build as build_image
-    from flows.runners.docker.client import connect
+    from flows.runners.docker.container import connect
 
     chosen = _choose(names or [], flavour)
     client = connect()
@@ -63,7 +63,7 @@ def sbom(
     """Print an image's bill of materials: CycloneDX 1.6, JSON."""
     from flows.images.engine import engine_errors_explained
     from flows.images.sbom import bill_of_materials
-    from flows.runners.docker.client import connect
+    from flows.runners.docker.container import connect
 
     [image] = _choose([name], flavour)
     with engine_errors_explained(f"bill of materials of {image.tag}"):
@@ -76,7 +76,7 @@ def list_images(as_json: AsJson = False) -> None:
     """Show which images there are, how large, and whether they hold the code that is here."""
     from flows.images.engine import engine_errors_explained, find_image
     from flows.images.table import CODE_LABEL, REVISION_LABEL
-    from flows.runners.docker.client import connect
+    from flows.runners.docker.container import connect
     from stages.contract.code import stages_digest
 
     client = connect()

@@ -43,7 +43,7 @@ from flows.planning.estimate import estimate
 from flows.planning.record import save_estimate
 from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
 from flows.standing.home import Home, default_home
-from stages.contract.errors import UserError
+from stages.contract.errors import EXIT_FAILED, UserError
 from stages.contract.stores import open_store
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
     record = RunRecord.existing(open_store(store), name)
     summary = summarise(record)
     _show_summary(summary, html.write(record, summary, draw(summary)), as_json)
+    if summary.damaged:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _run(
@@ -211,13 +213,23 @@ def _how_to_go_on(config: RunConfig, error: BaseException) -> str:
 
 
 def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
+    from flows.report.verdict import verdict
+
+    found = verdict(summary)
     if as_json:
-        print_json(summary.to_json() | {"report": page})
+        print_json(summary.to_json() | {"verdict": dataclasses.asdict(found), "report": page})
         return
+    console.print(found.sentence, style=_TONES[found.tone], markup=False)
+    for reason in found.reasons:
+        console.print(f"  {reason}", markup=False)
     for table in summary.tables():
         console.print(table)
     for line in (*summary.places(), f"report      {page}"):
         console.print(line, markup=False)
+
+
+_TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
+"""Style of a verdict on a terminal."""
 
 
 def quiet_prefect() -> None:

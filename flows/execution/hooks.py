@@ -20,7 +20,7 @@ def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]
     """
     if _settings_of("docker", flow_run.parameters) is not None:
         # Here: only these runs need the engine's client.
-        from flows.runners.docker.reaper import reap
+        from flows.runners.docker.container import reap
 
         for line in reap(keep_running=True):
             flow_run_logger(flow_run, flow).warning(line)

@@ -6,6 +6,7 @@ A record informs people. Whether a step is done, only the store's artifacts tell
 from __future__ import annotations
 
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ from stages.contract.atomic import write_atomically
 from stages.contract.errors import DamagedRecordError, UserError
 from stages.contract.records import MisplacedError, read_json_record, read_record
 from stages.contract.store import Store
-from stages.train.params import DEFAULT_KAPPA
 
 State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
 
@@ -102,12 +102,6 @@ class RunRecord:
             f"start the run again (`geb run CONFIG`), or copy the newest of {self.path}/"
             "config-*.json over it: the configurations that it had before",
         )
-        train = values.get("train")
-        if not isinstance(train, dict):
-            train = {}
-        if train.get("target_ratio") is not None and train.get("kappa") == DEFAULT_KAPPA:
-            # Of a version that wrote the default κ, whether or not it was calibrated.
-            del train["kappa"]
         return check_config(values, str(path))
 
     def save_step(self, record: StepRecord) -> None:
@@ -143,6 +137,11 @@ class RunRecord:
                 if strict:
                     raise
                 warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
+
+
+def resume_command(name: str, store: str) -> str:
+    """The command that resumes a run, from any folder."""
+    return shlex.join(["geb", "resume", name, "--store", store])
 
 
 def runs(store: Store) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 from flows.execution.step_status import StepStatus
 from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Step
+from flows.runners.attempt_log import AttemptLog, new_log
 from flows.runners.base import FailureTail
-from flows.runners.local.attempt_log import AttemptLog, new_log
 from stages.contract.errors import PreemptedError, StoppedError
 from stages.contract.events import Done, Event, Log
 from stages.contract.request import Request, Resources

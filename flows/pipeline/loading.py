@@ -6,7 +6,6 @@ import copy
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -15,7 +14,6 @@ from pydantic.fields import FieldInfo
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.places import anchor_paths
-from flows.pipeline.renamed import current_names, move_renamed
 from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
 from stages.contract.errors import UserError
 from stages.contract.stores import location_of
@@ -46,7 +44,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
     values = {} if path is None else _read(path, ())
-    said = {name: override for override in overrides for name in _apply(values, override, schema)}
+    said = {_apply(values, override, schema): override for override in overrides}
     place = "the command line" if path is None else str(path.absolute())
     return _with_absolute_store(_check(values, place, schema, said))
 
@@ -76,7 +74,6 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> Run
     """
     values = _read(path, ())
     current = copy.deepcopy(dict(overrides))
-    move_renamed(current, place)
     anchor_paths(current, Path.cwd())
     _merge(values, current)
     return _with_absolute_store(check_config(values, place))
@@ -95,8 +92,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     """
     values = json.loads(config.to_json())
     for name, value in fields.items():
-        for current in current_names(name, place):
-            _set(values, current, value)
+        _set(values, name, value)
     anchor_paths(values, Path.cwd())
     return check_config(values, place)
 
@@ -110,8 +106,6 @@ def _check(
     values: dict[str, Any], place: str, schema: type[S], said: Mapping[str, str] | None = None
 ) -> S:
     """Validates settings; ``said`` are overrides by the name of the setting that each sets."""
-    # Of a run that was stored, or within a whole section that `--set` names.
-    move_renamed(values, place, defaults=_defaults())
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
@@ -127,12 +121,6 @@ def _check(
     if infinite:
         raise _invalid(place, infinite, "write finite numbers, or leave these settings out")
     return checked
-
-
-@cache
-def _defaults() -> Mapping[str, Any]:
-    """The default configuration; made once, as a store may hold hundreds of configurations."""
-    return RunConfig().model_dump(mode="json")
 
 
 def _with_absolute_store(config: S) -> S:
@@ -162,7 +150,6 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         )
     for parent in named:
         _merge(merged, _read(path.parent / parent, (*seen, path)))
-    move_renamed(values, str(path))
     anchor_paths(values, path.parent)
     _merge(merged, values)
     return merged
@@ -176,18 +163,16 @@ def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:
             values[name] = other
 
 
-def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> tuple[str, ...]:
-    """Sets what ``NAME=VALUE`` says; returns the names that the setting has now."""
+def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> str:
+    """Sets what ``NAME=VALUE`` says; returns the setting's name."""
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise UserError(
             f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
         )
     value = parse_yaml(text, f"the value of --set {_shown(name)}")
-    names = current_names(name, "--set")
-    for current in names:
-        _set(values, current, _from_here(current, _as_list(value, schema, current)))
-    return names
+    _set(values, name, _from_here(name, _as_list(value, schema, name)))
+    return name
 
 
 def _from_here(name: str, value: Any) -> Any:

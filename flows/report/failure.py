@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -12,16 +11,10 @@ from prefect.states import Failed, State
 
 from flows.execution.outage import survives_outage
 from flows.execution.prefect_progress import artifact_key
-from flows.pipeline.config import RunConfig
 from stages.contract.errors import GebError, StageFailedError, UserError
 
 # All of it is in the log file that the message names.
 _SHOWN_LINES = 20
-
-
-def resume_command(config: RunConfig) -> str:
-    """The command that resumes a run, from any folder."""
-    return shlex.join(["geb", "resume", config.name, "--store", config.store])
 
 
 @survives_outage

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.planning.record import PlannedCost, planned_costs
 from flows.report.summary import Summary
-from flows.runners.local.attempt_log import attempt_logs, started
+from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.data_files import read_data_file
 from stages.contract.store import Artifact
 

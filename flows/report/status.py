@@ -14,7 +14,7 @@ from typing import Any
 from flows.execution.attempts import Attempt, attempts
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.algorithm import step_names
-from flows.runners.local.attempt_log import attempt_logs, started
+from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.contract.store import Store
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import DamagedRecordWarning, RunRecord, resume_command
 from flows.pipeline.config import RunConfig
 from flows.pipeline.evaluation import Evaluation
 from flows.pipeline.steps import suite_place
 from flows.report.fitting import FittedTable
+from flows.report.status import RunStatus, run_status
 from flows.report.table import COLUMNS, SUITE_COLUMNS, Column, Figures, SuiteFigures
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.registry import ModelRegistry
@@ -35,6 +37,8 @@ class Summary(Figures):
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
         suites: Figures of the suites that have results.
+        status: How far the run is, and which of its steps failed.
+        damaged: What is wrong with each damaged artifact, whose figures are missing.
     """
 
     run: str
@@ -45,6 +49,8 @@ class Summary(Figures):
     checkpoint: str | None = None
     registered: list[str] = field(default_factory=list)
     suites: list[SuiteFigures] = field(default_factory=list)
+    status: RunStatus | None = None
+    damaged: list[str] = field(default_factory=list)
     columns: Sequence[Column] = COLUMNS
 
     def made(self, stage: str) -> list[tuple[int, Artifact]]:
@@ -73,6 +79,7 @@ class Summary(Figures):
             "suites": {each.name: each.rows for each in self.suites},
             "checkpoint": self.checkpoint,
             "registered": self.registered,
+            "damaged": self.damaged,
             "artifacts": {step: each.address() for step, each in self.artifacts.items()},
         }
 
@@ -80,6 +87,10 @@ class Summary(Figures):
         """The tables that a run ends with: its own, and one for each suite."""
         suites = [each.table(f"suite {each.name}") for each in self.suites]
         return [self.table(f"run {self.run}"), *suites]
+
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
+        return resume_command(self.run, self.store)
 
     def kappa(self) -> str:
         """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
@@ -107,14 +118,20 @@ def kappa_label(train: TrainParams) -> str:
 
 
 def summarise(record: RunRecord) -> Summary:
-    """Reads a run's results; a step without an artifact leaves its figures out."""
+    """Reads a run's results; a step without an artifact leaves its figures out.
+
+    A damaged artifact is left out as well, with a warning.
+    """
     config = record.config()
     found = Summary(run=record.name, config=config, store=record.store.location)
+    found.status = run_status(record, detailed=False)
     for step in record.steps():
         if step.state in ("done", "reused"):
             try:
                 artifact = record.store.load(step.stage, step.key)
-            except DamagedArtifactError:
+            except DamagedArtifactError as error:
+                found.damaged.append(f"{step.step}: {error}")
+                warnings.warn(DamagedRecordWarning(f"{step.step}: {error}"), stacklevel=2)
                 continue
             if artifact is not None:
                 found.artifacts[step.step] = artifact

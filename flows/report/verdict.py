@@ -19,10 +19,10 @@ class Verdict:
     """One sentence on a run.
 
     Attributes:
-        tone: `good` where the last model was promoted, `bad` where a gate held it back, `open`
-            where no gate has decided yet.
+        tone: `good` if the last model was promoted; `bad` if the run did not come to its end, an
+            artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
         sentence: What was found, with its interval.
-        reasons: What the gates say that held it back.
+        reasons: What stands in the way: failed steps, damaged artifacts, gates.
     """
 
     tone: Literal["good", "bad", "open"]
@@ -31,7 +31,53 @@ class Verdict:
 
 
 def verdict(summary: Summary) -> Verdict:
-    """Verdict after the last iteration that has been evaluated."""
+    """Verdict after the last iteration that has been evaluated.
+
+    A run that failed, was stopped or lacks steps gets no other verdict than this.
+    """
+    found, status = _of_models(summary), summary.status
+    if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
+        done = f"{status.num_done} of {status.num_steps} steps are done"
+        if status.state == "running":
+            return Verdict("open", f"The run is at work: {done}. {found.sentence}", found.reasons)
+        ended = _ENDS.get(status.state, "is not complete")
+        lacking = [
+            f"{each.record.step} {each.state}: {first_line(each.record.message)}"
+            for each in status.steps
+            if each.state not in ("done", "reused")
+        ]
+        lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
+        sentence = f"The run {ended}: {done}. Go on with `{summary.resume_command()}`."
+        return Verdict("bad", f"{sentence} So far: {found.sentence}", (*lacking, *found.reasons))
+    if summary.damaged:
+        sentence = (
+            f"{_number(len(summary.damaged), 'artifact')} damaged, and figures are missing here. "
+            f"`{summary.resume_command()}` computes them again. {found.sentence}"
+        )
+        return Verdict("bad", sentence, (*summary.damaged, *found.reasons))
+    return found
+
+
+_ENDS = {
+    "failed": "failed",
+    "stopped": "was stopped",
+    "cancelled": "was cancelled",
+    "crashed": "was killed",
+}
+"""End of a sentence on a run in that state."""
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, which has the cause; the remedy follows it."""
+    return text.strip().partition("\n")[0]
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun} is" if count == 1 else f"{count} {noun}s are"
+
+
+def _of_models(summary: Summary) -> Verdict:
+    """What the evaluations and the gates say."""
     done = [row for row in summary.rows if row["iteration"] and row.get("win_rate") is not None]
     if not done:
         return Verdict("open", "No iteration has been evaluated yet.")
@@ -71,8 +117,12 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     software = (trained.manifest if trained else newest).software
     known = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
     machines = dict.fromkeys(f"{each.host} ({each.accelerator})" for each in manifests)
+    is_complete = summary.status is None or summary.status.state in ("completed", "running")
     return [
-        ("finished", ended.astimezone().strftime("%Y-%m-%d %H:%M %Z")),
+        (
+            "finished" if is_complete else "last result",
+            ended.astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        ),
         ("computed in", f"{duration(sum(spans.values()))} of stages, {len(spans)} of them"),
         ("on", ", ".join(machines)),
         ("with", ", ".join(known)),

@@ -1,16 +1,20 @@
-"""The table of runners."""
+"""The table of runners, and what the command ``geb doctor`` asks of the places behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution
 from flows.runners.base import Runner
+from flows.runners.health import Finding
 from flows.runners.local.bucket_sync import BucketSyncRunner
 from flows.runners.local.gpu_limit import GpuLimitRunner
 from flows.runners.local.process import ProcessRunner
-from flows.runners.slurm.preflight import check_jobs
 from flows.runners.slurm.runner import SlurmRunner
+from flows.runners.slurm.submission import check_jobs
+from stages.contract.errors import UserError
+from stages.contract.local_store import LocalStore
 from stages.contract.params import Settings
 
 
@@ -85,3 +89,53 @@ def make_node_runner(execution: Execution, node: int) -> Runner:
     """
     runner = ProcessRunner(execution.interpreters, execution.grace_seconds, node=node)
     return GpuLimitRunner(runner, execution.gpu_limit)
+
+
+def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
+    """Looks at the place of a runner, as a configuration has it.
+
+    Raises:
+        UserError: There is nothing to look at beyond this machine.
+    """
+    if runner == "kubernetes":
+        from flows.runners.kubernetes.health import findings
+    elif runner == "slurm":
+        from flows.runners.slurm.health import findings
+    else:
+        raise UserError(
+            f"--runner {runner}: no such place beyond this machine", "one of: kubernetes, slurm"
+        )
+    return findings(config)
+
+
+def reap_for(runner: str | None, config: RunConfig) -> list[str]:
+    """Removes what dead orchestrators left with a runner, also what was to outlive them.
+
+    Args:
+        runner: Its name; None for containers of this machine, if it has a Docker engine.
+        config: Holds its settings and, where that tells what is meant, the store.
+
+    Returns:
+        A line for each thing that was removed.
+
+    Raises:
+        UserError: This runner leaves nothing, or the place that is named does not answer.
+    """
+    if runner == "kubernetes":
+        from flows.runners.kubernetes.reaper import reap_cluster
+
+        return reap_cluster(config.execution.kubernetes, keep_running=False)
+    if runner == "slurm":
+        from flows.runners.slurm.folder import sweep
+
+        return sweep(LocalStore.open(config.store), cancel=True)
+    if runner in (None, "docker"):
+        from flows.runners.docker.container import reap as reap_containers
+
+        try:
+            return reap_containers(keep_running=False)
+        except UserError as error:
+            if runner is None:
+                return [f"containers were not looked for: {error}"]
+            raise
+    raise UserError(f"--reap --runner {runner}: stages of this runner leave nothing")

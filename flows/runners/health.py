@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pipeline.config import RunConfig
 from stages.contract.code import stages_digest
-from stages.contract.errors import UserError
 from stages.contract.health import Health
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
 
 # Leases and logs compare clocks of hosts.
@@ -61,68 +58,3 @@ def trial_request(stage: str, resources: Resources, **more: Any) -> Request:
 def one_line(error: Exception) -> str:
     """An error, its remedy included, as the detail of a finding."""
     return str(error).replace("\n", ";")
-
-
-def _kubernetes(config: RunConfig) -> Iterator[Finding]:
-    # Here, so that the cluster's client is loaded for it alone.
-    from flows.runners.kubernetes.health import findings
-
-    return findings(config)
-
-
-def _slurm(config: RunConfig) -> Iterator[Finding]:
-    from flows.runners.slurm.health import findings
-
-    return findings(config)
-
-
-CHECKS: Mapping[str, Callable[[RunConfig], Iterator[Finding]]] = {
-    "kubernetes": _kubernetes,
-    "slurm": _slurm,
-}
-
-
-def reap_for(runner: str | None, config: RunConfig) -> list[str]:
-    """Removes what dead orchestrators left with a runner, also what was to outlive them.
-
-    Args:
-        runner: Its name; None for containers of this machine, if it has a Docker engine.
-        config: Holds its settings and, where that tells what is meant, the store.
-
-    Returns:
-        A line for each thing that was removed.
-
-    Raises:
-        UserError: This runner leaves nothing, or the place that is named does not answer.
-    """
-    if runner == "kubernetes":
-        from flows.runners.kubernetes.reaper import reap_cluster
-
-        return reap_cluster(config.execution.kubernetes, keep_running=False)
-    if runner == "slurm":
-        from flows.runners.slurm.reaper import sweep
-
-        return sweep(LocalStore.open(config.store), cancel=True)
-    if runner in (None, "docker"):
-        from flows.runners.docker.reaper import reap as reap_containers
-
-        try:
-            return reap_containers(keep_running=False)
-        except UserError as error:
-            if runner is None:
-                return [f"containers were not looked for: {error}"]
-            raise
-    raise UserError(f"--reap --runner {runner}: stages of this runner leave nothing")
-
-
-def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
-    """Looks at the place of a runner, as a configuration has it.
-
-    Raises:
-        UserError: There is nothing to look at beyond this machine.
-    """
-    if runner not in CHECKS:
-        raise UserError(
-            f"--runner {runner}: no such place beyond this machine", f"one of: {', '.join(CHECKS)}"
-        )
-    return CHECKS[runner](config)

@@ -1,4 +1,8 @@
-"""Prefect's command line, whose server tries a write again that SQLite refused.
+"""Prefect's command line, with a server that is patient with SQLite and closed to web pages.
+
+Prefect's server answers every origin, and looks at no Host: any page that a person has open could
+start runs, which run code. Here a request with another origin than the server's own, or for
+another host than this machine, is refused.
 
 A transaction of Prefect's server begins with reading. Where another one writes before it does,
 SQLite refuses its own write at once (SQLITE_BUSY_SNAPSHOT), whatever time it may wait for locks,
@@ -11,9 +15,11 @@ error. So the server asks itself again: what it refuses this way, it has not don
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,8 +28,62 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _UNAVAILABLE = 503
+ALLOWED_HOSTS = "GEB_ALLOWED_HOSTS"
+"""Variable with further host names of the server, separated by commas: those of a proxy."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Together some 12 seconds; a database that is gone for longer is another matter.
 PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0)
+
+
+class Guarded:
+    """An ASGI application that other sites' pages and rebound names cannot reach.
+
+    Args:
+        app: The application.
+        hosts: Host names under which it may be asked, without ports.
+    """
+
+    def __init__(self, app: App, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {each.lower() for each in hosts}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serves one connection."""
+        if scope["type"] in ("http", "websocket") and (reason := self._refusal(scope)):
+            await _refuse(scope, reason, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Message) -> str | None:
+        """Why a request is refused; None for one that is served."""
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if _name_of(f"//{host}") not in self._hosts:
+            return (
+                f"the host {host!r} is not a name of this server; {ALLOWED_HOSTS} takes further "
+                "names, separated by commas"
+            )
+        # Another port of the same host may be another program's page.
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return f"pages of {origin!r} may not use this server"
+        return None
+
+
+def _name_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+async def _refuse(scope: Message, reason: str, send: Send) -> None:
+    if scope["type"] == "websocket":
+        # Before it is accepted: the server answers 403.
+        await send({"type": "websocket.close", "code": 1008, "reason": reason[:120]})
+        return
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body", "body": reason.encode()})
 
 
 class Patient:
@@ -93,15 +153,17 @@ async def _answered(
 
 
 def main() -> None:
-    """Runs Prefect's command line with servers that are patient."""
+    """Runs Prefect's command line with servers that are patient and guarded."""
     # Imported here: Prefect's server takes seconds to load, and tests of the class do without it.
     import prefect.cli
     import prefect.server.api.server as api
 
     made = api.create_app
+    further = [each.strip() for each in os.environ.get(ALLOWED_HOSTS, "").split(",")]
+    hosts = {*_LOOPBACK, *filter(None, further)}
 
-    def create_app(*arguments: Any, **options: Any) -> Patient:
-        return Patient(made(*arguments, **options))
+    def create_app(*arguments: Any, **options: Any) -> Guarded:
+        return Guarded(Patient(made(*arguments, **options)), hosts)
 
     # `prefect server start` looks the function up there when it starts.
     vars(api)["create_app"] = create_app

@@ -111,6 +111,7 @@ def start_server(
         {
             "PREFECT_SERVER_UI_API_URL": f"{address}/api",
             "PREFECT_UI_URL": address,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
             # Its output goes into a file of its own, whatever the terminal shows.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
             **environment,

@@ -15,9 +15,12 @@ from stages.contract.errors import DamagedRecordError
 # Every other error (permission, input/output, a stale handle) may pass.
 _MISPLACED = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 
+MAX_BYTES = 64 << 20
+"""Size above which a file is treated as no record; the largest are manifests of many files."""
+
 
 class MisplacedError(OSError):
-    """In a file's place there is something that is no file."""
+    """The path exists but is not a regular file of a record's size."""
 
 
 def read_record(path: Path) -> bytes:
@@ -25,7 +28,7 @@ def read_record(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: There is none.
-        MisplacedError: Something that is no file is in its place.
+        MisplacedError: The path exists but is not a regular file of a record's size.
         OSError: It cannot be read.
     """
     try:
@@ -36,9 +39,13 @@ def read_record(path: Path) -> bytes:
         if leads_nowhere or error.errno in _MISPLACED:
             raise MisplacedError(error.errno, error.strerror, str(path)) from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise MisplacedError(errno.EINVAL, "Not a regular file", str(path))
+    if found.st_size > MAX_BYTES:
+        os.close(descriptor)
+        raise MisplacedError(errno.EFBIG, f"{found.st_size} bytes are no record", str(path))
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
 

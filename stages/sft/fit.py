@@ -3,28 +3,93 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.modeling.chat import require_chat_template
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
-from stages.sft.conversations import Conversation, read_conversations
-from stages.sft.examples import Example, make_examples
-from stages.sft.params import SftParams
-from stages.sft.policy import new_model, starting_tokenizer
-from stages.sft.trainer import ConversationTrainer
+from stages.modeling.tokenizers import load_tokenizer
+from stages.sft.data import (
+    Conversation,
+    Example,
+    make_examples,
+    make_word_tokenizer,
+    read_conversations,
+)
+from stages.sft.params import ArchitectureParams, SftParams
 from stages.training.batches import Batch, MicroBatches, make_plan
+from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
+from stages.training.loop import Objective
 from stages.training.metrics_log import MetricsLog
-from stages.training.policy import load_logprob_model, logprob_model
-from stages.training.trainer import Setup
+from stages.training.policy import Numerics, load_logprob_model, logprob_model
+
+
+def starting_tokenizer(
+    source: ModelSource | None, architecture: ArchitectureParams, texts: Iterable[str]
+) -> Any:
+    """The checkpoint's tokenizer, or without one a tokenizer for the words of ``texts``.
+
+    Raises:
+        UserError: The checkpoint has no tokenizer, or no chat template.
+    """
+    if source is None:
+        return make_word_tokenizer(texts, max_length=architecture.max_position_embeddings)
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    return tokenizer
+
+
+def new_model(
+    architecture: ArchitectureParams, tokenizer: Any, seed: int, numerics: Numerics
+) -> Any:
+    """Makes a Llama with random weights, the same in every process."""
+    special = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    torch.manual_seed(seed)
+    config = LlamaConfig(vocab_size=len(tokenizer), **architecture.model_dump(), **special)
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**special)
+    return model.to(device=numerics.device, dtype=DTYPES[numerics.weights]).eval()
+
+
+class AnswerLikelihood(Objective[Batch]):
+    """The mean negative log-likelihood of a global batch's answer tokens.
+
+    Args:
+        engine: Computes log-probabilities.
+        learning_rate: Named in the remedy.
+    """
+
+    num_sums = 1
+
+    def __init__(self, engine: Engine, learning_rate: float) -> None:
+        self._engine = engine
+        self.remedy = f"lower sft.learning_rate ({learning_rate:g})"
+
+    def micro_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The negative log-likelihood, and the number of conversations."""
+        logprobs = self._engine.logprobs(batch.rows)
+        count = float(len(batch.rows.response_mask))
+        return -logprobs.sum(), torch.full((1,), count, dtype=torch.float64, device=logprobs.device)
+
+    def step_record(self, sums: Tensor) -> dict[str, float]:
+        """The number of conversations."""
+        return {"num_conversations": sums.item()}
 
 
 class ConversationFit(Fit[SftParams]):
@@ -69,9 +134,13 @@ class ConversationFit(Fit[SftParams]):
         )
         return loaded
 
-    def make_trainer(self, setup: Setup) -> ConversationTrainer:
-        """The trainer with the likelihood of answers."""
-        return ConversationTrainer(setup, MicroBatches(self.plan, self.process.rank, _batch))
+    def make_batches(self) -> MicroBatches[Batch, Example]:
+        """Micro-batches of conversations."""
+        return MicroBatches(self.plan, self.process.rank, _batch)
+
+    def make_objective(self, engine: Engine) -> AnswerLikelihood:
+        """The likelihood of answers."""
+        return AnswerLikelihood(engine, self.job.params.learning_rate)
 
     def save_dtype(self) -> torch.dtype:
         """The one asked for, or the checkpoint's; float32 from scratch."""

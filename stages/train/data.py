@@ -1,6 +1,8 @@
-"""Preference pairs as token ids: what is trained on, and what was left out.
+"""Preference pairs as token ids, what was left out of them, and their micro-batches.
 
 The sampled token ids are used as they are; nothing is tokenised again.
+
+Shapes: `B` pairs, `S` tokens of a response.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_batches
 from stages.train.params import LengthParams, TrainParams
-from stages.training.rows import IntArray, Sample
+from stages.training.batches import Batch, IntArray, MicroBatches, Plan, Sample
 
 _COLUMNS = (
     "prompt_id",
@@ -193,9 +197,55 @@ def _has_rejected(pair: Pair) -> bool:
 
 
 def _arrays(column: Any) -> Any:
-    """Rows of a column; those of a list column as numpy arrays that share its memory."""
+    """Rows of a column; a list column gives numpy arrays that share its memory."""
     if not hasattr(column.type, "value_type"):
         return column.to_pylist()
     values = column.flatten().to_numpy(zero_copy_only=False)
     offsets = column.offsets.to_numpy() - column.offsets[0].as_py()
     return [values[start:end] for start, end in itertools.pairwise(offsets)]
+
+
+RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
+"""Per-token log π_ref by `Pair.index`: of the chosen and of the rejected response."""
+
+
+@dataclass(frozen=True)
+class PairBatch(Batch):
+    """A micro-batch of pairs.
+
+    Attributes:
+        ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
+        tie: Booleans [B]; neither response is preferred.
+    """
+
+    ref_logprobs: Tensor
+    tie: Tensor
+
+
+def pair_batches(
+    reference: RefLogprobs, plan: Plan[Pair], rank: int
+) -> MicroBatches[PairBatch, Pair]:
+    """All micro-batches of one process, in the order of training.
+
+    Args:
+        reference: Log π_ref of the plan's pairs.
+        plan: Place of every pair.
+        rank: The process, from 0.
+    """
+
+    def make(pairs: Sequence[Pair], **fields: Any) -> PairBatch:
+        return PairBatch(
+            ref_logprobs=_padded_reference(pairs, reference),
+            tie=torch.tensor([pair.tie for pair in pairs]),
+            **fields,
+        )
+
+    return MicroBatches(plan, rank, make)
+
+
+def _padded_reference(pairs: Sequence[Pair], reference: RefLogprobs) -> Tensor:
+    rows = [reference[pair.index][side] for side in (0, 1) for pair in pairs]
+    padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.float32)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return torch.from_numpy(padded)

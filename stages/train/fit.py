@@ -18,23 +18,25 @@ from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.rope import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 from stages.train import reference
-from stages.train.average import save_average
-from stages.train.batches import RefLogprobs, pair_batches
-from stages.train.data import load_pairs
+from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batches
+from stages.train.objective import (
+    MEASURED,
+    PairObjective,
+    kappa_controller,
+    make_validation,
+    objective_settings,
+    split_by_prompt,
+)
 from stages.train.params import TrainParams
-from stages.train.settings import kappa_controller, objective_settings
-from stages.train.trainer import PairTrainer
-from stages.train.validation import MEASURED, make_validation, split_by_prompt
+from stages.train.reference import save_average
 from stages.training import fsdp
 from stages.training.adapters import wear_adapters
-from stages.training.batches import make_plan
-from stages.training.compiled import compile_layers
+from stages.training.batches import MicroBatches, make_plan
+from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.metrics_log import VALIDATION, MetricsLog, summarize
-from stages.training.policy import checkpoint_dtype, load_logprob_model
-from stages.training.sharded import sharded_logprob_model
-from stages.training.trainer import Setup
+from stages.training.policy import checkpoint_dtype, compile_layers, load_logprob_model
 
 
 class PairFit(Fit[TrainParams]):
@@ -60,24 +62,29 @@ class PairFit(Fit[TrainParams]):
         self._tell_counts()
 
     def prepare(self) -> None:
-        """Computes log π_ref, or reads it where an earlier attempt has."""
+        """Computes log π_ref, or reads what an earlier attempt computed."""
         self._ref_logprobs = self._reference_logprobs()
         # Hooks of FSDP's and the reference that they are of hold each other.
         gc.collect()
 
     def load_model(self) -> ResponseLogprobs:
-        """The policy; the reference's very model where their weights are the same."""
+        """The policy; the reference's very model if their weights are the same."""
         model = self._loaded or self._load("policy")
         self._loaded = None
         return model
 
-    def make_trainer(self, setup: Setup) -> PairTrainer:
-        """The trainer with the objective."""
-        return PairTrainer(
-            setup,
-            pair_batches(self._ref_logprobs, self.plan, self.process.rank),
+    def make_batches(self) -> MicroBatches[PairBatch, Pair]:
+        """Micro-batches of pairs."""
+        return pair_batches(self._ref_logprobs, self.plan, self.process.rank)
+
+    def make_objective(self, engine: Engine) -> PairObjective:
+        """L − κ · L_bonus + weighted NLL."""
+        return PairObjective(
+            engine,
+            self.process,
             settings=self._settings,
             kappa=self._kappa,
+            num_steps=self.plan.num_steps,
             iteration=self.job.params.iteration,
             validation=make_validation(
                 self._validation,
@@ -102,7 +109,7 @@ class PairFit(Fit[TrainParams]):
         return checkpoint_dtype(self.job.models["policy"]) if dtype == "auto" else DTYPES[dtype]
 
     def after_saving(self) -> None:
-        """Writes the moved average where the reference is one."""
+        """Writes the moved average if the reference is one."""
         job = self.job
         if job.params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")
@@ -173,6 +180,8 @@ class PairFit(Fit[TrainParams]):
                 yield model
             return
         if params.in_shards:
+            from stages.training.zero import sharded_logprob_model
+
             with sharded_logprob_model(models["reference"], params, self.numerics) as engine:
                 yield engine
             return

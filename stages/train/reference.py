@@ -1,4 +1,4 @@
-"""log π_ref of every response token, known before the first step and kept with the artifact.
+"""log π_ref of every response token, known before the first step, and the average of references.
 
 Computed in parts that survive a failed attempt; each process computes its share of the parts. Under
 ZeRO-3 the reference lies in shards as the policy does, and both are never in memory at once.
@@ -7,25 +7,30 @@ ZeRO-3 the reference lies in shards as the policy does, and both are never in me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
+from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.sealed import find_whole, sealed_path
 from stages.contract.tables import TableWriter, read_batches
+from stages.modeling.file_backed import in_files
+from stages.modeling.mapped import load_mapped
+from stages.modeling.save import save_checkpoint
 from stages.modeling.token_batches import token_batches
-from stages.train.batches import RefLogprobs
-from stages.train.data import Pair
+from stages.train.data import Pair, RefLogprobs
+from stages.training.batches import ROWS
 from stages.training.job import Process
-from stages.training.numerics import Numerics
 from stages.training.params import RowLayoutName
-from stages.training.rows import ROWS
+from stages.training.policy import Numerics
 
 PART_PAIRS = 512
 """Pairs in one part: what a killed attempt loses at most, per process."""
@@ -49,7 +54,7 @@ class SamplerDifference:
     """|log π_ref − the sampler's log-probability| per response token, in nats."""
 
     mean: float | None
-    """None where no log-probability of the sampler's is known."""
+    """None if no log-probability of the sampler is known."""
     max: float | None
 
 
@@ -218,3 +223,60 @@ def _part(folder: Path, start: int) -> Path:
 
 def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
+
+
+# Numbers of a weight that are averaged at once: the copies in float32 stay small.
+_NUMBERS = 1 << 20
+
+
+def save_average(
+    reference: ModelSource,
+    checkpoint: Path,
+    tokenizer: Any,
+    *,
+    decay: float,
+    dtype: torch.dtype,
+    folder: Path,
+    work: Path,
+) -> None:
+    """Writes decay · reference + (1 − decay) · trained policy, the next reference.
+
+    No model is whole in this process's own memory: weights are read from the files of both, some
+    numbers at a time, averaged in float32, and put into files until they are written.
+
+    Args:
+        reference: This iteration's reference.
+        checkpoint: The trained policy.
+        tokenizer: Saved beside it.
+        decay: Share of the reference that stays.
+        dtype: Of the saved weights.
+        folder: Where to.
+        work: For the files, which go with this call.
+    """
+    average = load_mapped(reference, dtype="float32")
+    place = in_files(work)
+    averaged: dict[int, Tensor] = {}
+    with torch.no_grad(), ExitStack() as files:
+        trained = _weights(checkpoint, average, files)
+        for name, weight in average.named_parameters():
+            averaged[id(weight)] = whole = place(weight.shape, dtype)
+            flat = (each.reshape(-1).split(_NUMBERS) for each in (whole, weight, trained(name)))
+            for target, old, new in zip(*flat, strict=True):
+                target.copy_(old.float().lerp(new.float(), 1.0 - decay))
+    state = average.state_dict(keep_vars=True)
+    weights = {name: averaged.get(id(weight), weight) for name, weight in state.items()}
+    save_checkpoint(average, weights, tokenizer, dtype, folder)
+
+
+def _weights(checkpoint: Path, like: Any, files: ExitStack) -> Callable[[str], Tensor]:
+    """Gives a checkpoint's weights by the names of a model of its class."""
+    places: dict[str, Any] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        file = files.enter_context(safe_open(path, framework="pt"))
+        places |= dict.fromkeys(file.keys(), file)
+    if all(name in places for name, _ in like.named_parameters()):
+        return lambda name: places[name].get_tensor(name)
+    # transformers knows families whose checkpoints have other names (fused experts).
+    loaded = load_mapped(ModelSource(str(checkpoint)), dtype="float32")
+    weights = dict(loaded.named_parameters())
+    return lambda name: weights[name]

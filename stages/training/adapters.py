@@ -1,4 +1,4 @@
-"""LoRA adapters: refused where they could not be merged, merged by peft's arithmetic, saved."""
+"""LoRA adapters: refused if they could not be merged, merged by peft's arithmetic, saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from stages.training.params import LoraParams
 _ADAPTER = "default"
 # Settings of peft that say what the saved weights add up to; targets show in the weights' names.
 _OF_THE_RESULT = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias")
-_POLICY = "policy."
 
 
 def add_adapters(model: Any, params: LoraParams) -> Any:
@@ -174,19 +173,6 @@ def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, fo
         folder / SAFETENSORS_WEIGHTS_NAME,
         metadata={"format": "pt"},
     )
-
-
-def weights_of_policy(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names the weights of a `ResponseLogprobs` as the policy in it does.
-
-    Args:
-        state: Gathered weights of the wrapper.
-    """
-    return {
-        name.removeprefix(_POLICY): weight
-        for name, weight in state.items()
-        if name.startswith(_POLICY)
-    }
 
 
 class _Delta(nn.Module):

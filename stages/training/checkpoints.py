@@ -1,8 +1,9 @@
 """Mid-training checkpoints in the work folder: there whole and undamaged, or not used.
 
 One is written under a temporary name, sealed with the digests of its files, fsynced and renamed.
-The one before it stays, for where the newest turns out to be damaged, and goes before the next is
-written: there are never more than two.
+The one before it stays, in case the newest turns out to be damaged, and goes before the next is
+written: there are never more than two. A training goes on from the newest whole one that its layout
+can use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 from stages.contract.atomic import fsync
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.sealed import check_folder, seal_folder, set_aside
+from stages.contract.sealed import check_folder, is_sealed, seal_folder, set_aside
+from stages.training.job import Process
+from stages.training.params import TrainingParams
 
 STATE_FILE = "geb_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -32,7 +35,7 @@ class Checkpoint:
     Attributes:
         step: Steps done.
         path: Its folder.
-        state: What this project keeps beside the Trainer's own files.
+        state: What is kept beside the engine's own files.
     """
 
     step: int
@@ -70,11 +73,11 @@ def make_room(folder: Path) -> None:
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
-    """Seals a written checkpoint and moves it into ``folder``; those of later steps go.
+    """Seals a written checkpoint and moves it into ``folder``; checkpoints of later steps go.
 
     Args:
         written: The checkpoint, named ``checkpoint-<step>``, on the file system of ``folder``.
-        state: Kept beside the Trainer's own files.
+        state: Kept beside the engine's own files.
         folder: Where whole checkpoints are.
     """
     (written / STATE_FILE).write_text(json.dumps(state))
@@ -85,7 +88,7 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
     target = folder / written.name
     step = int(written.name.removeprefix("checkpoint-"))
     for other, path in _found(folder):
-        # Of a training that was not gone on with: one of another layout.
+        # A training of another layout, which was given up, wrote it.
         if other >= step:
             _remove(path)
     written.rename(target)
@@ -94,7 +97,7 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
 
 
 def _remove(path: Path) -> None:
-    # A kill half-way must not leave a folder that is then taken for a damaged checkpoint.
+    # A kill half-way must not leave a folder that then looks like a damaged checkpoint.
     shutil.rmtree(path.rename(path.with_name(f"{_GOING}{uuid.uuid4().hex[:8]}-{path.name}")))
 
 
@@ -105,3 +108,73 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
     return sorted(
         (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
     )
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to go on from.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        is_universal: DeepSpeed is to load its universal form.
+    """
+
+    checkpoint: Checkpoint
+    is_universal: bool
+
+
+def layout_of(params: TrainingParams, process: Process) -> dict[str, Any]:
+    """Layout on which a checkpoint's files depend: DeepSpeed writes one set per process."""
+    zero_stage = params.deepspeed.zero_stage
+    if params.sharding == "fsdp2":
+        return {"zero_stage": zero_stage, "sharding": params.sharding}
+    if zero_stage == "off":
+        return {"zero_stage": zero_stage}
+    return {"zero_stage": zero_stage, "world_size": process.world_size}
+
+
+def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> ResumePoint | None:
+    """The newest checkpoint, converted if another number of processes wrote it; all call this.
+
+    Args:
+        folder: Where whole checkpoints are.
+        layout: The present one, as of :func:`layout_of`.
+        process: This process.
+
+    Returns:
+        None if there is no checkpoint, or none that can be used.
+    """
+    # One process reads them through, and all take the same one.
+    step = newest_whole_step(folder, process.events.warning) if process.is_first else None
+    step = process.agreed(step)
+    if step is None:
+        return None
+    found = read_checkpoint(folder, step)
+    written = found.state["layout"]
+    is_converted = written != layout
+    if is_converted and not _can_convert(written, layout):
+        process.events.warning(
+            f"the checkpoint of step {found.step} is of another layout "
+            f"({written}, now {layout}): training starts anew"
+        )
+        return None
+    if is_converted:
+        process.events.info(
+            f"the checkpoint of step {found.step} was written by {written['world_size']} "
+            f"processes, now there are {process.world_size}: converting it"
+        )
+        from stages.training import zero
+
+        # Every node sees the folder: it is part of the store.
+        if process.is_first and not is_sealed(found.path, zero.UNIVERSAL_MARK):
+            zero.convert_to_universal(found.path)
+            seal_folder(found.path)
+        process.barrier()
+    process.events.info(f"going on after step {found.step}")
+    return ResumePoint(found, is_converted)
+
+
+def _can_convert(written: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """True if a checkpoint of one layout can go on as another: only the processes may differ."""
+    is_sharded = written["zero_stage"] != "off"
+    return is_sharded and written["zero_stage"] == wanted["zero_stage"]

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from abc import ABC, abstractmethod
+from functools import partial
+from pathlib import Path
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from transformers import set_seed
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from stages.contract.digests import derive_seed
 from stages.modeling.file_backed import in_files
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints, fsdp
-from stages.training.adapters import (
-    add_adapters,
-    has_adapters,
-    merge_adapters,
-    save_adapters,
-    weights_of_policy,
-)
-from stages.training.arguments import check_trackers, trainer_seed, training_arguments
-from stages.training.batches import Plan
-from stages.training.callbacks import CheckpointSchedule, StepReporter
-from stages.training.compiled import compile_layers, uncompiled
+from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters
+from stages.training.batches import MicroBatches, Plan
+from stages.training.checkpoints import ResumePoint, find_resume_point, layout_of
+from stages.training.engine import Engine
 from stages.training.job import Job, P, Process
-from stages.training.memory import OutOfMemoryError
-from stages.training.metrics_log import METRICS, MetricsLog
-from stages.training.numerics import Numerics, repeatable
-from stages.training.policy import enable_gradient_checkpointing
-from stages.training.resuming import ResumePoint, find_resume_point, layout_of
+from stages.training.loop import Objective, Outputs, TrainingLoop
+from stages.training.metrics_log import METRICS, MetricsLog, StepReporter, Trackers, check_trackers
+from stages.training.policy import (
+    Numerics,
+    compile_layers,
+    enable_gradient_checkpointing,
+    repeatable,
+    uncompiled,
+)
+from stages.training.start import OutOfMemoryError
 from stages.training.timing import matmul_flops_per_second
-from stages.training.trainer import PackedTrainer, Setup
 
 
 class Fit(ABC, Generic[P]):
@@ -62,11 +62,15 @@ class Fit(ABC, Generic[P]):
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
-        """The policy before training; with adapters only where it goes on with those of before."""
+        """The policy before training; with adapters only if it goes on training earlier ones."""
 
     @abstractmethod
-    def make_trainer(self, setup: Setup) -> PackedTrainer[Any]:
-        """The trainer with the stage's loss."""
+    def make_batches(self) -> MicroBatches[Any, Any]:
+        """All micro-batches of this process."""
+
+    @abstractmethod
+    def make_objective(self, engine: Engine) -> Objective[Any]:
+        """The stage's loss of what an engine computes."""
 
     @abstractmethod
     def save_dtype(self) -> torch.dtype:
@@ -96,72 +100,92 @@ class Fit(ABC, Generic[P]):
             UserError: Parameters, models or data are wrong.
             OutOfMemoryError: It did not fit into memory.
         """
-        set_seed(trainer_seed(self.job))
+        self._seed_libraries()
         self.prepare()
         resumed = find_resume_point(self._checkpoints, self._layout, self.process)
         if resumed is not None:
             self.load_state(resumed.checkpoint.state)
         start = resumed.checkpoint.path if resumed else None
         log = MetricsLog(self.job.work / METRICS, resumed=start) if self.process.is_first else None
-        with contextlib.closing(log) if log is not None else contextlib.nullcontext():
-            trainer = self._trainer(log, resumed)
+        with contextlib.ExitStack() as closing:
+            if log is not None:
+                closing.callback(log.close)
+            engine = self._engine(resumed)
+            loop = TrainingLoop(
+                engine,
+                self.make_objective(engine),
+                self.make_batches(),
+                self.plan,
+                self.process,
+                self.job.params,
+                self._outputs(log, closing),
+            )
             self.process.check_stop()
-            trainer.train(resume_from_checkpoint=str(start) if start else None)
+            if start is not None:
+                engine.load(start)
+            loop.run(resumed.checkpoint.step if resumed else 0, start)
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self.process.check_stop()
-        self._save(trainer)
+        self._save(engine)
         if log is not None:
             log.write_to(self.job.out)
             self.write_records(log)
 
     @property
-    def _checkpoints(self) -> Any:
+    def _checkpoints(self) -> Path:
         return self.job.work / "checkpoints"
 
     @property
     def _layout(self) -> dict[str, Any]:
         return layout_of(self.job.params, self.process)
 
-    def _trainer(self, log: MetricsLog | None, resumed: ResumePoint | None) -> PackedTrainer[Any]:
-        params, process = self.job.params, self.process
-        # Before the policy is loaded: under ZeRO-3 they make `from_pretrained` shard the weights.
-        arguments = training_arguments(
-            self.job,
-            process,
-            self.plan,
-            self.numerics,
-            load_universal=resumed is not None and resumed.is_universal,
-        )
-        callbacks: list[Any] = []
-        if log is not None:
-            dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
-            rate = matmul_flops_per_second(self.numerics.device, dtype) * process.world_size
-            callbacks.append(StepReporter(process, log, self.plan, peak_flops=rate))
-        callbacks.append(
-            CheckpointSchedule(
-                process,
-                every_steps=params.checkpoint_every_steps,
-                every_seconds=params.checkpoint_every_seconds,
-            )
-        )
+    def _seed_libraries(self) -> None:
+        # They take 32 bits.
+        set_seed(derive_seed(self.job.seed, "train") % 2**32)
 
-        def publish(written: Any) -> None:
+    def _engine(self, resumed: ResumePoint | None) -> Engine:
+        """Model, optimizer and schedule, in shards if the parameters say so."""
+        params, made = self.job.params, (self.job.params, self.plan, self.numerics, self.process)
+        if params.deepspeed.zero_stage == "off":
+            model = self._policy()
+            self._seed_libraries()
+            return (fsdp.FsdpEngine if params.sharding == "fsdp2" else Engine)(model, *made)
+        from stages.training import zero
+
+        universal = resumed is not None and resumed.is_universal
+        config = zero.training_config(params, self.plan, self.numerics, load_universal=universal)
+        with zero.sharded_loading(config):
+            model = self._policy()
+        self._seed_libraries()
+        return zero.ZeroEngine(model, *made, config)
+
+    def _outputs(self, log: MetricsLog | None, closing: contextlib.ExitStack) -> Outputs:
+        """Where records and checkpoints go; trackers end with ``closing``."""
+        written = self.job.work / "writing"
+        if self.process.is_first:
+            shutil.rmtree(written, ignore_errors=True)
+
+        def publish(checkpoint: Path) -> None:
             """Makes a checkpoint count, with the records of the steps that led to it."""
-            if log is not None:
-                log.write_to(written)
+            assert log is not None, "another process than the first publishes a checkpoint"
+            log.write_to(checkpoint)
             state = self.state() | {"layout": self._layout}
-            checkpoints.publish_checkpoint(written, state, self._checkpoints)
+            checkpoints.publish_checkpoint(checkpoint, state, self._checkpoints)
 
-        return self.make_trainer(
-            Setup(
-                model=self._policy(),
-                args=arguments,
-                plan=self.plan,
-                make_room=lambda: checkpoints.make_room(self._checkpoints),
-                publish=publish,
-                callbacks=callbacks,
-            )
+        return Outputs(
+            reporter=None if log is None else self._reporter(log, closing),
+            make_room=partial(checkpoints.make_room, self._checkpoints),
+            publish=publish,
+            folder=written,
         )
+
+    def _reporter(self, log: MetricsLog, closing: contextlib.ExitStack) -> StepReporter:
+        dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
+        rate = matmul_flops_per_second(self.numerics.device, dtype) * self.process.world_size
+        trackers = Trackers(self.job, self.plan.num_steps) if self.job.params.report_to else None
+        if trackers is not None:
+            closing.callback(trackers.close)
+        return StepReporter(self.process.events, log, self.plan, peak_flops=rate, trackers=trackers)
 
     def _policy(self) -> ResponseLogprobs:
         params = self.job.params
@@ -178,30 +202,16 @@ class Fit(ABC, Generic[P]):
             fsdp.shard(model, self.numerics, params)
         return model
 
-    def _save(self, trainer: PackedTrainer[Any]) -> None:
-        gathered = self._whole_weights(trainer)
-        if self.process.is_first:
-            weights = weights_of_policy(gathered)
-            # Under ZeRO-3 transformers would go on sharding, and only one process is here.
-            unset_hf_deepspeed_config()
-            self._write(trainer.model.policy, weights)
-            # The average takes as much memory.
-            del gathered, weights
-            self.after_saving()
-        self.process.barrier()
-
-    def _whole_weights(self, trainer: PackedTrainer[Any]) -> dict[str, Tensor]:
-        """All weights, gathered to the first process; a collective call.
-
-        The others may have some of them, or under ZeRO-3 none at all.
-        """
-        if self.job.params.sharding != "fsdp2":
-            gathered: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-            return gathered
+    def _save(self, engine: Engine) -> None:
         # Adapters are merged before the weights are rounded.
         dtype = None if self.job.params.lora.rank else self.save_dtype()
-        place = in_files(self.job.work) if self.process.is_first else None
-        return fsdp.whole_weights(trainer.model, place=place, dtype=dtype)
+        weights = engine.whole_weights(in_files(self.job.work), dtype)
+        if self.process.is_first:
+            self._write(engine.model.policy, weights)
+            # The average takes as much memory.
+            del weights
+            self.after_saving()
+        self.process.barrier()
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state in shards by torch's FSDP2 (`fully_shard`).
 
-The Trainer is told that the model shards itself (`is_distributed_loading_by_transformers`), and
-leaves it as it is: accelerate's own FSDP2 is for accelerators alone, and this is the same on a CPU.
+`fully_shard` is called here, not by accelerate, whose FSDP2 is for accelerators alone; this is the
+same on a CPU.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from stages.contract.errors import UserError
 from stages.modeling.file_backed import Place
 from stages.modeling.load import DTYPES
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import has_adapters
-from stages.training.compiled import decoder_layers
-from stages.training.numerics import Numerics
+from stages.training.engine import Engine
 from stages.training.params import TrainingParams
+from stages.training.policy import Numerics, decoder_layers
 
 _FOLDER = "fsdp"
 # Frozen weights are the base model's, which is loaded anyway.
@@ -46,13 +45,13 @@ def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -
     """Keeps this process's share of each weight; a collective call.
 
     A decoder layer is gathered when it is run, on a CPU its linear layers one by one unless it is
-    compiled; embeddings and head, too, but where they are one weight: that is gathered for all of a
+    compiled; embeddings and head, too, unless they are one weight: it is gathered for all of a
     forward and backward pass. In bfloat16 weights are gathered and computed so, and gradients added
     up in float32, the dtype of the shards.
 
     Args:
         model: Whole, the same in all processes, in the host's memory or in its files: what FSDP2
-            copies, cast where it is of another dtype, is one group of weights at a time.
+            copies, cast if it is of another dtype, is one group of weights at a time.
         numerics: Device and dtypes.
         params: Those of the stage.
 
@@ -96,54 +95,49 @@ def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -
     if ends:
         # An embedding's gradient takes ids alone.
         ends[0].set_unshard_in_backward(False)
-    # Read by the Trainer: it neither moves nor wraps the model.
-    vars(model)["is_distributed_loading_by_transformers"] = True
 
 
-def whole_weights(
-    model: nn.Module, *, place: Place | None, dtype: torch.dtype | None = None
-) -> dict[str, Tensor]:
-    """Gathers the weights one by one; a collective call.
+class FsdpEngine(Engine):
+    """An engine of a model that :func:`shard` has put in shards."""
 
-    Args:
-        model: The sharded model.
-        place: Maker of the tensors that hold them; None where this process wants none.
-        dtype: Type in which it wants them; that of the shards if unset.
-    """
-    weights: dict[str, Tensor] = {}
-    # A weight of several names is gathered once, and stays one.
-    gathered: dict[int, Tensor | None] = {}
-    for name, share in model.state_dict(keep_vars=True).items():
-        if id(share) not in gathered:
-            gathered[id(share)] = _whole(share.detach(), place, dtype)
-        whole = gathered[id(share)]
-        if whole is not None:
-            weights[name] = whole
-    return weights
+    def save(self, folder: Path) -> None:
+        """Writes trained weights and optimizer state, each process its share; collective."""
+        state = {
+            "model": get_model_state_dict(self.model, options=_TRAINED),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED),
+        }
+        dcp.save(state, checkpoint_id=folder / _FOLDER)
+        if self._process.is_first:
+            self._save_schedule(folder)
 
+    def load(self, folder: Path) -> None:
+        """Takes weights and state, whatever number of processes wrote them; collective."""
+        weights = {"model": get_model_state_dict(self.model, options=_TRAINED)}
+        dcp.load(weights, checkpoint_id=folder / _FOLDER)
+        options = StateDictOptions(ignore_frozen_params=True, strict=False)
+        set_model_state_dict(self.model, weights["model"], options=options)
+        state = {
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED)
+        }
+        dcp.load(state, checkpoint_id=folder / _FOLDER)
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_TRAINED)
+        self._load_schedule(folder)
 
-def save(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Writes trained weights and optimizer state, each process its share; a collective call."""
-    dcp.save(_state(model, optimizer), checkpoint_id=checkpoint / _FOLDER)
+    def _wrap(self) -> nn.Module:
+        return self.model
 
-
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Takes trained weights, whatever number of processes wrote them; a collective call."""
-    state = {"model": get_model_state_dict(model, options=_TRAINED)}
-    dcp.load(state, checkpoint_id=checkpoint / _FOLDER)
-    options = StateDictOptions(ignore_frozen_params=True, strict=False)
-    set_model_state_dict(model, state["model"], options=options)
-
-
-def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Takes the optimizer's state, whatever number of processes wrote it; a collective call."""
-    state = {"optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED)}
-    dcp.load(state, checkpoint_id=checkpoint / _FOLDER)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
+    def _whole(self, share: Tensor, place: Place, dtype: torch.dtype | None) -> Tensor | None:
+        whole = share.detach()
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        if not self._process.is_first:
+            return None
+        wanted = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+        return place(whole.shape, wanted).copy_(whole)
 
 
 def _untied_ends(model: ResponseLogprobs) -> list[Any]:
-    """Embeddings and head where each is a weight of its own that no other module reads."""
+    """Embeddings and head if each is a weight of its own that no other module reads."""
     inner = causal_lm(model.policy)
     embeddings, head = inner.get_input_embeddings(), inner.get_output_embeddings()
     if type(embeddings) is not nn.Embedding or embeddings.weight is head.weight:
@@ -180,24 +174,8 @@ def _large_parts(model: ResponseLogprobs, layers: Sequence[nn.Module]) -> list[n
     return list(called)
 
 
-def _whole(share: Tensor, place: Place | None, dtype: torch.dtype | None) -> Tensor | None:
-    """A weight gathered from its shares, and put into its place where there is one."""
-    whole = share.full_tensor() if isinstance(share, DTensor) else share
-    if place is None:
-        return None
-    wanted = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
-    return place(whole.shape, wanted).copy_(whole)
-
-
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Casts the parameters that are not in shards yet; tied ones stay one."""
     for parameter in module.parameters():
         if parameter.is_floating_point() and not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(dtype)
-
-
-def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    return {
-        "model": get_model_state_dict(model, options=_TRAINED),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=_TRAINED),
-    }

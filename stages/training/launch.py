@@ -1,7 +1,7 @@
-"""One worker process per device, started and watched by torch's elastic agent.
+"""Worker processes of a training on one node, one for each device: started, watched, ended.
 
-The first node's stage hosts the rendezvous, so that no port has to be guessed, and repeats the
-first worker's events. Every node's agent ends all its workers as soon as one of any node fails.
+The first node's stage repeats the first worker's events. As soon as one worker of any node fails,
+every node ends all of its own.
 """
 
 from __future__ import annotations
@@ -10,42 +10,39 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
-
 from stages.contract.context import StageContext
-from stages.contract.errors import EXIT_OK, EXIT_USER, StageFailedError, StoppedError, UserError
+from stages.contract.errors import (
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
 from stages.contract.events import Emitter, parse_event
-from stages.training.fence import Fence
 from stages.training.job import Job, P
-from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
-from stages.training.rendezvous import TIMEOUT_SECONDS, Rendezvous, host_rendezvous
+from stages.training.rendezvous import Rendezvous, host_rendezvous
+from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+from stages.training.worker import ERROR_FILE
 
-GRACE_SECONDS = 5
+GRACE_SECONDS = 5.0
 """Seconds for workers to end after another one failed; they wait in a collective by then."""
-SAVING_SECONDS = 24 * 3600
-"""Seconds for workers to save after SIGTERM; the orchestrator's grace period ends sooner."""
 JOB_FILE = "job.json"
-_END = "end of events\n"
+_LOOK_SECONDS = 0.1
 
 
 def train_in_workers(job: Job[P], num_workers: int, ctx: StageContext[P]) -> None:
-    """Trains in ``num_workers`` processes of each node and waits for those of this one.
+    """Trains in ``num_workers`` processes of each node and waits for this node's.
 
     Raises:
         UserError: A worker found parameters, models or data wrong.
@@ -75,163 +72,163 @@ def run_workers(job_file: Path, rendezvous: Rendezvous, events: Emitter) -> None
         StoppedError: SIGTERM came; the workers have saved a checkpoint.
         StageFailedError: A worker failed, here or on another node, or a node did not come.
     """
+    failure: UserError | StageFailedError | StoppedError | None = None
     try:
+        if not rendezvous.meet():
+            events.info("training started without need of this node")
+            return
         with (
             tempfile.TemporaryDirectory(prefix="geb-workers-") as folder,
             _relay(events) as stdout,
-            _own_signal_handlers(),
+            _stop_asked() as stop,
         ):
-            agent = _Agent(job_file, rendezvous, _Logs(folder, stdout), Fence(events))
-            result = agent.run()
-    except SignalException as error:
-        raise StoppedError("asked to stop (SIGTERM)") from error
-    except RendezvousTimeoutError as error:
-        raise StageFailedError(
-            f"fewer than {rendezvous.num_nodes} nodes came in {TIMEOUT_SECONDS:g} s; start "
-            "`python -m stages.training.node WORK` on each other one, with this stage's work folder"
-        ) from error
-    except RendezvousError as error:
-        raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
-    else:
-        if result is None:
-            events.info("training ended without need of this node")
-        elif result.is_failed():
-            failure = agent.first_failure(result)
-            rendezvous.tell_failure(str(failure))
-            raise failure
+            workers = _start(job_file, rendezvous, Path(folder), stdout)
+            try:
+                failure = _watch(workers, rendezvous, stop)
+            finally:
+                _end(workers)
     finally:
-        rendezvous.close()
+        rendezvous.close(str(failure or ""))
+    if failure is not None:
+        raise failure
 
 
-class _Agent(LocalElasticAgent):
-    """torch's agent, quicker where a worker fails and aware of other nodes' failures.
+@dataclass(frozen=True)
+class _Worker:
+    """A worker process.
 
-    torch's own waits 30 seconds for the others' end, and never asks how other nodes are.
+    Attributes:
+        rank: Its number among the workers of all nodes.
+        process: The process, in a session of its own.
+        error_file: Says why it failed, if it could.
     """
 
-    def __init__(
-        self, job_file: Path, rendezvous: Rendezvous, logs: DefaultLogsSpecs, fence: Fence
-    ) -> None:
-        self._rendezvous_of_nodes = rendezvous
-        self._fence = fence
-        self._culprits: set[int] = set()
-        self._failed_elsewhere = ""
-        stage = json.loads(job_file.read_text())["stage"]
-        spec = WorkerSpec(
-            role="trainer",
-            local_world_size=rendezvous.per_node,
-            entrypoint=sys.executable,
-            args=("-m", f"stages.{stage}.worker", str(job_file), str(os.getpid())),
-            rdzv_handler=rendezvous.handler,
-            # Retries are the orchestrator's.
-            max_restarts=0,
-            monitor_interval=0.1,
-            master_addr=rendezvous.host,
-            master_port=rendezvous.store.port,
-        )
-        super().__init__(spec, logs, shutdown_timeout=SAVING_SECONDS)
+    rank: int
+    process: subprocess.Popen[bytes]
+    error_file: Path
 
-    def first_failure(self, result: RunResult) -> UserError | StageFailedError:
-        """The failure of a worker that failed by itself, rather than one that it dragged along."""
-        if not self._culprits:
-            return StageFailedError(self._failed_elsewhere)
-        world_size = self._rendezvous_of_nodes.world_size
-        failed = {
-            rank: failure
-            for rank, failure in result.failures.items()
-            if failure.local_rank in self._culprits
+    @property
+    def said(self) -> dict[str, Any]:
+        """Message, remedy and time of its failure; empty for a worker that was killed."""
+        return json.loads(self.error_file.read_text()) if self.error_file.is_file() else {}
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to it and to what it started."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+
+def _start(job_file: Path, rendezvous: Rendezvous, folder: Path, stdout: int) -> list[_Worker]:
+    """Starts the workers of this node, which write events to ``stdout``."""
+    command = [sys.executable, "-m", "stages.training.worker", str(job_file), str(os.getpid())]
+    workers = []
+    for local_rank in range(rendezvous.per_node):
+        rank = rendezvous.rank * rendezvous.per_node + local_rank
+        error_file = folder / f"{local_rank}.json"
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(rendezvous.world_size),
+            "LOCAL_WORLD_SIZE": str(rendezvous.per_node),
+            "MASTER_ADDR": rendezvous.host,
+            "MASTER_PORT": str(rendezvous.store.port),
+            ERROR_FILE: str(error_file),
         }
-        for rank, failure in failed.items():
-            if failure.exitcode == EXIT_USER and _said(failure):
-                return UserError(_said(failure), failure.error_file_data["remedy"])
-            if failure.exitcode == EXIT_OUT_OF_MEMORY:
-                return OutOfMemoryError(f"process {rank} of {world_size}: {_said(failure)}")
-        # One that was killed had no time to say so; the others then lost their connection to it.
-        rank, failure = min(failed.items(), key=lambda each: _failed_at(each[1]))
-        said = _said(failure) or _describe(failure.exitcode)
-        return StageFailedError(f"training process {rank} of {world_size} failed: {said}")
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        context: Any = self._pcontext
-        ended = {rank: each.proc.poll() for rank, each in context.subprocess_handlers.items()}
-        self._culprits = {rank for rank, code in ended.items() if code not in (None, EXIT_OK)}
-        with self._fence:
-            self._failed_elsewhere = self._rendezvous_of_nodes.failure() or ""
-        if self._culprits or self._failed_elsewhere:
-            context.close(signal.SIGTERM, GRACE_SECONDS)
-        if self._failed_elsewhere and not self._culprits:
-            return RunResult(state=WorkerState.FAILED)
-        return super()._monitor_workers(worker_group)
-
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        # A second SIGTERM must not interrupt the saving after the first.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        super()._shutdown(*args, **kwargs)
-
-
-class _Logs(DefaultLogsSpecs):
-    """Workers' stdout into a pipe; stderr is this process's.
-
-    Args:
-        folder: For the files in which workers say why they failed.
-        stdout: Path by which the pipe is opened for writing.
-    """
-
-    def __init__(self, folder: str, stdout: str) -> None:
-        super().__init__(folder)
-        self._stdout = stdout
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Places of each worker's output, by local rank."""
-        places = super().reify(envs)
-        places.stdouts.update(dict.fromkeys(envs, self._stdout))
-        return places
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=stdout, start_new_session=True
+        )
+        workers.append(_Worker(rank, process, error_file))
+    return workers
 
 
 @contextlib.contextmanager
-def _relay(events: Emitter) -> Iterator[str]:
-    """Repeats the events that are written to the path given, until the block ends."""
+def _relay(events: Emitter) -> Iterator[int]:
+    """Repeats the events that are written to the pipe given, until the block ends."""
     source, target = os.pipe()
 
     def repeat() -> None:
         with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line == _END:
-                    return
                 event = parse_event(line)
                 if event is not None:
                     events.emit(event)
 
-    thread = threading.Thread(target=repeat)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield f"/proc/self/fd/{target}"
+        yield target
     finally:
-        # The agent keeps its own handles open, so that an end of file would not come. A worker that
-        # was killed may have left half a line.
-        os.write(target, f"\n{_END}".encode())
-        thread.join()
         os.close(target)
+        # What a worker started may outlive it and hold the pipe open.
+        thread.join(GRACE_SECONDS)
+
+
+def _watch(
+    workers: Sequence[_Worker], rendezvous: Rendezvous, stop: threading.Event
+) -> UserError | StageFailedError | StoppedError | None:
+    """Waits for the end of the workers, and returns why training failed, if it did."""
+    is_told = False
+    elsewhere: str | None = None
+    while True:
+        codes = {worker.rank: worker.process.poll() for worker in workers}
+        failed = [
+            worker for worker in workers if codes[worker.rank] not in (None, EXIT_OK, EXIT_STOPPED)
+        ]
+        if not failed:
+            if None not in codes.values():
+                break
+            elsewhere = rendezvous.failure()
+        if failed or elsewhere is not None:
+            break
+        if stop.is_set() and not is_told:
+            is_told = True
+            for worker in workers:
+                worker.signal(signal.SIGTERM)
+        time.sleep(_LOOK_SECONDS)
+    if stop.is_set() or (not failed and EXIT_STOPPED in codes.values()):
+        return StoppedError("asked to stop (SIGTERM)")
+    if elsewhere is not None:
+        return StageFailedError(elsewhere)
+    return _first_failure(failed, rendezvous.world_size) if failed else None
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Ends what is left of the workers."""
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        worker.signal(signal.SIGKILL)
+        worker.process.wait()
+
+
+def _first_failure(failed: Sequence[_Worker], world_size: int) -> UserError | StageFailedError:
+    """The failure of a worker that failed by itself, rather than one that it dragged along."""
+    for worker in failed:
+        said = worker.said
+        if said and worker.process.returncode == EXIT_USER:
+            return UserError(said["message"], said["remedy"])
+        if said and worker.process.returncode == EXIT_OUT_OF_MEMORY:
+            return OutOfMemoryError(f"process {worker.rank} of {world_size}: {said['message']}")
+    # One that was killed had no time to say so; the others then lost their connection to it.
+    first = min(failed, key=lambda worker: worker.said.get("failed_at", 0.0))
+    reason = first.said.get("message") or _describe(first.process.returncode)
+    return StageFailedError(f"training process {first.rank} of {world_size} failed: {reason}")
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Lets the agent answer SIGTERM, and puts the handler back that was there before."""
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM"
-    before = signal.getsignal(signal.SIGTERM)
+def _stop_asked() -> Iterator[threading.Event]:
+    """Notes SIGTERM within the block, and puts the handler back that was there before."""
+    stop = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     try:
-        yield
+        yield stop
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _said(failure: ProcessFailure) -> str:
-    """Reason that a worker wrote before it ended, if it could."""
-    return failure.error_file_data["message"] if "failed_at" in failure.error_file_data else ""
-
-
-def _failed_at(failure: ProcessFailure) -> float:
-    return failure.error_file_data.get("failed_at", 0.0)
 
 
 def _describe(code: int) -> str:

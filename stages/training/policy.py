@@ -1,12 +1,18 @@
-"""Policy and reference, loaded for training."""
+"""Policy and reference for training: device and dtypes, loading, checks, compiled layers."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
+from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
@@ -20,8 +26,123 @@ from stages.modeling.probe import (
     check_training_mode,
     share_prompts,
 )
-from stages.training.numerics import Numerics
+from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
 from stages.training.params import RowLayoutName, TrainingParams
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Device and dtypes of policy and reference: the same for both.
+
+    Attributes:
+        device: This process's device.
+        weights: Of the weights in memory.
+        autocast: Whether matrix products are in bfloat16 although the weights are float32.
+        bfloat16: Whether the forward pass is in bfloat16 at all.
+    """
+
+    device: torch.device
+    weights: Dtype
+    autocast: bool
+    bfloat16: bool
+
+    @classmethod
+    def of(cls, params: TrainingParams, *, on_gpu: bool, local_rank: int) -> Numerics:
+        """Chooses the numerics for a process."""
+        wanted = params.precision
+        bfloat16 = on_gpu if wanted == "auto" else wanted == "bfloat16"
+        # DeepSpeed keeps its own float32 master weights; frozen weights need none.
+        low = bfloat16 and (params.deepspeed.zero_stage != "off" or params.lora.rank > 0)
+        # FSDP2 gathers bfloat16 weights for the forward pass; its shards are the master weights.
+        casts = params.sharding == "fsdp2" or params.deepspeed.zero_stage != "off"
+        return cls(
+            device=torch.device("cuda", local_rank) if on_gpu else torch.device("cpu"),
+            weights="bfloat16" if low else "float32",
+            autocast=bfloat16 and not casts,
+            bfloat16=bfloat16,
+        )
+
+    def on_host(self) -> Numerics:
+        """The same dtypes on the CPU, on which a model is loaded that is then sharded."""
+        return replace(self, device=torch.device("cpu"))
+
+    def forward_context(self) -> torch.autocast:
+        """The context in which a model that no trainer wraps gives the trainer's numbers."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
+
+
+@contextmanager
+def repeatable(*, on_gpu: bool) -> Iterator[None]:
+    """Makes the same seed give the same bytes: on a GPU if its kernels can."""
+    before = torch.are_deterministic_algorithms_enabled()
+    # mypy does not see through the module's class, which makes this an attribute.
+    fill_options: Any = torch.utils.deterministic
+    fill = fill_options.fill_uninitialized_memory
+    # Read by cuBLAS when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=on_gpu)
+    fill_options.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        fill_options.fill_uninitialized_memory = fill
+
+
+_OPTIONS: dict[str, str | int | bool | object] = {
+    # In this process: none other is to outlive a killed one.
+    "compile_threads": 1,
+    # Dropout of adapters draws what it draws without compilation.
+    "fallback_random": True,
+}
+
+
+def compile_layers(policy: nn.Module, *, stage: str) -> None:
+    """Has each decoder layer compiled when it is first run; names of weights stay.
+
+    Lengths are symbols, so that rows of another length need no other code. Attention over packed
+    rows stays as it is: its calls depend on the lengths of prompts and responses.
+
+    Args:
+        policy: A causal language model of transformers, or a peft model around one.
+        stage: Name of the stage, for messages.
+
+    Raises:
+        UserError: The model has no layers that could be told apart.
+    """
+    layers = decoder_layers(policy)
+    if not layers:
+        raise UserError(
+            f"{type(causal_lm(policy)).__name__} has no decoder layers that could be compiled",
+            f"set {stage}.compile=false",
+        )
+    AttentionInterface.register(SHARED_PREFIX, torch.compiler.disable(shared_prefix_attention))
+    for layer in layers:
+        # In place: a wrapper would have other names, and leave out hooks that come later.
+        layer.compile(dynamic=True, options=_OPTIONS)
+
+
+def decoder_layers(policy: nn.Module) -> list[nn.Module]:
+    """Decoder layers of a causal language model of transformers, or of a peft model around one."""
+    decoder = causal_lm(policy).get_decoder()
+    return [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def uncompiled(*, compiles: bool) -> Iterator[None]:
+    """Runs layers as they are: no code is made for the odd rows of a check.
+
+    Args:
+        compiles: Whether the training compiles layers at all.
+    """
+    if not compiles:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
 
 # Draws experts in training mode, and has no setting that forbids it.
 _SAMPLING_ROUTER = "PhimoeTopKRouter"
@@ -139,5 +260,5 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
 
 
 def checkpoint_dtype(source: ModelSource) -> torch.dtype:
-    """Dtype that a checkpoint says its weights have; float32 where it says none."""
+    """Dtype that a checkpoint says its weights have; float32 if it says none."""
     return torch.bfloat16 if load_config(source).dtype == torch.bfloat16 else torch.float32

@@ -1,11 +1,12 @@
-"""One process of a distributed training: ``python -m stages.<name>.worker JOB.json PARENT``.
+"""One process of a distributed training: ``python -m stages.training.worker JOB.json PARENT``.
 
-Started by torch's elastic agent (``stages.training.launch``), which sets the variables of torch's
-rendezvous and reads the file in which a worker says why it failed. ``PARENT`` is its process id.
+``stages.training.launch`` starts it with the variables that ``torchrun`` sets, too, and reads the
+file in which a worker says why it failed. ``PARENT`` is the process id of the stage.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -14,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -28,24 +28,22 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Emitter
 from stages.modeling.allocator import give_back_freed_memory
-from stages.training.job import Job, P, Process
-from stages.training.memory import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+from stages.training.job import Job, Process
+from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
+
+ERROR_FILE = "GEB_ERROR_FILE"
+"""Environment variable with the file in which a worker says why it failed."""
 
 
-def work(params: type[P], load_fit: Callable[[], type[Any]]) -> NoReturn:
-    """Takes part in a training and ends the process with its exit code.
-
-    Args:
-        params: Type of the stage's parameters.
-        load_fit: Gives the stage's subclass of `Fit`.
-    """
-    code = _work(params, load_fit)
+def main() -> NoReturn:
+    """Takes part in a training and ends the process with its exit code."""
+    code = _work()
     sys.stderr.flush()
     # Without waiting for threads that libraries left, or for peers that are gone.
     os._exit(code)
 
 
-def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
+def _work() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
@@ -54,7 +52,9 @@ def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
     # Only the first process reports how far it is; each says why it failed.
     report = Emitter(said if rank == 0 else os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
-        job = Job.parse(Path(sys.argv[1]).read_text(), params)
+        text = Path(sys.argv[1]).read_text()
+        stage = importlib.import_module(f"stages.{json.loads(text)['stage']}.run")
+        job = Job.parse(text, stage.STAGE.params)
         if job.params.sharding == "fsdp2":
             give_back_freed_memory()
         _join(job, local_rank)
@@ -66,7 +66,7 @@ def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
             reduce_by_gloo()
         world_size = int(os.environ["WORLD_SIZE"])
         process = Process(rank, local_rank, world_size, report, stop.is_set)
-        run_fit(load_fit(), job, process)
+        run_fit(stage.load_fit(), job, process)
         process.check_stop()
     except UserError as error:
         _tell_failure(error.message, error.remedy)
@@ -84,27 +84,32 @@ def _work(params: type[P], load_fit: Callable[[], type[Any]]) -> int:
 
 
 def _tell_failure(message: str, remedy: str = "") -> None:
-    """Writes the agent's error file."""
-    now = time.time()
-    said = {"message": message, "remedy": remedy, "timestamp": int(now), "failed_at": now}
-    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(said))
+    said = {"message": message, "remedy": remedy, "failed_at": time.time()}
+    Path(os.environ[ERROR_FILE]).write_text(json.dumps(said))
 
 
 def _join(job: Job[Any], local_rank: int) -> None:
-    """Makes the process group; accelerate and DeepSpeed then use it."""
+    """Makes the process group, which DeepSpeed then uses, too."""
     import torch
+    from torch.distributed import PrefixStore, TCPStore
 
-    if int(os.environ["GROUP_WORLD_SIZE"]) > 1:
+    host, world_size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    if world_size > int(os.environ["LOCAL_WORLD_SIZE"]):
         from stages.training.rendezvous import interface_towards
 
-        interface = interface_towards(os.environ["MASTER_ADDR"])
+        interface = interface_towards(host)
         # Otherwise both take the address that the host's name stands for, often loopback.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if interface is not None:
                 os.environ.setdefault(name, interface)
     if job.on_gpu:
         torch.cuda.set_device(local_rank)
-    torch.distributed.init_process_group("nccl" if job.on_gpu else "gloo")
+    torch.distributed.init_process_group(
+        "nccl" if job.on_gpu else "gloo",
+        store=PrefixStore("workers", TCPStore(host, int(os.environ["MASTER_PORT"]))),
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+    )
 
 
 def _end_with_parent(parent: int) -> None:
@@ -123,3 +128,7 @@ def _claim_stdout() -> TextIO:
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return stream
+
+
+if __name__ == "__main__":
+    main()

@@ -1,48 +1,135 @@
-"""DeepSpeed's configuration, made from ours: one source for batch sizes, clipping and dtypes."""
+"""DeepSpeed's ZeRO: engine, configuration, the reference in shards, and universal checkpoints.
+
+Every forward pass of a model in shards is collective: all processes make as many, each on rows of
+its own. DeepSpeed writes one file of optimizer state per process. Its converter joins them into
+one tensor per weight, the universal form, which any number of processes can load.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+from stages.contract.context import ModelSource
+from stages.modeling.file_backed import Place
+from stages.modeling.load import load_causal_lm
+from stages.modeling.logprobs import ResponseLogprobs
+from stages.training.adapters import wear_adapters
 from stages.training.batches import Plan
-from stages.training.numerics import Numerics
-from stages.training.params import DeepSpeedParams
+from stages.training.engine import Engine
+from stages.training.job import Process
+from stages.training.params import TrainingParams
+from stages.training.policy import Numerics, check_model, remove_dropout
+
+# File that DeepSpeed writes last, and reads first.
+UNIVERSAL_MARK = "latest_universal"
 
 
-def deepspeed_config(
-    params: DeepSpeedParams,
-    plan: Plan[Any],
-    numerics: Numerics,
-    *,
-    max_grad_norm: float,
-    load_universal: bool = False,
-) -> dict[str, Any] | None:
-    """The configuration, or None where DeepSpeed is off.
-
-    The optimizer and the schedule are the Trainer's, so that they are the same with and without
-    DeepSpeed.
+class ZeroEngine(Engine):
+    """An engine whose gradients, optimizer state and weights DeepSpeed shards as its stage says.
 
     Args:
-        params: The stage's settings of DeepSpeed.
+        model: The policy; under ZeRO-3 loaded within :func:`sharded_loading`.
+        params: Say how it is optimized.
+        plan: Number of steps, and of micro-batches in each.
+        numerics: Device and dtypes.
+        process: This process.
+        config: DeepSpeed's configuration.
+    """
+
+    def __init__(
+        self,
+        model: ResponseLogprobs,
+        params: TrainingParams,
+        plan: Plan[Any],
+        numerics: Numerics,
+        process: Process,
+        config: dict[str, Any],
+    ) -> None:
+        self._config = config
+        super().__init__(model, params, plan, numerics, process)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Adds the gradient of a micro-batch's loss; the last one of a step updates the weights."""
+        self._wrapped.set_gradient_accumulation_boundary(is_boundary=last)
+        # The loss is a part of the global batch's mean already.
+        self._wrapped.backward(loss, scale_wrt_gas=False)
+        if last:
+            self._wrapped.step()
+
+    def save(self, folder: Path) -> None:
+        """Writes what training goes on from; a collective call."""
+        self._wrapped.save_checkpoint(str(folder))
+        if self._process.is_first:
+            self._save_schedule(folder)
+
+    def load(self, folder: Path) -> None:
+        """Takes what :meth:`save` wrote, or its universal form; a collective call."""
+        self._wrapped.load_checkpoint(str(folder))
+        self._load_schedule(folder)
+        if self._wrapped.load_universal_checkpoint():
+            mend_optimizer(self.optimizer, self._weight_decays)
+
+    def _wrap(self) -> nn.Module:
+        import deepspeed
+
+        # DeepSpeed drops empty groups: adapters have no weight that is spared of decay.
+        groups = self.optimizer.param_groups
+        self._weight_decays = [group["weight_decay"] for group in groups if group["params"]]
+        wrapped, *_ = deepspeed.initialize(
+            model=self.model, optimizer=self.optimizer, config=self._config
+        )
+        assert isinstance(wrapped, nn.Module)
+        return wrapped
+
+    def _update(self) -> float | None:
+        norm = self._wrapped.get_global_grad_norm()
+        return norm.item() if isinstance(norm, Tensor) else norm
+
+    def _whole(self, share: Tensor, place: Place, dtype: torch.dtype | None) -> Tensor | None:
+        import deepspeed
+
+        in_shards = hasattr(share, "ds_id")
+        with deepspeed.zero.GatheredParameters([share], enabled=in_shards):
+            # DeepSpeed's tensors are parts of large ones, which would be written whole.
+            return share.detach().to("cpu", copy=True) if self._process.is_first else None
+
+
+def training_config(
+    params: TrainingParams, plan: Plan[Any], numerics: Numerics, *, load_universal: bool
+) -> dict[str, Any]:
+    """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own.
+
+    Args:
+        params: The stage's settings.
         plan: How many micro-batches a step has.
         numerics: Where and in which precision it trains.
-        max_grad_norm: Gradients are clipped to this norm.
         load_universal: The checkpoint to go on from is a universal one.
     """
-    if params.zero_stage == "off":
-        return None
-    zero: dict[str, Any] = {"stage": params.zero_stage}
-    if params.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
-    if params.offload_parameters:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
-    if params.zero_stage == 3:
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    zero: dict[str, Any] = {"stage": params.deepspeed.zero_stage}
+    on_host = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    if params.deepspeed.offload_optimizer:
+        zero["offload_optimizer"] = on_host
+    if params.deepspeed.offload_parameters:
+        zero["offload_param"] = on_host
     return {
         # A micro-batch is one item of the data set, however many pairs are in it.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": plan.accumulation,
-        "gradient_clipping": max_grad_norm,
+        "gradient_clipping": params.max_grad_norm,
         "zero_optimization": zero,
         "checkpoint": {"load_universal": load_universal},
         "bf16": {"enabled": numerics.bfloat16},
@@ -63,3 +150,132 @@ def reduce_by_gloo() -> None:
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
     deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+
+
+@contextmanager
+def sharded_loading(config: dict[str, Any] | None) -> Iterator[None]:
+    """Has transformers shard what it loads within the block, if DeepSpeed's stage is 3.
+
+    Args:
+        config: DeepSpeed's configuration; None without DeepSpeed.
+    """
+    # transformers looks for the newest one that lives.
+    sharding = None if config is None else HfDeepSpeedConfig(config)
+    try:
+        yield
+    finally:
+        del sharding
+        unset_hf_deepspeed_config()
+
+
+@contextmanager
+def sharded_logprob_model(
+    source: ModelSource, params: TrainingParams, numerics: Numerics
+) -> Iterator[nn.Module]:
+    """A model for forward passes without gradients; its shards are released after the block.
+
+    It draws no random numbers of the training's, which so is the same if no pass is needed.
+
+    Args:
+        source: Folder or hub id; an adapter on it is worn.
+        params: Say how rows are laid out and where parameters may lie.
+        numerics: Device and dtypes.
+
+    Raises:
+        UserError: There is no such model, or what it computes would not be those of its rows.
+    """
+    devices = [numerics.device] if numerics.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), _sharded(source, params, numerics) as engine:
+        yield engine
+
+
+@contextmanager
+def _sharded(
+    source: ModelSource, params: TrainingParams, numerics: Numerics
+) -> Iterator[nn.Module]:
+    import deepspeed
+
+    config = _inference_config(params, numerics)
+    with sharded_loading(config):
+        base = replace(source, adapter=None)
+        model = load_causal_lm(base, dtype=numerics.weights, device=numerics.device)
+        remove_dropout(model)
+        if source.adapter is None:
+            module = ResponseLogprobs(model)
+        else:
+            worn = wear_adapters(model, params.lora, Path(source.adapter))
+            module = ResponseLogprobs(worn)
+    engine, *_ = deepspeed.initialize(model=module, config=config)
+    try:
+        check_model(model, params.row_layout, place=source.name_or_path, stage=params.stage)
+        engine.eval()
+        yield engine
+    finally:
+        engine.destroy()
+        _release(module)
+
+
+def _inference_config(params: TrainingParams, numerics: Numerics) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": 3}
+    if params.deepspeed.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": numerics.bfloat16},
+        "steps_per_print": 2**31,
+    }
+
+
+def _release(module: nn.Module) -> None:
+    """Gives the weights' memory back: DeepSpeed's own lists keep the module itself."""
+    for weight in module.parameters():
+        # DeepSpeed adds its attributes to torch's parameters.
+        sharded: Any = weight
+        sharded.data = torch.empty(0)
+        sharded.ds_tensor.data = torch.empty(0)
+    gc.collect()
+
+
+def convert_to_universal(checkpoint: Path) -> None:
+    """Adds the universal form to a checkpoint; one process calls this.
+
+    Args:
+        checkpoint: Folder with DeepSpeed's ``global_step<n>``; it takes as much room again.
+    """
+    from deepspeed.checkpoint import ds_to_universal
+
+    written = checkpoint / (checkpoint / "latest").read_text().strip()
+    converted = checkpoint / f"{written.name}_universal"
+    # A conversion that was interrupted may have left it.
+    shutil.rmtree(converted, ignore_errors=True)
+    converted.mkdir()
+    asked = Namespace(
+        input_folder=str(written),
+        output_folder=str(converted),
+        # In this process: a forked one may hang on the threads of torch.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        # Says which weights are split among model-parallel processes: none are here.
+        inject_missing_state=True,
+    )
+    with contextlib.redirect_stdout(sys.stderr):
+        ds_to_universal.main(asked)
+
+
+def mend_optimizer(optimizer: Optimizer, weight_decays: Sequence[float]) -> None:
+    """Puts right what DeepSpeed 0.19 does wrong when ZeRO-3 loads a universal checkpoint.
+
+    It gives all weights one tensor that counts the steps, which the optimizer then advances once
+    for each of them, and all groups the first one's weight decay.
+
+    Args:
+        optimizer: The one that DeepSpeed wraps.
+        weight_decays: Those of its groups.
+    """
+    for state in optimizer.state.values():
+        state["step"] = state["step"].clone()
+    for group, weight_decay in zip(optimizer.param_groups, weight_decays, strict=True):
+        group["weight_decay"] = weight_decay

@@ -17,7 +17,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from flows.images.table import ROOT
-from flows.runners.docker.client import connect
+from flows.runners.docker.container import connect
 from stages.contract.errors import UserError
 from stages.contract.local_store import LocalStore
 from tests.docker.containers import PROBE_IMAGE, left_of

@@ -21,7 +21,7 @@ from prefect.states import Crashed
 
 from flows.execution.hooks import remove_containers
 from flows.pipeline.placement import Execution
-from flows.runners.docker.reaper import reap
+from flows.runners.docker.container import reap
 from flows.runners.docker.runner import DockerRunner
 from stages.contract.local_store import LocalStore
 from tests.at_work import at_work

@@ -73,12 +73,29 @@ def dangling(path: Path) -> None:
     path.symlink_to("/nowhere/at/all")
 
 
+def endless(path: Path) -> None:
+    """A sparse file."""
+    os.truncate(path, 20 << 30)
+
+
 def piped(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-DAMAGES = (truncated, emptied, garbled, listed, nested, other, foldered, looped, dangling, piped)
+DAMAGES = (
+    truncated,
+    emptied,
+    garbled,
+    listed,
+    nested,
+    other,
+    foldered,
+    looped,
+    dangling,
+    endless,
+    piped,
+)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from flows.pipeline.kubernetes import KubernetesSettings
 from flows.pipeline.placement import WorkPoolSettings
 from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.watch import PodChange
-from flows.runners.work_pool.gang import Gang
-from flows.runners.work_pool.health import too_few_places
+from flows.runners.work_pool.gang import Gang, too_few_places
 from stages.contract.errors import StageFailedError
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources

@@ -21,7 +21,7 @@ from flows.images import build as building
 from flows.images import wheelhouse
 from flows.images.build import Options, build
 from flows.images.table import Image
-from flows.runners.docker import client as engines
+from flows.runners.docker import container as engines
 from stages.contract.errors import GebError, UserError
 
 IMAGE = Image("demo", "a test", (), "constraints/torch.txt")

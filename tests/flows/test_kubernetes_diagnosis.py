@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from flows.runners.base import FailureTail
-from flows.runners.kubernetes.diagnosis import Ending, ending_of, obstacle_of, why_taken
-from flows.runners.kubernetes.refusal import QuotaInUseError, refused
-from flows.runners.kubernetes.verdict import raise_for
+from flows.runners.kubernetes.diagnosis import (
+    QuotaInUseError,
+    ending_of,
+    obstacle_of,
+    refused,
+    why_taken,
+)
+from flows.runners.outcome import Ending, raise_for
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources, make_request
@@ -136,7 +141,7 @@ def test_volumes_that_cannot_be_mounted_show_in_events_alone() -> None:
                 reason="Evicted",
                 message='Usage of EmptyDir "tmp" exceeds the limit "1Mi"',
             ),
-            "full",
+            "failed",
             "exceeds the limit",
         ),
         (pod("Failed", reason="DeadlineExceeded"), "overdue", ""),

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from flows.runners.kubernetes import logs
+from flows.runners.kubernetes import watch as logs
 from flows.runners.kubernetes.client import Cluster
-from flows.runners.kubernetes.logs import LogReader
+from flows.runners.kubernetes.watch import LogReader
 
 LINES = [b"2026-01-01T00:00:00.1Z one", b"2026-01-01T00:00:00.2Z two"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.config import RunConfig
-from flows.runners.health import faults_of, reap_for
+from flows.runners.choose import reap_for
+from flows.runners.health import faults_of
 from stages.contract.errors import UserError
 from stages.contract.health import Health, look
 from stages.contract.local_store import LocalStore

@@ -20,7 +20,7 @@ from flows.pipeline.step import Step
 from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner
-from flows.runners.work_pool.failure import StageFailure
+from flows.runners.work_pool.flow_runs import StageFailure
 from stages.contract.errors import (
     DamagedArtifactError,
     PreemptedError,

@@ -98,6 +98,10 @@ def test_a_killed_stage_fails_a_run_without_retries(finished: Path, tmp_path: Pa
     assert process.returncode == 1, output
     assert "SIGKILL" in output
     assert steps(store)["sft"]["state"] == "failed"
+    told = geb("report", "small", "--store", store).stdout
+    assert "The run failed: " in told
+    assert f"`geb resume small --store {store}`" in told
+    assert "sft failed: " in (store / "runs/small/report.html").read_text()
 
 
 def test_the_orchestrator_is_killed_in_the_warm_start(finished: Path, tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ import pytest
 
 from flows.pipeline.slurm import SlurmSettings
 from flows.runners.base import FailureTail
+from flows.runners.outcome import raise_for
 from flows.runners.slurm import client
-from flows.runners.slurm.ending import Ending, raise_for
 from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_path
 from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
-from flows.runners.slurm.preflight import check_job
-from flows.runners.slurm.refusals import check_pending, meaning_of, mistake
-from flows.runners.slurm.watch import Tail
+from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
+from flows.runners.slurm.watch import JobEnd, Tail, ending_of
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
@@ -121,9 +120,7 @@ def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
     for line in done.stdout.splitlines():
         tail.add_line(line)
     with pytest.raises(StageFailedError, match=message):
-        raise_for(
-            Ending("12", status, "FAILED", {}), request, tail, signal_seconds=90, log="the.log"
-        )
+        raise_end(JobEnd("12", status, "FAILED", {}), request, tail)
 
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
@@ -152,15 +149,20 @@ def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None
     assert kept == {"SLURM_CONF": "c", "PATH": "p"}
 
 
-def ending(code: int | None, state: str, reason: str = "", **fields: str) -> Ending:
+def ending(code: int | None, state: str, reason: str = "", **fields: str) -> JobEnd:
     status = None if code is None else Status(job="12", code=code, reason=reason)  # type: ignore[arg-type]
-    return Ending("12", status, state, fields)
+    return JobEnd("12", status, state, fields)
 
 
-def raised(end: Ending, request: Request) -> BaseException:
+def raised(end: JobEnd, request: Request) -> BaseException:
     with pytest.raises(Exception) as caught:
-        raise_for(end, request, FailureTail(), signal_seconds=90, log="the.log")
+        raise_end(end, request, FailureTail())
     return caught.value
+
+
+def raise_end(end: JobEnd, request: Request, tail: FailureTail) -> None:
+    ending = ending_of(end, request, signal_seconds=90)
+    raise_for([ending], [tail], request, stopped=False, logs=[Path("the.log")])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def raised(end: Ending, request: Request) -> BaseException:
     ],
     ids=str,
 )
-def test_what_slurm_took_away_is_preempted(end: Ending, message: str, request_: Request) -> None:
+def test_what_slurm_took_away_is_preempted(end: JobEnd, message: str, request_: Request) -> None:
     error = raised(end, request_)
     assert isinstance(error, PreemptedError)
     assert message in str(error)
@@ -209,7 +211,7 @@ def test_what_slurm_took_away_is_preempted(end: Ending, message: str, request_: 
     ids=str,
 )
 def test_other_ends_are_a_person_s_or_the_stage_s(
-    end: Ending, kind: type[Exception], message: str, request_: Request
+    end: JobEnd, kind: type[Exception], message: str, request_: Request
 ) -> None:
     error = raised(end, request_)
     assert type(error) is kind

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.execution.run_record import RunRecord
+from flows.commands import cli
+from flows.execution.run_record import DamagedRecordWarning, RunRecord, State, StepRecord
+from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
-from flows.report.summary import Summary
+from flows.report.summary import Summary, summarise
 from flows.report.verdict import verdict
 from stages.contract.local_store import LocalStore
 from tests.flows.evaluations import artifact_in
+from tests.stage_calls import checkpoint_artifact
 
 
 def summary(folder: Path, *, promoted: bool | None) -> Summary:
@@ -59,6 +65,91 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     )
     assert found.sentence.endswith(end)
     assert found.reasons == (("the win rate is 0.9",) if promoted is False else ())
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    """A run of one iteration with all its steps but the suite's, which failed, and what follows."""
+    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    record = RunRecord(store, "small")
+    folder = tmp_path / "suite"
+    suite = {"prompts": str(folder / "prompts.jsonl")}
+    record.save_config(RunConfig(name="small", iterations=1, suites={"right": suite}))
+    for name in step_names(record.config()):
+        save(record, name)
+    failed = "iteration-1/evaluate/suite-right/score/0"
+    save(record, failed, state="failed", message="the oracle raised KeyError: 'x'\nremedy")
+    (record.path / "steps" / "iteration-1~evaluate~suite-right.json").unlink()
+    return record
+
+
+def save(
+    record: RunRecord, name: str, *, key: str = "", state: State = "done", message: str = ""
+) -> None:
+    record.save_step(
+        StepRecord(
+            step=name,
+            stage="train",
+            key=key or "0" * 64,
+            key_fields={},
+            state=state,
+            started=1.0,
+            ended=2.0,
+            message=message,
+        )
+    )
+
+
+def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
+    found = verdict(summarise(record))
+    number = len(step_names(record.config()))
+    assert found.tone == "bad"
+    assert found.sentence.startswith(
+        f"The run failed: {number - 2} of {number} steps are done. Go on with "
+        f"`geb resume small --store {record.store.location}`. So far: "
+    )
+    assert found.reasons[:2] == (
+        "iteration-1/evaluate/suite-right/score/0 failed: the oracle raised KeyError: 'x'",
+        "1 steps have not begun",
+    )
+
+
+def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord) -> None:
+    attempts = record.path / "attempts"
+    attempts.mkdir()
+    attempt = {"id": "one", "state": "running", "started": 0.0, "host": "elsewhere", "pid": 1}
+    for host, tone, start in (
+        ("elsewhere", "open", "The run is at work: "),
+        (socket.gethostname(), "bad", "The run was killed: "),
+    ):
+        (attempts / "one.json").write_text(json.dumps(attempt | {"host": host}))
+        found = verdict(summarise(record))
+        assert (found.tone, found.sentence[: len(start)]) == (tone, start)
+
+
+def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in step_names(record.config()):
+        save(record, name)
+    artifact = checkpoint_artifact(record.store, "one")
+    save(record, "iteration-1/train", key=artifact.manifest.key)
+    (artifact.path / "manifest.json").write_text("{}")
+    with pytest.warns(DamagedRecordWarning, match=r"iteration-1/train: damaged artifact"):
+        found = verdict(summarise(record))
+    assert found.tone == "bad"
+    assert found.sentence.startswith("1 artifact is damaged, and figures are missing here. ")
+    assert found.reasons[0].startswith("iteration-1/train: damaged artifact")
+    monkeypatch.setattr(
+        sys, "argv", ["geb", "report", "small", "--store", str(record.store.location)]
+    )
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        warnings.simplefilter("always")
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "iteration-1/train: damaged artifact" in " ".join(said.out.split())
+    assert "1 artifact is damaged" in (record.path / "report.html").read_text()
 
 
 def test_a_run_that_has_evaluated_nothing_says_so(tmp_path: Path) -> None:

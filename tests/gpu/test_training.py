@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from stages.train.trainer import PairTrainer
+from stages.training.loop import TrainingLoop
 from tests.gpu.programs import run_stage
 from tests.stages.train.train_helpers import request_for, train
 
@@ -67,20 +67,18 @@ def test_two_gpus_over_nccl_have_the_curve_of_one(losses, name):
 
 def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs):
     micro_batches = 0
-    step = PairTrainer.training_step
+    step = TrainingLoop.micro_step
 
-    def watched(self, *arguments):
+    def watched(self, batch, *, last):
         nonlocal micro_batches
         micro_batches += 1
         # The first ones allocate, and load kernels.
         torch.cuda.set_sync_debug_mode("error" if micro_batches > 2 else "default")
         try:
-            return step(self, *arguments)
+            return step(self, batch, last=last)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(PairTrainer, "training_step", watched)
-    # The stage of a run sees one; with several the Trainer would copy the model to each.
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(TrainingLoop, "micro_step", watched)
     train(tmp_path / "store", policy, [pairs], gpus=1, micro_batch_tokens=48)
     assert micro_batches > 4

@@ -15,7 +15,7 @@ import yaml
 from kubernetes import client
 
 from flows.pipeline.kubernetes import KubernetesSettings
-from flows.runners.kubernetes.rights import RIGHTS
+from flows.runners.kubernetes.client import RIGHTS
 from flows.runners.kubernetes.runner import KubernetesRunner
 from stages.contract.errors import PreemptedError, UserError
 from stages.contract.local_store import LocalStore

@@ -1,4 +1,9 @@
-"""Container of one stage: start, read its output, stop, remove."""
+"""Containers of stages: connect to the engine, start, read, find, stop, remove.
+
+A container names a file that its orchestrator keeps locked while it lives. Every process of the
+machine that sees the store can tell whether it does, and no other process can: containers of a
+store that this process does not see are left alone.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +15,47 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import docker
 import requests
 import urllib3
-from docker.errors import APIError
+from docker.errors import APIError, DockerException
 
-from flows.runners.docker.client import connect
+from flows.runners.attempt_log import left_log
+from flows.runners.docker.options import (
+    ALIVE_LABEL,
+    AT_WORK,
+    DEATH_LABEL,
+    GPUS_LABEL,
+    KEY_LABEL,
+    STAGE_LABEL,
+    STORE_LABEL,
+)
+from flows.runners.outcome import Ending
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.file_locks import AliveLock
+from stages.contract.request import Request
+
+
+def connect(timeout_seconds: int = 120) -> docker.DockerClient:
+    """Connects to the engine.
+
+    Args:
+        timeout_seconds: Longest wait for an answer to one request.
+
+    Raises:
+        UserError: No engine answers.
+    """
+    try:
+        return docker.from_env(timeout=timeout_seconds)
+    except DockerException as error:
+        raise UserError(
+            f"no Docker engine answers: {error}",
+            "start it, allow this user to use its socket, or set DOCKER_HOST",
+        ) from error
+
 
 # A stage is killed after its grace period; the supervisor needs a moment to see that through.
 SUPERVISOR_SECONDS = 10.0
@@ -35,19 +70,6 @@ _ENGINE_ERRORS = (
     struct.error,
     OSError,
 )
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of a container.
-
-    Attributes:
-        code: Exit code of its first process, the supervisor.
-        out_of_memory: Whether the kernel killed something in it because its memory was used up.
-    """
-
-    code: int
-    out_of_memory: bool
 
 
 class StageContainer:
@@ -110,7 +132,9 @@ class StageContainer:
                 f"ran ({type(error).__name__}); it goes on from its last checkpoint when it is "
                 "tried again"
             ) from error
-        return Ending(state["ExitCode"], state["OOMKilled"])
+        # The kernel may have killed a program that the stage itself got over.
+        memory = state["OOMKilled"] and state["ExitCode"]
+        return Ending("out_of_memory" if memory else "exited", state["ExitCode"])
 
     def close(self) -> None:
         """Removes the container, running or not, and releases the lock."""
@@ -160,3 +184,74 @@ def time_limit(container: str, seconds: float | None, grace: float) -> Iterator[
 def _socket_of(stream: Any) -> socket.socket:
     """The socket below what the engine's client makes of it."""
     return getattr(stream, "_sock", stream)
+
+
+def running_containers(client: docker.DockerClient, request: Request) -> Iterator[tuple[str, Path]]:
+    """Running containers for a key that may outlive their orchestrator, with their locks."""
+    wanted = [
+        f"{KEY_LABEL}={request.key}",
+        f"{STORE_LABEL}={request.store}",
+        f"{DEATH_LABEL}=keep",
+    ]
+    found: list[dict[str, Any]] = client.api.containers(
+        filters={"label": wanted, "status": AT_WORK}
+    )
+    for each in found:
+        yield each["Id"], Path(each["Labels"][ALIVE_LABEL])
+
+
+def gpus_in_use(client: docker.DockerClient) -> set[str]:
+    """Ids of the GPUs that containers at work have."""
+    found = client.api.containers(filters={"label": GPUS_LABEL, "status": AT_WORK})
+    return {device for each in found for device in each["Labels"][GPUS_LABEL].split(",")}
+
+
+def take_over(client: docker.DockerClient, request: Request) -> StageContainer | None:
+    """A running container that computes the request and whose orchestrator is dead, if any."""
+    for found, path in running_containers(client, request):
+        lock = AliveLock(path)
+        if lock.take():
+            return StageContainer(client, found, lock)
+    return None
+
+
+def reap(*, keep_running: bool, grace_seconds: float = 10.0) -> list[str]:
+    """Stops and removes containers that dead orchestrators left.
+
+    Args:
+        keep_running: Leave containers at work that were told to outlive their orchestrator.
+        grace_seconds: Time for a stage to end before it is killed.
+
+    Returns:
+        A line for each container that was removed.
+
+    Raises:
+        UserError: No Docker engine answers.
+    """
+    client = connect()
+    removed = []
+    with contextlib.closing(client):
+        for each in client.api.containers(all=True, filters={"label": ALIVE_LABEL}):
+            labels = each["Labels"]
+            is_kept = labels[DEATH_LABEL] == "keep" and each["State"] in AT_WORK
+            if (is_kept and keep_running) or not Path(labels[STORE_LABEL]).is_dir():
+                continue
+            lock = AliveLock(Path(labels[ALIVE_LABEL]))
+            if lock.take():
+                _remove(client, each, grace_seconds)
+                lock.free(remove=True)
+                name = each["Names"][0].lstrip("/")
+                removed.append(f"removed container {name}: its orchestrator is gone")
+    return removed
+
+
+def _remove(client: docker.DockerClient, found: dict[str, Any], grace_seconds: float) -> None:
+    # Another reaper may be as far as this one.
+    with contextlib.suppress(APIError):
+        stop(found["Id"], grace_seconds)
+        # Its output since its orchestrator's death is nowhere else.
+        labels = found["Labels"]
+        store, stage, key = Path(labels[STORE_LABEL]), labels[STAGE_LABEL], labels[KEY_LABEL]
+        log = left_log(store, stage, key, found["Id"][:12])
+        log.write_bytes(client.api.logs(found["Id"]))
+        client.api.remove_container(found["Id"], force=True, v=True)

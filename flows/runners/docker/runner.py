@@ -19,10 +19,18 @@ import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised
-from flows.runners.docker.at_work import gpus_in_use, running_containers, take_over
-from flows.runners.docker.client import connect
-from flows.runners.docker.container import StageContainer, stop, time_limit
+from flows.runners.docker.container import (
+    StageContainer,
+    connect,
+    gpus_in_use,
+    reap,
+    running_containers,
+    stop,
+    take_over,
+    time_limit,
+)
 from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
     container_options,
@@ -30,11 +38,10 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.docker.reaper import reap
 from flows.runners.docker.refusal import refused
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.gpu_locks import hold_gpus
 from flows.runners.local.outputs import chown_outputs, remove_empty_work
+from flows.runners.outcome import raise_for
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_locks import AliveLock, is_held
@@ -96,9 +103,7 @@ class DockerRunner:
         remove_empty_work(request)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
-        if ending.out_of_memory and ending.code and not self._stopping.is_set():
-            tail.raise_out_of_memory(request, ending.code, str(log))
-        tail.raise_for(ending.code, request, stopped=self._stopping.is_set(), log=str(log))
+        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""

@@ -1,4 +1,4 @@
-"""Cluster as the runner sees it: a few requests for pods, logs and events of one namespace.
+"""Requests of the runner to a cluster: pods, logs and events of one namespace, and its rights.
 
 Objects are plain dictionaries, as the API has them: the client's models take a multiple of the
 time, and refuse what their version of the API did not know.
@@ -70,7 +70,7 @@ class Cluster:
         self._authorization = client.AuthorizationV1Api(connection)
 
     def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Creates a pod; see :func:`flows.runners.kubernetes.refusal.refused` for its errors."""
+        """Creates a pod; see :func:`flows.runners.kubernetes.diagnosis.refused` for its errors."""
         return self._json(
             self._api.create_namespaced_pod(self.namespace, dict(manifest), **_options())
         )
@@ -243,3 +243,34 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from lines
     if unread:
         yield unread
+
+
+RIGHTS = (
+    ("pods", "create"),
+    ("pods", "list"),
+    ("pods", "watch"),
+    ("pods", "delete"),
+    ("pods/log", "get"),
+    ("events", "list"),
+)
+"""Resources and verbs, none of which is asked for without being used."""
+
+
+def missing_rights(cluster: Cluster) -> list[str]:
+    """Rights that this account lacks, as ``verb resource``."""
+    return [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
+
+
+def check_rights(cluster: Cluster) -> None:
+    """Refuses a cluster before the first stage where a right is missing.
+
+    Raises:
+        UserError: It names what is missing.
+    """
+    missing = missing_rights(cluster)
+    if missing:
+        raise UserError(
+            f"in namespace {cluster.namespace!r} of {cluster.server} this account may not "
+            f"{', '.join(missing)}",
+            RIGHTS_REMEDY,
+        )

@@ -1,15 +1,17 @@
-"""Reasons why a pod does not start, or has ended, told from what the API says of it. Pure."""
+"""Reasons why a pod is refused, does not start, or has ended, told by what the API says. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
-from flows.runners.base import is_killed
+from flows.runners.kubernetes.client import RIGHTS_REMEDY
 from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
+from flows.runners.outcome import Ending
+from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
 
@@ -61,39 +63,6 @@ class Obstacle:
     message: str
     remedy: str
     wait: Literal["never", "briefly", "a_while", "always"] = "a_while"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of a pod.
-
-    Attributes:
-        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``full``: it filled
-            more disk than it may; ``overdue``: its time limit; ``taken``: the cluster took its
-            place; ``refused``: its program could not be started.
-        code: Exit code, where its program had one.
-        message: The cluster's words.
-    """
-
-    kind: Literal["exited", "out_of_memory", "full", "overdue", "taken", "refused"]
-    code: int | None = None
-    message: str = ""
-
-    @property
-    def is_killed(self) -> bool:
-        """True where a signal that was not the wish to stop ended the program."""
-        return self.kind == "exited" and is_killed(self.code or 0)
-
-    @property
-    def is_cause(self) -> bool:
-        """True where the failure of another pod cannot be the reason: connections end with it."""
-        return self.kind != "exited" or self.is_killed or self.code == EXIT_USER
-
-    def or_taken(self, why: Callable[[], str]) -> Ending:
-        """This ending of a pod that was deleted: ``taken``, unless its program ended by itself."""
-        if self.kind == "exited" and self.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER):
-            return Ending("taken", self.code, why())
-        return self
 
 
 def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
@@ -195,7 +164,10 @@ def ending_of(pod: Pod) -> Ending | None:
     if reason == "DeadlineExceeded":
         return Ending("overdue", code, said)
     if reason == "Evicted":
-        return Ending("full" if _OWN_LIMIT.search(said) else "taken", code, f"evicted: {said}")
+        if _OWN_LIMIT.search(said):
+            message = f"evicted: {said}; raise execution.kubernetes.tmp_gib"
+            return Ending("failed", code, message)
+        return Ending("taken", code, f"evicted: {said}")
     if terminated and terminated.get("reason") == "OOMKilled":
         return Ending("out_of_memory", code)
     if reason in _NODE_REASONS:
@@ -204,7 +176,12 @@ def ending_of(pod: Pod) -> Ending | None:
     if disruption is not None:
         return Ending("taken", code, disruption)
     if terminated and terminated.get("reason") in ("StartError", "ContainerCannotRun"):
-        return Ending("refused", code, terminated.get("message", ""))
+        return Ending(
+            "refused",
+            code,
+            f"the image cannot run the stage: {terminated.get('message', '')}",
+            "use an image of this project, or one built on top of it",
+        )
     if terminated is None and reason:
         # A kubelet may refuse what the scheduler gave it: OutOfcpu, NodeAffinity, ….
         return Ending("taken", None, f"its node refused it: {reason}: {said}")
@@ -234,3 +211,75 @@ def _disruptions(pod: Pod) -> Iterator[str]:
 
 def _container(pod: Pod) -> dict[str, Any]:
     return next(iter(pod["status"].get("containerStatuses") or ()), {})
+
+
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
+_UNQUOTED = re.compile(r"failed quota: (\S+): must specify (\S+)")
+_NO_RIGHT = re.compile(r'cannot (\w+) resource "([^"]+)"')
+_QUANTITY = re.compile(r"([0-9.]+)([a-zA-Z]*)")
+_UNITS: Mapping[str, Decimal] = {
+    "": Decimal(1),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
+}
+
+
+class QuotaInUseError(StageFailedError):
+    """Other pods use up the namespace's quota for now."""
+
+
+def refused(status: int, said: str, where: str, stage: str) -> UserError | StageFailedError:
+    """The error for a pod that the API server did not create.
+
+    Args:
+        status: HTTP status of its answer.
+        said: Its words.
+        where: Step, for the message.
+        stage: Stage.
+    """
+    quota = _QUOTA.search(said)
+    if quota is not None:
+        name, requested, used, limited = quota.groups()
+        message = (
+            f"{where}: the quota {name!r} of the namespace does not allow the pod: it asks for "
+            f"{requested}, in use are {used}, the limit is {limited}"
+        )
+        if _fits_alone(requested, limited):
+            return QuotaInUseError(message)
+        return UserError(message, f"lower resources.{stage}, or have the quota raised")
+    unquoted = _UNQUOTED.search(said)
+    if unquoted is not None:
+        return UserError(
+            f"{where}: the quota {unquoted[1]!r} of the namespace wants {unquoted[2]} to be given",
+            f"set resources.{stage}.cpus and resources.{stage}.memory_gib",
+        )
+    right = _NO_RIGHT.search(said)
+    if right is not None:
+        return UserError(
+            f"{where}: the orchestrator may not {right[1]} {right[2]}: {said}",
+            RIGHTS_REMEDY,
+        )
+    message = f"{where}: the cluster refuses the pod: {said}"
+    if 400 <= status < 500 and status not in (408, 409, 429):
+        return UserError(message, "correct execution.kubernetes or resources, or what they name")
+    return StageFailedError(message)
+
+
+def _fits_alone(requested: str, limited: str) -> bool:
+    limits = _amounts(limited)
+    # A limit that is written otherwise (`1e3`) is not known to be exceeded.
+    return all(amount <= limits.get(name, amount) for name, amount in _amounts(requested).items())
+
+
+def _amounts(text: str) -> dict[str, Decimal]:
+    """``pods=1,limits.memory=2Gi`` as numbers."""
+    found = {}
+    for each in text.split(","):
+        name, _, amount = each.partition("=")
+        matched = _QUANTITY.fullmatch(amount)
+        if matched is not None:
+            found[name] = Decimal(matched[1]) * _UNITS[matched[2]]
+    return found

@@ -16,15 +16,14 @@ from flows.pipeline.config import RunConfig, StageResources
 from flows.pipeline.kubernetes import KubernetesSettings
 from flows.runners.health import Finding, faults_of, one_line, trial_request
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import Cluster, explained, reason_of
-from flows.runners.kubernetes.diagnosis import Ending
+from flows.runners.kubernetes.client import Cluster, explained, missing_rights, reason_of
+from flows.runners.kubernetes.diagnosis import refused
 from flows.runners.kubernetes.images import image_of
 from flows.runners.kubernetes.labels import selector
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, trial_pod
-from flows.runners.kubernetes.refusal import refused
-from flows.runners.kubernetes.rights import missing_rights
 from flows.runners.kubernetes.runner import user_of
 from flows.runners.kubernetes.watch import PodWatch
+from flows.runners.outcome import Ending
 from stages.contract.errors import GebError
 from stages.contract.health import Health
 from stages.contract.request import Request

@@ -13,6 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.attempt_log import left_log
 from flows.runners.kubernetes.client import Cluster, explained
 from flows.runners.kubernetes.diagnosis import ending_of, has_started, is_asked_to_end
 from flows.runners.kubernetes.labels import (
@@ -26,7 +27,6 @@ from flows.runners.kubernetes.labels import (
     name_of,
     selector,
 )
-from flows.runners.local.attempt_log import left_log
 from stages.contract.file_lease import FileLease
 
 

@@ -19,10 +19,11 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.kubernetes import KubernetesSettings
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once
 from flows.runners.kubernetes.attempt import ClusterAwayError, PodAttempt
-from flows.runners.kubernetes.client import Cluster, explained, reason_of
-from flows.runners.kubernetes.diagnosis import ending_of, is_asked_to_end
+from flows.runners.kubernetes.client import Cluster, check_rights, explained, reason_of
+from flows.runners.kubernetes.diagnosis import QuotaInUseError, ending_of, is_asked_to_end, refused
 from flows.runners.kubernetes.images import Images
 from flows.runners.kubernetes.labels import (
     ATTEMPT,
@@ -35,12 +36,9 @@ from flows.runners.kubernetes.labels import (
 )
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
-from flows.runners.kubernetes.refusal import QuotaInUseError, refused
-from flows.runners.kubernetes.rights import check_rights
-from flows.runners.kubernetes.verdict import raise_for
 from flows.runners.kubernetes.watch import PodWatch
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.outputs import chown_outputs, remove_empty_work
+from flows.runners.outcome import raise_for
 from flows.runners.running import Running
 from stages.contract.errors import LeaseLostError, StoppedError, UserError
 from stages.contract.events import Event, Log

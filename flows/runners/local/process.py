@@ -11,8 +11,8 @@ from pathlib import Path
 
 from flows.pipeline.placement import interpreter_of
 from flows.pipeline.preflight import require_interpreter
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once, supervised, thread_variables
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.local.environment import stage_environment
 from flows.runners.local.fork_client import ForkedProcess, start_forked
 from flows.runners.local.gpu_locks import HeldGpus, hold_gpus

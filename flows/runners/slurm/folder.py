@@ -8,6 +8,8 @@
     status                 how it ended: {"job": "12", "code": 0, …}, written last
     owner                  path of the lease of the orchestrator that waits for the job
     stop                   exists when the orchestrator wants the job to end
+
+The folders of jobs whose orchestrator is dead are swept; what the jobs printed is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from flows.runners.attempt_log import left_log
+from flows.runners.slurm import client
 from stages.contract.atomic import write_atomically
 from stages.contract.file_lease import FileLease
 from stages.contract.file_locks import exclusive_lock
@@ -148,3 +152,63 @@ def owner_path(store: LocalStore, name: str) -> Path:
 
 def _jobs(store: LocalStore) -> Path:
     return store.root / "slurm" / "jobs"
+
+
+_OUTPUTS = ("log", "others", "slurm.out")
+
+
+def sweep(store: LocalStore, *, cancel: bool = False) -> list[str]:
+    """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
+
+    Args:
+        store: The store.
+        cancel: End jobs of dead orchestrators that are at work or pending, too.
+
+    Returns:
+        A line for each job.
+
+    Raises:
+        SlurmUnavailableError: The controller does not answer.
+    """
+    _remove_dead_owners(store)
+    left = [folder for folder in job_folders(store) if not folder.has_owner()]
+    if not left:
+        return []
+    active = {each.name: each.id for each in client.own_jobs() if not each.is_over}
+    return [line for folder in left for line in _sweep(store, folder, active, cancel=cancel)]
+
+
+def _sweep(
+    store: LocalStore, folder: JobFolder, active: dict[str, str], *, cancel: bool
+) -> Iterator[str]:
+    if (job := active.get(folder.name)) is None:
+        _keep_output(store, folder)
+        folder.remove()
+        yield f"removed the folder of job {folder.name}: its orchestrator is gone"
+    elif cancel:
+        folder.ask_to_stop()
+        client.cancel_pending([job])
+        client.signal_steps([job])
+        yield f"asked job {job} ({folder.name}) to end: its orchestrator is gone"
+
+
+def _keep_output(store: LocalStore, folder: JobFolder) -> None:
+    request = folder.request()
+    with left_log(store.root, request.stage, request.key, folder.name).open("wb") as kept:
+        for name in _OUTPUTS:
+            with contextlib.suppress(FileNotFoundError):
+                kept.write((folder.path / name).read_bytes())
+
+
+def _remove_dead_owners(store: LocalStore) -> None:
+    folder = owner_path(store, "any").parent
+    for path in folder.glob("*.alive"):
+        lease = path.with_suffix("")
+        if FileLease(lease).holder() is None:
+            remove_owner(lease)
+
+
+def remove_owner(lease: Path) -> None:
+    """Removes the files of an orchestrator's lease that nobody holds and nobody will ask for."""
+    for each in (lease, lease.with_suffix(".guard"), lease.with_suffix(".alive")):
+        each.unlink(missing_ok=True)

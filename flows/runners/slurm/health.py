@@ -13,8 +13,7 @@ from flows.pipeline.config import RunConfig
 from flows.runners.health import Finding, faults_of, one_line, trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.job import default_interpreter, health_program, submit_options
-from flows.runners.slurm.preflight import check_job, stage_resources
-from flows.runners.slurm.refusals import mistake
+from flows.runners.slurm.submission import check_job, mistake, stage_resources
 from stages.contract.errors import GebError
 from stages.contract.health import Health
 from stages.contract.request import Request, Resources

@@ -14,17 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
+from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import FailureTail, OnEvent, log_once
-from flows.runners.local.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.slurm.claims import Claims
-from flows.runners.slurm.ending import raise_for
-from flows.runners.slurm.folder import JobFolder, owner_path
+from flows.runners.outcome import raise_for
+from flows.runners.slurm.folder import JobFolder, owner_path, remove_owner, sweep
 from flows.runners.slurm.job import batch_program, default_interpreter, new_name
-from flows.runners.slurm.polling import QueuePoller
-from flows.runners.slurm.reaper import remove_owner, sweep
-from flows.runners.slurm.stopping import end_jobs
+from flows.runners.slurm.queue import Claims, QueuePoller, end_jobs
 from flows.runners.slurm.submission import Submitter
-from flows.runners.slurm.watch import JobWatch
+from flows.runners.slurm.watch import JobWatch, ending_of
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.file_lease import FileLease
@@ -79,20 +76,18 @@ class SlurmRunner:
             log = new_log(request)
             log_file = AttemptLog(stack.enter_context(log.open("w", encoding="utf-8")), tail)
 
-            def end() -> None:
+            def end_overdue() -> None:
                 overdue.set()
                 self._end({job: folder})
 
             settings = self._settings.job(request.stage)
             watch = JobWatch(job, folder, request, settings, self._poller, log_file, tail, on_event)
-            ending = watch.wait(self._stopping, end)
+            end = watch.wait(self._stopping, end_overdue)
             log_file.warn_if_incomplete(log, on_event)
         if overdue.is_set():
             tail.raise_overdue(request, str(log))
-        if self._stopping.is_set():
-            code = ending.status.code if ending.status else 1
-            tail.raise_for(code, request, stopped=True, log=str(log))
-        raise_for(ending, request, tail, signal_seconds=self._signal_seconds, log=str(log))
+        ending = ending_of(end, request, self._signal_seconds)
+        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""

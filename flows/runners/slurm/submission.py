@@ -1,22 +1,173 @@
-"""Submission of jobs, one at a time for each of Slurm's queues.
+"""Submission of jobs: checked before a run, one at a time for each queue, refusals explained.
 
 A queue that is full is asked for room once in a poll, and holds up no jobs for others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
-from flows.pipeline.slurm import SlurmSettings
+from flows.pipeline.placement import Execution
+from flows.pipeline.slurm import SlurmJobSettings, SlurmSettings
 from flows.runners.base import OnEvent, log_once
+from flows.runners.health import trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
-from flows.runners.slurm.preflight import check_job
-from flows.runners.slurm.refusals import meaning_of, mistake
-from stages.contract.errors import StoppedError
-from stages.contract.request import Request
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.params import Settings
+from stages.contract.request import Request, Resources
+
+Meaning = Literal["mistake", "full", "busy"]
+
+# Slurm's limits on jobs that are submitted, not on what one asks for: there is room later.
+_FULL = re.compile(r"MaxSubmit|job submit limit|temporarily unable to accept|MaxJobCount", re.I)
+_BUSY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes"
+    r"|standby mode|Resource temporarily unavailable|Transport endpoint|not available now"
+    r"|Unexpected message received|in the process of being|Communication connection failure",
+    re.I,
+)
+# What sbatch says about a request, and the setting that it means.
+_SETTINGS: Mapping[str, tuple[str, str]] = {
+    r"invalid partition|partition name": (
+        "execution.slurm.partition is {job.partition!r}",
+        "`sinfo -s` lists the partitions",
+    ),
+    r"account": (
+        "execution.slurm.account is {job.account!r}",
+        "`sacctmgr show associations user=$USER` lists your accounts and their partitions",
+    ),
+    r"qos specification|invalid qos": (
+        "execution.slurm.qos is {job.qos!r}",
+        "`sacctmgr show qos` lists them, `sacctmgr show associations user=$USER` which are yours",
+    ),
+    r"feature": (
+        "execution.slurm.constraint is {job.constraint!r}",
+        "`sinfo -o '%N %f'` lists the nodes' features",
+    ),
+    r"gres": (
+        "resources.{stage}.gpus is {resources.gpus} and execution.slurm.gpu_type {job.gpu_type!r}",
+        "`sinfo -o '%P %N %G'` lists the nodes' GPUs",
+    ),
+    r"time limit": (
+        "execution.slurm.time_limit is {job.time_limit!r}",
+        "`sinfo -o '%P %l'` lists the partitions' limits",
+    ),
+    r"node configuration|node count|memory|processors|cpu": (
+        "resources.{stage} asks for {resources.nodes} nodes with {resources.gpus} GPUs, {cpus} CPUs"
+        " and {memory} each",
+        "`sinfo -o '%P %D %c %m %G'` lists nodes, CPUs, MiB and GPUs of the partitions; ask for "
+        "less, or name another partition in execution.slurm",
+    ),
+}
+# Reasons for which a job is pending and that no other job's end removes.
+_HOPELESS = re.compile(
+    r"PartitionNodeLimit|PartitionTimeLimit|BadConstraints|InvalidAccount|InvalidQOS|PerJob"
+    r"|MaxWallDuration|AccountNotAllowed|QOSNotAllowed|JobHoldMaxRequeue|launch failed"
+    r"|JobHeldAdmin|AssocGrp\w*(Minutes|RunMinutes)Limit|QOSUsageThreshold|QOSMin\w+|DependencyNever"
+)
+
+
+def meaning_of(said: str) -> Meaning:
+    """Meaning of a refusal of sbatch, by what it wrote to stderr."""
+    if _BUSY.search(said):
+        return "busy"
+    return "full" if _FULL.search(said) else "mistake"
+
+
+def concerns_nodes(said: str) -> bool:
+    """True where sbatch finds no nodes for a request, which those that are up decide."""
+    return re.search(r"node configuration|node count", said, re.I) is not None
+
+
+def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
+    """The error for a request that Slurm does not take.
+
+    Args:
+        said: What Slurm said: sbatch's stderr, or why a job stays pending.
+        request: The request.
+        job: Settings of its job.
+    """
+    resources = request.resources
+    values = {
+        "job": job,
+        "stage": request.stage,
+        "resources": resources,
+        "cpus": resources.cpus or resources.processes,
+        "memory": f"{resources.memory_gib:g} GiB" if resources.memory_gib else "any memory",
+    }
+    where, remedy = next(
+        (known for pattern, known in _SETTINGS.items() if re.search(pattern, said, re.I)),
+        (f"settings in execution.slurm and resources.{request.stage}", "correct them"),
+    )
+    # The complaint comes first, and "Batch job submission failed" may follow it.
+    complaints = re.findall(r"error: *(.+)", said) or said.strip().splitlines()[-1:]
+    words = "; ".join(re.sub(r"^(sbatch|allocation failure): *", "", each) for each in complaints)
+    return UserError(
+        f"{request.place}: Slurm refuses the job: {words or 'no reason given'} "
+        f"({where.format_map(values)})",
+        remedy,
+    )
+
+
+def check_pending(reason: str, request: Request, job: SlurmJobSettings) -> None:
+    """Refuses a job that Slurm took and will never start.
+
+    Raises:
+        UserError: Its reason does not go away by waiting.
+    """
+    if not _HOPELESS.search(reason):
+        return
+    hint = {"PartitionTimeLimit": "time limit", "PartitionNodeLimit": "node count"}.get(reason, "")
+    raise mistake(f"{hint}\nit would be pending for ever, reason {reason}", request, job)
+
+
+def check_jobs(execution: Execution, resources: Settings) -> None:
+    """Checks settings and resources of all stages.
+
+    Args:
+        execution: Holds the slurm runner's settings.
+        resources: `Resources` of each stage, by its name.
+
+    Raises:
+        UserError: Slurm would never run the job of a stage, or its commands are not here.
+    """
+    asked = set()
+    for stage, needs in stage_resources(resources):
+        request = trial_request(stage, needs)
+        options = tuple(submit_options(request, execution.slurm, execution.grace_seconds))
+        if options not in asked:
+            asked.add(options)
+            check_job(request, execution.slurm, execution.grace_seconds)
+
+
+def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -> None:
+    """Checks one job.
+
+    Raises:
+        UserError: Slurm would never run it.
+    """
+    # A controller that is away for now does not make a setting wrong.
+    with contextlib.suppress(SlurmUnavailableError):
+        said = client.check(submit_options(request, settings, grace_seconds))
+        if not said or meaning_of(said) != "mistake":
+            return
+        job = settings.job(request.stage)
+        # A node that died may be the one that is wanted: the job waits for it.
+        if not (concerns_nodes(said) and client.nodes_away(job.partition)):
+            raise mistake(said, request, job)
+
+
+def stage_resources(resources: Settings) -> Iterator[tuple[str, Resources]]:
+    """Name and resources of each stage."""
+    for stage in type(resources).model_fields:
+        yield stage, getattr(resources, stage)
+
 
 _LOOK_SECONDS = 0.5
 # A moment's wait for the others is not worth a line in the log.

@@ -22,8 +22,9 @@ from prefect.exceptions import ObjectNotFound
 from flows.pipeline.placement import Execution
 from flows.runners.base import OnEvent
 from flows.runners.local.bucket_inputs import upload_inputs
-from flows.runners.work_pool.failure import StageFailure
 from flows.runners.work_pool.flow_runs import (
+    FlowRunPoller,
+    StageFailure,
     cancel,
     cancel_others,
     find_attempts,
@@ -31,9 +32,7 @@ from flows.runners.work_pool.flow_runs import (
     is_over,
     node_count,
 )
-from flows.runners.work_pool.gang import CANCEL_SECONDS, Gang
-from flows.runners.work_pool.health import too_few_places
-from flows.runners.work_pool.polling import FlowRunPoller
+from flows.runners.work_pool.gang import CANCEL_SECONDS, Gang, too_few_places
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request

@@ -60,7 +60,9 @@ def test_divergences_agree():
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_functions_exist(row):
     module, name = row[3].strip("`").split(".")
-    assert hasattr(importlib.import_module(f"stages.objectives.{module}"), name), row[3]
+    # The conditions of the theorems are helpers of the tests.
+    place = module if module == "optimism" else f"stages.objectives.{module}"
+    assert hasattr(importlib.import_module(place), name), row[3]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

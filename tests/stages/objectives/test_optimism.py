@@ -4,14 +4,9 @@ import math
 
 import pytest
 import torch
+from optimism import expected_bonus, mixed_derivative, normalisation_ratio, probability_grid
 
 from stages.objectives import DIVERGENCES
-from stages.objectives.optimism import (
-    expected_bonus,
-    mixed_derivative,
-    normalisation_ratio,
-    probability_grid,
-)
 
 ALPHAS = ["reverse_kl", "hellinger", "forward_kl", 0.1, 0.9]
 PI, PI_REF = probability_grid()

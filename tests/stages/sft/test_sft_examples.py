@@ -2,8 +2,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_prompt
-from stages.sft.examples import make_example, make_examples
-from stages.sft.tokenizer import make_word_tokenizer
+from stages.sft.data import make_example, make_examples, make_word_tokenizer
 from tests.tiny_models import make_tiny_tokenizer
 
 CONVERSATION = [

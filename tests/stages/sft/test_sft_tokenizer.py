@@ -2,7 +2,7 @@ import pytest
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from stages.sft.tokenizer import make_word_tokenizer
+from stages.sft.data import make_word_tokenizer
 
 TEXT = "Gladly, two towels for room 12.  Is that all?\nYes — it's (nearly) all!"
 

@@ -11,11 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.batches import pair_batches
-from stages.train.data import Pair, Response
+from stages.train.data import Pair, Response, pair_batches
 from stages.train.reference import sampler_logprobs
-from stages.training.batches import Plan
-from stages.training.rows import ROWS
+from stages.training.batches import ROWS, Plan
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -159,19 +157,3 @@ def test_reference_values_lie_where_the_policy_s_do(row_layout):
     batch = pair_batches(sampler_logprobs(pairs), plan, 0)[0]
     policy = batch.rows.pad_responses(-batch.rows.targets.float())
     assert torch.equal(batch.ref_logprobs, policy)
-
-
-def test_the_order_of_an_epoch_is_drawn_once_for_all_of_its_steps(monkeypatch):
-    """Drawn for each step, that of a million pairs takes longer than some trainings."""
-    drawn = []
-    generator = np.random.PCG64
-
-    def counted(seed: int) -> Any:
-        drawn.append(seed)
-        return generator(seed)
-
-    monkeypatch.setattr(np.random, "PCG64", counted)
-    plan = make_plan(odd_pairs(40), seed=20260101)
-    assert [plan.micro_batches(step) for step in range(plan.num_steps)]
-    # Once for the number of micro-batches, which is of all steps, and once for the steps.
-    assert len(drawn) <= 2 * plan.epochs

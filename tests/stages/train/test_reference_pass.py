@@ -17,7 +17,7 @@ from stages.train.data import load_pairs
 from stages.train.params import TrainParams
 from stages.train.reference import ReferencePass, read_reference
 from stages.training.job import Process
-from stages.training.numerics import Numerics
+from stages.training.policy import Numerics
 from tests.stages.train.train_helpers import PARAMS, make_pairs
 
 NUMERICS = Numerics(torch.device("cpu"), "float32", autocast=False, bfloat16=False)

@@ -26,10 +26,9 @@ from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
 from stages.train.data import Pair, Response, truncate
 from stages.train.params import TrainParams
 from stages.training.adapters import add_adapters
-from stages.training.numerics import Numerics
+from stages.training.batches import ROWS
 from stages.training.params import LoraParams
-from stages.training.policy import load_logprob_model
-from stages.training.rows import ROWS
+from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import SIZES as TINY
 from tests.tiny_models import make_tiny_tokenizer
 
@@ -144,11 +143,6 @@ def test_a_pair_has_the_values_in_a_row_that_it_has_alone(place):
     alone, _, _ = compute(model, [pairs[place]], "packed")
     expected = together[[place, len(pairs) + place]]
     torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_packed_rows_hold_each_token_once():
-    rows = ROWS["packed"](odd_pairs())
-    assert rows.input_ids.shape == (1, sum(pair.num_tokens_shared for pair in odd_pairs()))
 
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):

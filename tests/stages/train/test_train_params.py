@@ -47,13 +47,6 @@ def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
     assert again.result_fields()["kappa"] == given.get("kappa", 1.0)
 
 
-def test_merged_adapters_keep_the_key_that_they_had(tmp_path, policy, pairs):
-    assert "save" not in TrainParams(lora={"rank": 4}).result_fields()["lora"]
-    merged = request_for(tmp_path / "store", policy, [pairs], lora={"rank": 4})
-    both = request_for(tmp_path / "store", policy, [pairs], lora={"rank": 4, "save": "both"})
-    assert both.key != merged.key
-
-
 def test_adapters_that_are_not_trained_cannot_be_saved():
     with pytest.raises(
         ValueError, match=r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stages.contract.events import Event, Progress
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from stages.contract.sealed import seal_folder
@@ -85,18 +84,6 @@ def test_a_retry_computes_no_reference_logprobs_again(tmp_path, policy, pairs):
     resumed = train(tmp_path / "store", policy, [pairs], **LONG)
     units = {event["unit"] for event in resumed.events if event["type"] == "progress"}
     assert units == {"steps"}
-
-
-def test_a_stage_killed_while_it_computes_the_reference_starts_over(
-    tmp_path, policy, pairs, uninterrupted
-):
-    request = request_for(tmp_path / "store", policy, [pairs], **LONG)
-
-    def in_reference_pass(event: Event) -> bool:
-        return isinstance(event, Progress) and event.unit == "pairs"
-
-    assert end_when(request, tmp_path, signal.SIGKILL, in_reference_pass) == -signal.SIGKILL
-    assert train(tmp_path / "store", policy, [pairs], **LONG).weights == uninterrupted.weights
 
 
 def test_half_written_files_are_ignored(tmp_path, policy, pairs, uninterrupted):

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from stages.contract.errors import UserError
 from stages.contract.tables import PAIRS, read_rows, write_table
 from stages.train.data import load_pairs
+from stages.train.objective import split_by_prompt
 from stages.train.params import TrainParams
-from stages.train.validation import MEASURED, split_by_prompt
-from tests.stages.train.train_helpers import PARAMS, Trained, request_for, train
+from tests.stages.train.train_helpers import PARAMS, Trained, train
 
 SHARE = 0.3
 
@@ -121,34 +121,3 @@ def test_they_are_measured_at_the_steps_asked_for_and_at_the_end(
     # How often is not in the key, so nothing of the artifact may depend on it.
     assert rarely.artifact.manifest.key == validated.artifact.manifest.key
     assert rarely.artifact.manifest.digest("") == validated.artifact.manifest.digest("")
-
-
-def test_trackers_and_the_run_hear_of_them_with_the_step(validated):
-    heard = {
-        event["step"]: event["values"] for event in validated.events if event["type"] == "metric"
-    }
-    for record in validated.records:
-        for name in MEASURED:
-            own = f"validation_{name}"
-            assert heard[record["step"]].get(own) == record.get(own)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_several_processes_measure_what_one_does(tmp_path, validated, policy, pairs):
-    found = train(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        processes=2,
-        micro_batch_tokens=16,
-        validation_share=SHARE,
-    )
-    expected = validated.summary["validation"]
-    assert found.summary["validation"] == pytest.approx(expected, rel=1e-3, abs=1e-3)
-
-
-def test_the_share_is_in_the_key_where_it_is_set(tmp_path, policy, pairs):
-    plain = request_for(tmp_path / "store", policy, [pairs])
-    assert request_for(tmp_path / "store", policy, [pairs], validation_share=0.0).key == plain.key
-    assert request_for(tmp_path / "store", policy, [pairs], validation_share=0.1).key != plain.key

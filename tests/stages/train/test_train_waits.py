@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stages.train.trainer import PairTrainer
+from stages.training.loop import TrainingLoop
 from tests.stages.train.train_helpers import make_pairs, train
 
 # Their result, or its shape, is in the device's memory; the host has to wait for it.
@@ -43,15 +43,15 @@ def pairs(tmp_path_factory):
 def test_a_micro_batch_waits_for_no_result(tmp_path, monkeypatch, policy, pairs, probability):
     # In packed rows; for padded ones transformers itself asks whether rows are packed.
     waits, micro_batches = Waits(), 0
-    step = PairTrainer.training_step
+    step = TrainingLoop.micro_step
 
-    def watched(self, *arguments):
+    def watched(self, batch, *, last):
         nonlocal micro_batches
         micro_batches += 1
         with waits:
-            return step(self, *arguments)
+            return step(self, batch, last=last)
 
-    monkeypatch.setattr(PairTrainer, "training_step", watched)
+    monkeypatch.setattr(TrainingLoop, "micro_step", watched)
     train(
         tmp_path / "store",
         policy,

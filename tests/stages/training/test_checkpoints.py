@@ -54,14 +54,6 @@ def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
     assert read_checkpoint(folder, 100) == Checkpoint(100, path, {"kappa": 100})
 
 
-def test_there_is_never_more_than_one_beside_the_one_that_is_written(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    publish(folder, 1)
-    publish(folder, 2)
-    make_room(folder)
-    assert names(folder) == ["checkpoint-2"]
-
-
 def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,10 +78,6 @@ def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
     left = names(folder)
     assert left[0] == "checkpoint-3"
     assert all(name.startswith("damaged-") for name in left[1:])
-
-
-def test_without_any_there_is_none(tmp_path: Path) -> None:
-    assert newest_whole_step(tmp_path / "checkpoints", pytest.fail) is None
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
@@ -120,16 +108,6 @@ def test_a_damaged_one_is_set_aside_and_named(
     assert aside in said
     # The next look finds it as it is.
     assert newest_whole_step(folder, pytest.fail) == 1
-
-
-def test_where_all_are_damaged_training_starts_over(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    for step in (1, 2):
-        truncate(publish(folder, step) / "model.safetensors")
-    truncate(folder / "checkpoint-1" / "model.safetensors")
-    warnings: list[str] = []
-    assert newest_whole_step(folder, warnings.append) is None
-    assert len(warnings) == 2
 
 
 def test_one_without_digests_is_not_used(tmp_path: Path) -> None:

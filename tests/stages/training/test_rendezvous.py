@@ -45,22 +45,33 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
         # An address given as such is the only one that is listened on.
         assert listening(first.store.port) == {"127.0.0.1"}
         second = join_rendezvous(tmp_path)
-        ranks = {}
+        said = []
 
-        def meet() -> None:
-            ranks["second"] = second.handler.next_rendezvous().rank
+        def take_part() -> None:
+            assert second.meet()
+            while second.failure() is None:
+                time.sleep(0.05)
+            said.append(second.failure())
+            second.close(said[0])
 
-        # The second one comes first.
-        thread = threading.Thread(target=meet)
+        thread = threading.Thread(target=take_part)
         thread.start()
-        ranks["first"] = first.handler.next_rendezvous().rank
-        thread.join()
-        assert ranks == {"first": 0, "second": 1}
+        assert first.meet()
         assert first.failure() is None
-        first.tell_failure("training process 0 of 2 failed: no luck")
-        first.close()
-        # torch's handler remembers what it saw within the last second; the agent asks again, too.
-        while (said := second.failure()) is None:
-            time.sleep(0.05)
+        first.close("training process 0 of 2 failed: no luck")
+        thread.join()
+        assert (first.rank, second.rank) == (0, 1)
+    assert said == ["another node failed: training process 0 of 2 failed: no luck"]
+
+
+def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
+    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
+        second = join_rendezvous(tmp_path)
+        assert first.meet()
+        assert second.meet()
+        assert not join_rendezvous(tmp_path).meet()
+        monkeypatch.setattr("stages.training.rendezvous.SILENT_SECONDS", 1.5)
         second.close()
-    assert said == "another node failed: training process 0 of 2 failed: no luck"
+        while (said := first.failure()) is None:
+            time.sleep(0.05)
+    assert said == "1 other nodes gave no sign for 1.5 s"

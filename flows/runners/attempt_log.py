@@ -19,7 +19,6 @@ from stages.contract.request import Request
 
 # In UTC: hosts of several time zones may share a store, and clocks are put back in autumn.
 _STARTED = "%Y%m%d-%H%M%SZ"
-_STARTED_BEFORE = "%Y%m%d-%H%M%S"
 
 
 def new_log(request: Request, node: int = 0) -> Path:
@@ -46,11 +45,6 @@ def started(log: Path) -> float | None:
     stamp = "-".join(log.stem.split("-")[:2])
     try:
         return calendar.timegm(time.strptime(stamp, _STARTED))
-    except ValueError:
-        pass
-    try:
-        # Of an earlier version, in the time of its host.
-        return time.mktime(time.strptime(stamp, _STARTED_BEFORE))
     except ValueError:
         return None
 

@@ -1,0 +1,219 @@
+"""Conversations of JSONL and Parquet files, a word-level tokenizer for them, and their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from stages.contract.data_files import DATA_SUFFIXES, read_data_file
+from stages.contract.errors import UserError
+from stages.modeling.chat import render_conversation, render_prompt
+from stages.sft.params import SftParams
+from stages.training.batches import IntArray, Sample
+
+Conversation = list[dict[str, str]]
+
+_FORMS = (
+    'write rows as {"messages": [{"role": "user", "content": …}, {"role": "assistant", '
+    '"content": …}]} or {"prompt": …, "response": …}'
+)
+
+
+def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Conversation]:
+    """Yields the conversations of several files in order; each ends with an assistant turn.
+
+    Raises:
+        UserError: A file cannot be read, or a row is no such conversation; the message names it.
+    """
+    for path in paths:
+        if path.suffix not in DATA_SUFFIXES or not path.is_file():
+            raise UserError(
+                f"{path} is not a data file",
+                f"pass a file that ends in {' or '.join(DATA_SUFFIXES)}",
+            )
+        for place, row in read_data_file(path):
+            yield _conversation(row, params, place)
+
+
+def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Conversation:
+    turns = row.get(params.messages_column)
+    if turns is None:
+        turns = [
+            {"role": "user", "content": row.get(params.prompt_column)},
+            {"role": "assistant", "content": row.get(params.response_column)},
+        ]
+    if not isinstance(turns, list) or not all(_is_message(turn) for turn in turns):
+        raise UserError(
+            f"{place} has neither messages in {params.messages_column!r} nor text in "
+            f"{params.prompt_column!r} and {params.response_column!r} (columns: {', '.join(row)})",
+            f"{_FORMS}, or set sft.messages_column, sft.prompt_column and sft.response_column",
+        )
+    conversation = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    roles = [turn["role"] for turn in conversation]
+    if roles[-1:] != ["assistant"] or not conversation[-1]["content"].strip():
+        raise UserError(
+            f"{place} does not end with an assistant turn that says something (roles: "
+            f"{', '.join(roles) or 'none'})",
+            "the last turn is what the policy learns to say: add it, or remove the row",
+        )
+    if "user" not in roles:
+        raise UserError(f"{place} has no user turn (roles: {', '.join(roles)})", "add one")
+    _require_unicode(conversation, place)
+    return conversation
+
+
+def _require_unicode(conversation: Conversation, place: str) -> None:
+    """Refuses what no tokenizer reads."""
+    for turn in conversation:
+        try:
+            turn["content"].encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{place} holds a lone surrogate ({error.object[error.start]!r})",
+                "repair the encoding of the file",
+            ) from error
+
+
+def _is_message(turn: Any) -> bool:
+    return (
+        isinstance(turn, Mapping)
+        and isinstance(turn.get("role"), str)
+        and isinstance(turn.get("content"), str)
+    )
+
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+ROLES = ("system", "user", "assistant")
+
+# Words and marks keep the space before them, so that decoding gives the text back as it was.
+_PIECES = r" ?\w+| ?[^\w\s]|\s"
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('no such role: ' + message['role']) }}"
+    "{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def make_word_tokenizer(texts: Iterable[str], *, max_length: int) -> Any:
+    """Makes a tokenizer with one token for each word, number or mark of ``texts``.
+
+    Decoding the ids of a text that has only known words gives the text back, spaces included.
+
+    Args:
+        texts: Everything that the policy should be able to read and say.
+        max_length: Context of the model, in tokens.
+
+    Returns:
+        A fast tokenizer of transformers, with a chat template that writes the BOS itself.
+    """
+    split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
+    special = [PAD, BOS, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES)]
+    words = [*special, *sorted(pieces - set(special))]
+    model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[f"<|{role}|>" for role in ROLES],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True)
+class Example(Sample):
+    """One conversation in tokens, 4 bytes each.
+
+    Attributes:
+        prompt: All that comes before the answer.
+        response: The answer, the only part with a loss.
+    """
+
+    prompt: IntArray
+    response: IntArray
+
+    @property
+    def responses(self) -> tuple[IntArray, ...]:
+        """The answer."""
+        return (self.response,)
+
+    @property
+    def loss_terms(self) -> int:
+        """Tokens of the answer: the loss is a mean over tokens."""
+        return len(self.response)
+
+
+def make_example(tokenizer: Any, conversation: Conversation) -> Example:
+    """Renders a conversation; the prompt has exactly the ids that sampling will start from.
+
+    Raises:
+        UserError: The chat template refuses the conversation, or renders it in a way that does not
+            continue the prompt.
+    """
+    prompt = render_prompt(tokenizer, conversation[:-1])
+    whole = render_conversation(tokenizer, conversation)
+    if not prompt or whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+        raise UserError(
+            "the chat template does not continue a prompt with the answer: the tokens of a "
+            "conversation do not begin with those of its prompt",
+            "use a chat template whose generation prompt is the beginning of an assistant turn",
+        )
+    whole = _until_last_eos(tokenizer, whole, len(prompt))
+    return Example(*(np.array(part, np.int32) for part in (prompt, whole[len(prompt) :])))
+
+
+def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int) -> list[int]:
+    """Cuts what a template writes after the answer's end: sampling stops there."""
+    for index in range(len(token_ids) - 1, num_prompt_tokens - 1, -1):
+        if token_ids[index] == tokenizer.eos_token_id:
+            return token_ids[: index + 1]
+    return token_ids
+
+
+def make_examples(
+    tokenizer: Any, conversations: Iterable[Conversation], max_length: int
+) -> tuple[list[Example], int]:
+    """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit.
+
+    Raises:
+        UserError: There are none, or none fits.
+    """
+    examples = []
+    num_dropped = 0
+    for number, conversation in enumerate(conversations, 1):
+        try:
+            example = make_example(tokenizer, conversation)
+        except UserError as error:
+            raise error.at(f"conversation {number} of the data") from error
+        if example.num_tokens <= max_length:
+            examples.append(example)
+        else:
+            num_dropped += 1
+    if not examples:
+        raise UserError(
+            f"all {num_dropped} conversations are longer than {max_length} tokens"
+            if num_dropped
+            else "the data has no conversations",
+            "raise sft.max_length_tokens" if num_dropped else "check the data files",
+        )
+    return examples, num_dropped
