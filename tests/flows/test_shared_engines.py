@@ -168,12 +168,13 @@ def sampling(name: str, revision: str, *, after: Output | None = None, **params:
 
 
 def test_steps_share_an_engine_if_it_loads_the_same_policy_with_the_same_settings() -> None:
+    made_later = Output("first", GenerateParams, "prompts.parquet", "prompts")
     steps = [
-        first := sampling("first", "a"),
+        sampling("first", "a"),
         sampling("other policy", "b"),
         sampling("other precision", "a", dtype="float32"),
         sampling("hotter", "a", temperature=0.5),
-        sampling("reads the first", "a", after=first.output.at("responses.parquet")),
+        sampling("reads the first", "a", after=made_later),
     ]
     later = later_with_engine(steps, lambda stage: Resources())
     assert {name: [each.name for each in found] for name, found in later.items() if found} == {
