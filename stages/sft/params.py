@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,7 @@ from stages.training.params import TrainingParams
 
 
 class ArchitectureParams(Settings):
-    """A Llama to start from scratch, used where the request has no `policy`.
+    """A Llama to start from scratch, used if the request has no `policy`.
 
     Its tokenizer has one token for each word of the data.
     """
@@ -65,7 +65,7 @@ class SftParams(TrainingParams):
     late_modules = ("stages.sft.fit", "deepspeed", "peft")
 
     architecture: ArchitectureParams = ArchitectureParams()
-    """Model to make where no checkpoint is given."""
+    """Model to make if no checkpoint is given."""
     epochs: int = Field(3, ge=1)
     """Passes over the data."""
     learning_rate: float = Field(2e-5, gt=0)
@@ -93,13 +93,3 @@ class SftParams(TrainingParams):
                 "set sft.lora.save to 'merged' or 'both'"
             )
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _budget_is_in_tokens(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "micro_batch_rows" in given:
-            raise ValueError(
-                f"micro_batch_rows = {given['micro_batch_rows']} is no setting any more: write "
-                "micro_batch_tokens, the most tokens in one forward pass, or leave it out"
-            )
-        return given

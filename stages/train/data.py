@@ -197,7 +197,7 @@ def _has_rejected(pair: Pair) -> bool:
 
 
 def _arrays(column: Any) -> Any:
-    """Rows of a column; those of a list column as numpy arrays that share its memory."""
+    """Rows of a column; a list column gives numpy arrays that share its memory."""
     if not hasattr(column.type, "value_type"):
         return column.to_pylist()
     values = column.flatten().to_numpy(zero_copy_only=False)
@@ -214,7 +214,7 @@ class PairBatch(Batch):
     """A micro-batch of pairs.
 
     Attributes:
-        ref_logprobs: log π_ref per response token, zero where there is none, [2B, S].
+        ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
         tie: Booleans [B]; neither response is preferred.
     """
 

@@ -62,13 +62,13 @@ class PairFit(Fit[TrainParams]):
         self._tell_counts()
 
     def prepare(self) -> None:
-        """Computes log π_ref, or reads it where an earlier attempt has."""
+        """Computes log π_ref, or reads what an earlier attempt computed."""
         self._ref_logprobs = self._reference_logprobs()
         # Hooks of FSDP's and the reference that they are of hold each other.
         gc.collect()
 
     def load_model(self) -> ResponseLogprobs:
-        """The policy; the reference's very model where their weights are the same."""
+        """The policy; the reference's very model if their weights are the same."""
         model = self._loaded or self._load("policy")
         self._loaded = None
         return model
@@ -109,7 +109,7 @@ class PairFit(Fit[TrainParams]):
         return checkpoint_dtype(self.job.models["policy"]) if dtype == "auto" else DTYPES[dtype]
 
     def after_saving(self) -> None:
-        """Writes the moved average where the reference is one."""
+        """Writes the moved average if the reference is one."""
         job = self.job
         if job.params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")

@@ -132,7 +132,7 @@ def make_validation(
     rank: int,
     every_steps: int | None,
 ) -> Validation | None:
-    """Lays validation pairs out as one step of all of them; None where there are none.
+    """Lays validation pairs out as one step of all of them; None if there are none.
 
     Args:
         pairs: The validation pairs.
@@ -234,7 +234,7 @@ class PairObjective(Objective[PairBatch]):
         for number in range(len(batches)):
             batch = batches[number].to(engine.device)
             with torch.no_grad():
-                # Also where no pair is left for this process: the forward pass is collective.
+                # Even if no pair is left for this process: the forward pass is collective.
                 responses = self._responses(batch)
             _, found = loss_and_metrics(*responses, self._settings, self._step_kappa, batch.tie)
             if batch.weight > 0.0:
@@ -253,7 +253,7 @@ class PairObjective(Objective[PairBatch]):
         with torch.no_grad():
             for each in batches:
                 batch = each.to(device)
-                # Also where no pair is left for this process: the forward pass is collective.
+                # Even if no pair is left for this process: the forward pass is collective.
                 chosen, rejected = self._responses(batch)
                 output = geb_objective(chosen, rejected, self._settings, batch.tie)
                 if batch.weight > 0.0:
@@ -289,7 +289,7 @@ class PairObjective(Objective[PairBatch]):
         """Explains bonuses that are undefined in the published form."""
         settings = self._settings
         reason = undefined_bonus(settings.bonus)
-        # Of validation pairs only the preference loss is given.
+        # Validation pairs give the preference loss alone.
         terms = [values[name] for name in ("loss", "bonus") if name in values]
         if reason is not None and len(terms) == 2 and not any(map(math.isfinite, terms)):
             raise UserError(

@@ -63,7 +63,7 @@ class KappaParams(Settings):
     """Wanted |κ · bonus| / |L|: κ is set from the first batches, in place of `kappa`. Without a
     bonus (`design: none`) nothing is calibrated."""
     calibration_batches: int = Field(8, ge=1)
-    """Global batches that set κ where a target ratio is wanted."""
+    """Global batches that set κ if a target ratio is wanted."""
 
     def kappa_or_default(self) -> float:
         """κ at the start of an iteration, before a calibration multiplies it."""

@@ -54,7 +54,7 @@ class SamplerDifference:
     """|log π_ref − the sampler's log-probability| per response token, in nats."""
 
     mean: float | None
-    """None where no log-probability of the sampler's is known."""
+    """None if no log-probability of the sampler is known."""
     max: float | None
 
 
@@ -225,7 +225,7 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
-# Of a weight, averaged at once: the copies in float32 stay small.
+# Numbers of a weight that are averaged at once: the copies in float32 stay small.
 _NUMBERS = 1 << 20
 
 
@@ -276,7 +276,7 @@ def _weights(checkpoint: Path, like: Any, files: ExitStack) -> Callable[[str], T
         places |= dict.fromkeys(file.keys(), file)
     if all(name in places for name, _ in like.named_parameters()):
         return lambda name: places[name].get_tensor(name)
-    # Of families whose checkpoints have other names (fused experts), transformers knows which.
+    # transformers knows families whose checkpoints have other names (fused experts).
     loaded = load_mapped(ModelSource(str(checkpoint)), dtype="float32")
     weights = dict(loaded.named_parameters())
     return lambda name: weights[name]

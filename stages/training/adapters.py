@@ -1,4 +1,4 @@
-"""LoRA adapters: refused where they could not be merged, merged by peft's arithmetic, saved."""
+"""LoRA adapters: refused if they could not be merged, merged by peft's arithmetic, saved."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Rows(DeviceTensors):
         return model(self.input_ids, self.source_index, self.targets, self.groups)
 
     def pad_responses(self, logprobs: Tensor) -> Tensor:
-        """Lays out per-token values [N] as [kB, S], zero where there is no token."""
+        """Lays out per-token values [N] as [kB, S], zero if there is no token."""
         mask = self.response_mask
         # By index, not by mask: the gradient of a masked copy would wait for the device.
         padded = torch.zeros(mask.numel(), dtype=logprobs.dtype, device=logprobs.device)
@@ -298,7 +298,7 @@ class Batch(DeviceTensors):
 
     Attributes:
         rows: Its samples.
-        weight: Weight of each term in the global batch's mean; 0 where no sample was left for the
+        weight: Weight of each term in the global batch's mean; 0 if no sample was left for the
             process, which computes one all the same because the forward pass is collective.
         num_tokens: Tokens of the samples with each prompt counted once for each response.
         num_tokens_shared: The same with each prompt counted once.

@@ -1,7 +1,7 @@
 """Mid-training checkpoints in the work folder: there whole and undamaged, or not used.
 
 One is written under a temporary name, sealed with the digests of its files, fsynced and renamed.
-The one before it stays, for where the newest turns out to be damaged, and goes before the next is
+The one before it stays, in case the newest turns out to be damaged, and goes before the next is
 written: there are never more than two. A training goes on from the newest whole one that its layout
 can use.
 """
@@ -73,7 +73,7 @@ def make_room(folder: Path) -> None:
 
 
 def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Path:
-    """Seals a written checkpoint and moves it into ``folder``; those of later steps go.
+    """Seals a written checkpoint and moves it into ``folder``; checkpoints of later steps go.
 
     Args:
         written: The checkpoint, named ``checkpoint-<step>``, on the file system of ``folder``.
@@ -88,7 +88,7 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
     target = folder / written.name
     step = int(written.name.removeprefix("checkpoint-"))
     for other, path in _found(folder):
-        # Of a training that was not gone on with: one of another layout.
+        # A training of another layout, which was given up, wrote it.
         if other >= step:
             _remove(path)
     written.rename(target)
@@ -97,7 +97,7 @@ def publish_checkpoint(written: Path, state: dict[str, Any], folder: Path) -> Pa
 
 
 def _remove(path: Path) -> None:
-    # A kill half-way must not leave a folder that is then taken for a damaged checkpoint.
+    # A kill half-way must not leave a folder that then looks like a damaged checkpoint.
     shutil.rmtree(path.rename(path.with_name(f"{_GOING}{uuid.uuid4().hex[:8]}-{path.name}")))
 
 
@@ -142,7 +142,7 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
         process: This process.
 
     Returns:
-        None where there is no checkpoint, or none that can be used.
+        None if there is no checkpoint, or none that can be used.
     """
     # One process reads them through, and all take the same one.
     step = newest_whole_step(folder, process.events.warning) if process.is_first else None
@@ -175,6 +175,6 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
 
 
 def _can_convert(written: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """True where a checkpoint of one layout can go on as another: only the processes may differ."""
+    """True if a checkpoint of one layout can go on as another: only the processes may differ."""
     is_sharded = written["zero_stage"] != "off"
     return is_sharded and written["zero_stage"] == wanted["zero_stage"]

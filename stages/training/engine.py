@@ -120,7 +120,7 @@ class Engine:
 
         Args:
             place: Maker of the tensors that hold weights gathered from shards.
-            dtype: Type in which these are wanted; that of the shards if unset.
+            dtype: Type in which these are wanted; the type of the shards if unset.
         """
         weights: dict[str, Tensor] = {}
         # A weight of several names is gathered once, and stays one.

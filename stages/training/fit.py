@@ -62,7 +62,7 @@ class Fit(ABC, Generic[P]):
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
-        """The policy before training; with adapters only where it goes on with those of before."""
+        """The policy before training; with adapters only if it goes on training earlier ones."""
 
     @abstractmethod
     def make_batches(self) -> MicroBatches[Any, Any]:
@@ -144,7 +144,7 @@ class Fit(ABC, Generic[P]):
         set_seed(derive_seed(self.job.seed, "train") % 2**32)
 
     def _engine(self, resumed: ResumePoint | None) -> Engine:
-        """Model, optimizer and schedule, in shards where the parameters say so."""
+        """Model, optimizer and schedule, in shards if the parameters say so."""
         params, made = self.job.params, (self.job.params, self.plan, self.numerics, self.process)
         if params.deepspeed.zero_stage == "off":
             model = self._policy()

@@ -45,13 +45,13 @@ def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -
     """Keeps this process's share of each weight; a collective call.
 
     A decoder layer is gathered when it is run, on a CPU its linear layers one by one unless it is
-    compiled; embeddings and head, too, but where they are one weight: that is gathered for all of a
+    compiled; embeddings and head, too, unless they are one weight: it is gathered for all of a
     forward and backward pass. In bfloat16 weights are gathered and computed so, and gradients added
     up in float32, the dtype of the shards.
 
     Args:
         model: Whole, the same in all processes, in the host's memory or in its files: what FSDP2
-            copies, cast where it is of another dtype, is one group of weights at a time.
+            copies, cast if it is of another dtype, is one group of weights at a time.
         numerics: Device and dtypes.
         params: Those of the stage.
 
@@ -137,7 +137,7 @@ class FsdpEngine(Engine):
 
 
 def _untied_ends(model: ResponseLogprobs) -> list[Any]:
-    """Embeddings and head where each is a weight of its own that no other module reads."""
+    """Embeddings and head if each is a weight of its own that no other module reads."""
     inner = causal_lm(model.policy)
     embeddings, head = inner.get_input_embeddings(), inner.get_output_embeddings()
     if type(embeddings) is not nn.Embedding or embeddings.weight is head.weight:

@@ -22,7 +22,7 @@ _LEAST_CAPABILITY = (8, 0)
 _LAYOUT = RowLayout(((9, 5, 7), (4, 6)))
 _HEADS, _KEY_HEADS, _WIDTH = 4, 2, 64
 _WINDOW = 4
-# Of bfloat16, which keeps 8 bits.
+# bfloat16 keeps 8 bits.
 _ROUNDING = 0.05
 
 

@@ -25,7 +25,7 @@ class Job(Generic[P]):
     Attributes:
         params: The stage's parameters.
         seed: Seed of the stage call.
-        models: Models of the request by input name; equal where they have the same weights.
+        models: Models of the request by input name; equal if they have the same weights.
         files: Files of the request by input name.
         out: Folder of the artifact being written.
         work: Folder that survives failed attempts.
@@ -80,7 +80,7 @@ def make_job(ctx: StageContext[P], *, models: Sequence[str], files: Sequence[str
     by_digest: dict[tuple[str, ...], ModelSource] = {}
     for name in models:
         if ctx.has(name):
-            # The model and its adapter, where it has one.
+            # The model and its adapter, if it has one.
             parts = (*ctx.inputs[name], *ctx.inputs.get(adapter_input(name), ()))
             digests = tuple(each.source.digest for each in parts)
             found[name] = by_digest.setdefault(digests, ctx.model(name))
@@ -103,9 +103,9 @@ class Process:
 
     Attributes:
         rank: Its number, from 0.
-        local_rank: Its number among those of its node, from 0; that of its GPU.
+        local_rank: Its number among the processes of its node, from 0; the number of its GPU.
         world_size: How many there are.
-        events: Where it reports to; only that of rank 0 is read.
+        events: Where it reports to; only rank 0's is read.
         stop_requested: Whether SIGTERM came.
     """
 
@@ -165,9 +165,9 @@ class Process:
         import torch
         import torch.distributed as dist
 
-        every = [torch.empty_like(value) for _ in range(self.world_size)]
-        dist.all_gather(every, value)
-        return torch.stack(every).mean()
+        every = [torch.empty_like(value[None]) for _ in range(self.world_size)]
+        dist.all_gather(every, value[None])
+        return torch.cat(every).mean()
 
     def agreed(self, value: Any) -> Any:
         """The first process's value, in all; a collective call."""

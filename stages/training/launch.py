@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.1
 
 
 def train_in_workers(job: Job[P], num_workers: int, ctx: StageContext[P]) -> None:
-    """Trains in ``num_workers`` processes of each node and waits for those of this one.
+    """Trains in ``num_workers`` processes of each node and waits for this node's.
 
     Raises:
         UserError: A worker found parameters, models or data wrong.
@@ -98,7 +98,7 @@ class _Worker:
     """A worker process.
 
     Attributes:
-        rank: Its number among those of all nodes.
+        rank: Its number among the workers of all nodes.
         process: The process, in a session of its own.
         error_file: Says why it failed, if it could.
     """

@@ -105,7 +105,7 @@ class MetricsLog:
     Args:
         path: The file, written anew, for people who watch the training.
         resumed: Folder of the checkpoint that training goes on from, with the records up to its
-            step; None where it starts.
+            step; None if it starts.
     """
 
     def __init__(self, path: Path, *, resumed: Path | None) -> None:
@@ -189,7 +189,7 @@ class StepReporter:
 
 
 def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
-    """Means of an epoch's metrics, those of validation left out.
+    """Means of an epoch's metrics, validation's left out.
 
     Args:
         records: Of all steps; each has `epoch` and `by`.

@@ -59,7 +59,7 @@ class OptimizerParams(Settings):
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Fall of the learning rate after the warm-up."""
     warmup_ratio: float = Field(0.03, ge=0, le=1)
-    """Share of all steps over which the learning rate rises linearly."""
+    """Share of all steps over which the learning rate rises linearly, rounded to whole steps."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
@@ -93,10 +93,10 @@ class TrainingParams(StageParams, OptimizerParams):
     """Recompute activations in the backward pass: less memory, a third more time."""
     compile: bool = added_later(False)
     """Each decoder layer compiled by torch.compile (inductor), once for rows of all lengths. It
-    needs a compiler where the stage runs, and rounds otherwise: in the key where it is set."""
+    needs a compiler where the stage runs, and rounds otherwise: in the key if it is set."""
     sharding: Literal["deepspeed", "fsdp2"] = speed_only("deepspeed")
     """Library that splits the training among processes. `deepspeed`: as `deepspeed` says, and DDP
-    where its `zero_stage` is off. `fsdp2`: weights, gradients and optimizer state in shards by
+    if its `zero_stage` is off. `fsdp2`: weights, gradients and optimizer state in shards by
     torch's FSDP2."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
     """DeepSpeed's ZeRO."""
@@ -110,12 +110,12 @@ class TrainingParams(StageParams, OptimizerParams):
 
     @property
     def in_shards(self) -> bool:
-        """True where each process holds a share of every weight, the reference's, too."""
+        """True if each process holds a share of every weight, the reference's, too."""
         return self.sharding == "fsdp2" or self.deepspeed.zero_stage == 3
 
     @property
     def needs_workers(self) -> bool:
-        """True where a single process, too, is a member of a process group."""
+        """True if a single process, too, is a member of a process group."""
         return self.sharding == "fsdp2" or self.deepspeed.zero_stage != "off"
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class Numerics:
         )
 
     def on_host(self) -> Numerics:
-        """The same dtypes on the CPU, where a model is loaded that is then sharded."""
+        """The same dtypes on the CPU, on which a model is loaded that is then sharded."""
         return replace(self, device=torch.device("cpu"))
 
     def forward_context(self) -> torch.autocast:
@@ -75,7 +75,7 @@ class Numerics:
 
 @contextmanager
 def repeatable(*, on_gpu: bool) -> Iterator[None]:
-    """Makes the same seed give the same bytes: exactly on the CPU, where kernels allow on a GPU."""
+    """Makes the same seed give the same bytes: on a GPU if its kernels can."""
     before = torch.are_deterministic_algorithms_enabled()
     # mypy does not see through the module's class, which makes this an attribute.
     fill_options: Any = torch.utils.deterministic
@@ -260,5 +260,5 @@ def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
 
 
 def checkpoint_dtype(source: ModelSource) -> torch.dtype:
-    """Dtype that a checkpoint says its weights have; float32 where it says none."""
+    """Dtype that a checkpoint says its weights have; float32 if it says none."""
     return torch.bfloat16 if load_config(source).dtype == torch.bfloat16 else torch.float32

@@ -166,7 +166,7 @@ class Rendezvous:
         return places
 
     def _beat(self) -> None:
-        """Gives signs of life, and looks for those of the other nodes."""
+        """Gives signs of life, and looks for the other nodes' signs."""
         try:
             for number in itertools.count():
                 self.store.set(f"beat-{self._ticket}", str(number))

@@ -79,7 +79,7 @@ def train(
     *,
     global_batch: int,
 ) -> None:
-    """Trains; anew with half the tokens at once where memory did not suffice.
+    """Trains; anew with half the tokens at once if memory did not suffice.
 
     Args:
         ctx: The stage call.

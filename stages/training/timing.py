@@ -98,7 +98,7 @@ def flops_per_token(policy: nn.Module) -> tuple[float, float]:
     """Floating-point operations of training for each token, and for each response token besides.
 
     Forward pass, gradient of the activations, gradient of the weights that are trained. Attention
-    scores and what is computed twice are left out, as usual where utilisation is stated.
+    scores and what is computed twice are left out, as is usual when utilisation is stated.
 
     Args:
         policy: A causal language model, or a peft model around one.

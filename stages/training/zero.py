@@ -174,7 +174,7 @@ def sharded_logprob_model(
 ) -> Iterator[nn.Module]:
     """A model for forward passes without gradients; its shards are released after the block.
 
-    It draws no random numbers of the training's, which so is the same where no pass is needed.
+    It draws no random numbers of the training's, which so is the same if no pass is needed.
 
     Args:
         source: Folder or hub id; an adapter on it is worn.
@@ -247,7 +247,7 @@ def convert_to_universal(checkpoint: Path) -> None:
 
     written = checkpoint / (checkpoint / "latest").read_text().strip()
     converted = checkpoint / f"{written.name}_universal"
-    # Of a conversion that was interrupted.
+    # A conversion that was interrupted may have left it.
     shutil.rmtree(converted, ignore_errors=True)
     converted.mkdir()
     asked = Namespace(

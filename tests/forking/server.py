@@ -24,7 +24,6 @@ LOADED = {
     "stages": (
         "torch",
         "transformers",
-        "transformers.trainer",
         "transformers.models.llama.modeling_llama",
         "transformers.integrations.deepspeed",
         "pyarrow.parquet",

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -90,11 +89,6 @@ def test_adapters_are_saved_for_a_policy_and_not_for_a_new_model(sft, tmp_path):
     assert_same_logprobs(artifact / "adapter", policy, artifact / "checkpoint")
     with pytest.raises(UserError, match="'both' without a policy"):
         sft(lora=lora)
-
-
-def test_a_budget_in_rows_is_refused_with_what_to_write_instead():
-    with pytest.raises(ValidationError, match="write micro_batch_tokens"):
-        params(micro_batch_rows=8)
 
 
 def weights(artifact):

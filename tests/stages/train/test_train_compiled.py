@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from stages.contract.errors import StageFailedError, UserError
-from tests.stages.train.train_helpers import Killer, train
+from stages.contract.errors import UserError
+from tests.stages.train.train_helpers import train
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 # torch's compiler warns of torch's own code, and hides that in a way that errors do not know.
@@ -41,18 +41,6 @@ def test_few_graphs_serve_rows_of_all_lengths(tmp_path, policy, pairs, trained):
     # Before and after the attention; with gradients, and without for the reference.
     assert 2 <= counters["stats"]["unique_graphs"] <= 8
     assert found.artifact.manifest.key != trained.artifact.manifest.key
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_a_killed_worker_s_training_goes_on(tmp_path, policy, pairs, trained):
-    settings = {"compile": True, "deepspeed": {"zero_stage": 2}, "checkpoint_every_steps": 1}
-
-    interrupted = [tmp_path / "store", policy, [pairs]]
-    with pytest.raises(StageFailedError, match="training process"):
-        train(*interrupted, on_event=Killer(3), **settings)
-    assert_same_training(train(*interrupted, **settings), trained)
 
 
 def test_a_machine_without_a_compiler_is_told_before_anything_is_loaded(

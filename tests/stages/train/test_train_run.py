@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from stages.contract.tables import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
 from tests.stages.train.checkpoints import first_logprob, weights_of
-from tests.stages.train.train_helpers import PARAMS, make_pairs, train
+from tests.stages.train.train_helpers import make_pairs, train
 
 
 def assert_same_training(left, right, tolerance=1e-4):
@@ -61,14 +61,6 @@ def test_records_and_summary_say_what_was_done(trained):
     kinds = [event["type"] for event in trained.events]
     assert kinds.count("metric") == 8
     assert "progress" in kinds
-
-
-def test_learning_rate_warms_up_and_falls_to_zero(tmp_path, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], warmup_ratio=0.25)
-    rates = [record["learning_rate"] for record in found.records]
-    assert rates[0] < rates[1] < PARAMS["learning_rate"] * (1 + 1e-9)
-    assert max(rates) == pytest.approx(PARAMS["learning_rate"])
-    assert rates[2:] == sorted(rates[2:], reverse=True)
 
 
 def test_reference_logprobs_are_the_reference_model_s(tmp_path, policy, other, pairs):

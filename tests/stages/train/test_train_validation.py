@@ -13,7 +13,7 @@ from stages.contract.tables import PAIRS, read_rows, write_table
 from stages.train.data import load_pairs
 from stages.train.objective import split_by_prompt
 from stages.train.params import TrainParams
-from tests.stages.train.train_helpers import PARAMS, Trained, request_for, train
+from tests.stages.train.train_helpers import PARAMS, Trained, train
 
 SHARE = 0.3
 
@@ -121,24 +121,3 @@ def test_they_are_measured_at_the_steps_asked_for_and_at_the_end(
     # How often is not in the key, so nothing of the artifact may depend on it.
     assert rarely.artifact.manifest.key == validated.artifact.manifest.key
     assert rarely.artifact.manifest.digest("") == validated.artifact.manifest.digest("")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_several_processes_measure_what_one_does(tmp_path, validated, policy, pairs):
-    found = train(
-        tmp_path / "store",
-        policy,
-        [pairs],
-        processes=2,
-        micro_batch_tokens=16,
-        validation_share=SHARE,
-    )
-    expected = validated.summary["validation"]
-    assert found.summary["validation"] == pytest.approx(expected, rel=1e-3, abs=1e-3)
-
-
-def test_the_share_is_in_the_key_where_it_is_set(tmp_path, policy, pairs):
-    plain = request_for(tmp_path / "store", policy, [pairs])
-    assert request_for(tmp_path / "store", policy, [pairs], validation_share=0.0).key == plain.key
-    assert request_for(tmp_path / "store", policy, [pairs], validation_share=0.1).key != plain.key

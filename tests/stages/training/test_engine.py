@@ -1,0 +1,61 @@
+"""The engine's optimizer: every setting arrives, and a step is AdamW's by the textbook."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from stages.contract.context import ModelSource
+from stages.contract.events import Emitter
+from stages.sft.data import Example
+from stages.train.params import TrainParams
+from stages.training.batches import ROWS, make_plan
+from stages.training.engine import Engine
+from stages.training.job import Process
+from stages.training.policy import Numerics, load_logprob_model
+from tests.tiny_models import make_tiny_llama
+
+PARAMS = TrainParams(
+    epochs=4,
+    learning_rate=1e-2,
+    lr_schedule="linear",
+    warmup_ratio=0.5,
+    weight_decay=0.3,
+    adam_beta1=0.8,
+    adam_beta2=0.95,
+    adam_epsilon=1e-4,
+    max_grad_norm=0.5,
+)
+
+
+def test_steps_are_adamw_s_with_clipped_gradients_and_no_decay_of_norms(tmp_path):
+    numerics = Numerics.of(PARAMS, on_gpu=False, local_rank=0)
+    source = ModelSource(str(make_tiny_llama(tmp_path)))
+    ids = torch.arange(3, 11, dtype=torch.int32).numpy()
+    examples = [Example(ids[:3], ids[3:])]
+    plan = make_plan(examples, PARAMS, global_batch=1, world_size=1, seed=0)
+    process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
+    engine = Engine(load_logprob_model(source, PARAMS, numerics), PARAMS, plan, numerics, process)
+    rows = ROWS["packed"](examples)
+    weights = dict(engine.model.named_parameters())
+    expected = {name: weight.detach().double() for name, weight in weights.items()}
+    moments = {name: (torch.zeros_like(each),) * 2 for name, each in expected.items()}
+    # Up to the whole rate in two of four steps, and down again.
+    for step, rate in enumerate((0.0, 0.5, 1.0, 0.5), 1):
+        engine.backward(-engine.logprobs(rows).sum(), last=True)
+        gradients = {name: weight.grad.double() for name, weight in weights.items()}
+        norm = torch.stack([each.square().sum() for each in gradients.values()]).sum().sqrt()
+        found = engine.step()
+        assert found == (pytest.approx(norm.item()), pytest.approx(rate * PARAMS.learning_rate))
+        for name, weight in expected.items():
+            gradient = gradients[name] * min(1.0, PARAMS.max_grad_norm / norm)
+            first = 0.8 * moments[name][0] + 0.2 * gradient
+            second = 0.95 * moments[name][1] + 0.05 * gradient.square()
+            moments[name] = first, second
+            update = first / (1 - 0.8**step) / ((second / (1 - 0.95**step)).sqrt() + 1e-4)
+            decay = 0.0 if "norm" in name else 0.3
+            expected[name] = weight - rate * 1e-2 * (update + decay * weight)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight.double(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
