@@ -38,15 +38,33 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.docker.refusal import refused
 from flows.runners.local.gpu_locks import hold_gpus
 from flows.runners.local.outputs import chown_outputs
 from flows.runners.outcome import Ending
 from flows.runners.place import PlaceRunner
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.file_locks import AliveLock, is_held
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+
+
+def refused(request: Request, error: APIError) -> UserError | StageFailedError:
+    """The error for a container that the engine did not make or start."""
+    where = request.place
+    said = str(error.explanation or error)
+    if "could not select device driver" in said:
+        return UserError(
+            f"{where}: the Docker engine offers no GPUs ({said.strip()})",
+            "install the NVIDIA container toolkit on this machine, or set "
+            f"resources.{request.stage}.gpus to 0",
+        )
+    if error.is_client_error():
+        return UserError(
+            f"{where}: the Docker engine refuses the container: {said}",
+            "correct execution.docker, or what it names",
+        )
+    return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
+
 
 # Between two checks whether a GPU is free.
 _POLL_SECONDS = 1.0
