@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.joined_program import JoinedProgram, follow_partner
-from flows.execution.joined_steps import JoinedSteps, shares_engines
 from flows.execution.observer import current_observers
 from flows.execution.recompute import forced_steps
 from flows.execution.run_record import RunRecord, State, StepRecord
+from flows.execution.shared_engines import SharedProgram
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
@@ -23,8 +22,10 @@ from stages.contract.disk import explain_disk_errors
 from stages.contract.errors import (
     DamagedArtifactError,
     PreemptedError,
+    StageFailedError,
     StoppedError,
     StoreError,
+    UserError,
 )
 from stages.contract.events import Event, Log
 from stages.contract.params import Settings
@@ -99,11 +100,8 @@ class StepExecutor:
         self._forced = forced_steps()
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
-        self._slots = Slots(config.execution.parallel)
-        self._joins_steps = shares_engines(config.execution, config.store)
-        self._joined = JoinedSteps(
-            lambda step, made: build_request(config, self.store, step, made), self._is_free
-        )
+        self._slots = threading.Semaphore(config.execution.parallel)
+        self._computed_along: set[str] = set()
 
     @property
     def stopping(self) -> bool:
@@ -115,26 +113,29 @@ class StepExecutor:
         self._stopping.set()
         self.runner.stop_all()
 
-    def expect(self, step: Step) -> None:
-        """Takes note of a step that will be executed: another one's program may compute it too."""
-        if self._joins_steps:
-            self._joined.expect(step)
-
-    def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
+    def execute(
+        self, step: Step, upstream: Mapping[str, Artifact], along: Sequence[Step] = ()
+    ) -> StepResult:
         """Finds the artifact of a step in the store, or runs its stage.
 
         The observers of the present block are told what happens.
 
         Args:
             step: The step.
-            upstream: Artifacts of the steps that it reads from, by their names.
+            upstream: Artifacts of the steps that it and those of ``along`` read, by their names.
+            along: Steps with the same engine; a program that computes the step computes them, too.
         """
-        self._joined.note_made(upstream)
         request = build_request(self.config, self.store, step, upstream)
+        if step.name in self._computed_along:
+            return StepResult(self._made(request), reused=False)
         status = StepStatus(self.record, step, request)
         try:
             with explain_disk_errors(self.store.root):
-                found = self._find_or_compute(step, request, status)
+                self._set_aside_if_forced(step, request, status.event)
+                found = self._find(request, status.event)
+                found = found or self._wait_for_other(request, status.event)
+                if found is None:
+                    self._compute(request, status, along, upstream)
                 artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
@@ -145,76 +146,68 @@ class StepExecutor:
             with contextlib.suppress(StoreError):
                 status.ended("failed", str(error))
             raise
-        self._joined.note_made({step.name: artifact})
         status.ended("reused" if found else "done")
         return StepResult(artifact, reused=found is not None)
 
-    def _find_or_compute(self, step: Step, request: Request, status: StepStatus) -> Artifact | None:
-        """Finds the artifact in the store; None where it was computed instead."""
-        while True:
-            turn = self._joined.turn_of(step)
-            if turn is not None:
-                if follow_partner(turn, status.started, status.event):
-                    return None
-                continue
-            self._set_aside_if_forced(step, request, status.event)
-            found = self._find(request, status.event)
-            found = found or self._wait_for_other(request, status.event)
-            if found is not None or self._compute(step, request, status):
-                return found
-
-    def _compute(self, step: Step, request: Request, status: StepStatus) -> bool:
-        """Runs the stage; False where another step's program has taken the step meanwhile."""
-        if not self._slots.acquire(unless=lambda: self._joined.turn_of(step) is not None):
-            return False
-        with contextlib.ExitStack() as slot:
-            slot.callback(self._slots.release)
-            if self.stopping:
-                raise StoppedError(f"{step.name}: not started, the run stops")
-            partners = self._joined.take_partners(step, request)
-            if partners is None:
-                return False
-            self._slots.look_again()
-            program = JoinedProgram(self.runner, request, partners, self._joined.give_back)
-            slot.callback(program.release_if_not_started)
-            self._run_to_its_end(request, program, status, slot)
-            return True
-
-    def _run_to_its_end(
+    def _compute(
         self,
         request: Request,
-        program: JoinedProgram,
         status: StepStatus,
-        slot: contextlib.ExitStack,
+        along: Sequence[Step],
+        upstream: Mapping[str, Artifact],
     ) -> None:
         """Runs the stage; again after a preemption, if the attempt got further than any before."""
         seen = {self.store.work_files(request.stage, request.key)}
         while True:
-            status.started()
-            try:
-                if program.is_needed:
-                    # The slot is the program's until its end.
-                    program.run_first(slot.pop_all(), status.event)
-                else:
-                    self.runner.run(request, status.event)
-                return
-            except PreemptedError as error:
-                saved = self.store.work_files(request.stage, request.key)
-                if saved in seen or self.stopping:
-                    raise
-                seen.add(saved)
-                status.preempted(str(error))
+            with self._slots:
+                if self.stopping:
+                    raise StoppedError(f"{request.place}: not started, the run stops")
+                turns = [(request, status), *self._turns(along, upstream)]
+                status.started()
+                try:
+                    return self._run(turns)
+                except PreemptedError as error:
+                    saved = self.store.work_files(request.stage, request.key)
+                    if saved in seen or self.stopping:
+                        raise
+                    seen.add(saved)
+                    status.preempted(str(error))
             if self._stopping.wait(self.config.execution.retry_delay_seconds):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
-            if program.is_started:
-                self._slots.acquire()
-                slot.callback(self._slots.release)
 
-    def _is_free(self, step: Step, request: Request) -> bool:
-        """True for a step that still has to be computed, and that nobody computes."""
+    def _turns(
+        self, along: Sequence[Step], upstream: Mapping[str, Artifact]
+    ) -> Iterator[tuple[Request, StepStatus]]:
+        """Steps to be computed along: the store lacks them, and nobody else computes them."""
+        for step in along:
+            request = build_request(self.config, self.store, step, upstream)
+            status = StepStatus(self.record, step, request)
+            self._set_aside_if_forced(step, request, status.event)
+            if self._is_free(request):
+                yield request, status
+
+    def _run(self, turns: Sequence[tuple[Request, StepStatus]]) -> None:
+        """Runs one program; a later step in whose turn it fails is computed on its own again."""
+        if len(turns) == 1:
+            self.runner.run(turns[0][0], turns[0][1].event)
+            return
+        program = SharedProgram(turns)
+        try:
+            self.runner.run(program.request, program.handle)
+        except BaseException as error:
+            if not program.is_past_first:
+                raise
+            program.fail(error)
+            if not isinstance(error, StageFailedError | UserError):
+                raise
+        for request, _ in turns[1:]:
+            if self.store.load(request.stage, request.key) is not None:
+                self._computed_along.add(request.step)
+
+    def _is_free(self, request: Request) -> bool:
+        """True for a request that still has to be computed, and that nobody computes."""
         return (
-            (not self._forced(step) or request.key in self._set_aside)
-            and self.store.load(request.stage, request.key) is None
+            self.store.load(request.stage, request.key) is None
             and self.store.lease(request.stage, request.key).holder() is None
         )
 
@@ -261,45 +254,6 @@ class StepExecutor:
         on_event(Log(message=f"computed again on purpose; the artifact before is in {aside}"))
 
 
-class Slots:
-    """A counting semaphore whose wait can be given up.
-
-    Args:
-        number: Places.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._free = number
-        self._changed = threading.Condition()
-
-    def acquire(self, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Waits for a place and takes it.
-
-        Args:
-            unless: True where no place is needed; asked first, and after each :meth:`look_again`.
-
-        Returns:
-            False where none was needed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: unless() or self._free > 0)
-            if unless():
-                return False
-            self._free -= 1
-            return True
-
-    def release(self) -> None:
-        """Gives a place back."""
-        with self._changed:
-            self._free += 1
-            self._changed.notify_all()
-
-    def look_again(self) -> None:
-        """Makes those that wait ask again whether they need a place."""
-        with self._changed:
-            self._changed.notify_all()
-
-
 class StepStatus:
     """Tells the observers of the present block and the run's record how a step goes.
 
@@ -315,6 +269,7 @@ class StepStatus:
         self._request = request
         self._started = time.time()
         self._observers = current_observers()
+        self._is_done = False
 
     def started(self) -> None:
         """The stage starts, or starts again."""
@@ -336,7 +291,13 @@ class StepStatus:
             observer.stage_event(self._request, event)
 
     def ended(self, state: State, message: str = "") -> None:
-        """The step has ended; the message says why where that is needed."""
+        """The step has ended; the message says why if that is needed.
+
+        Once a step is done, nothing that its program does afterwards changes that.
+        """
+        if self._is_done:
+            return
+        self._is_done = state == "done"
         # Observers before the record: a full disk must not swallow the message.
         for observer in self._observers:
             observer.step_ended(self._request, state, time.time() - self._started, message)

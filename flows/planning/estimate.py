@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from flows.execution.joined_steps import engine_of, shares_engines
 from flows.execution.plan import PlannedStep
+from flows.execution.shared_engines import later_with_engine, shares_engines
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Step
@@ -93,10 +92,11 @@ def estimate(
     cached = {each.step for each in planned if each.action == "reuse"}
     taken = all_steps(config) if steps is None else steps
     upstream = {each.name: each.upstream() for each in taken}
-    by_stage = {each.stage: getattr(config.resources, each.stage) for each in taken}
     before: dict[str, str] = {}
     if shares_engines(config.execution, config.store):
-        before = steps_with_engine(taken, upstream.keys() - cached, by_stage)
+        todo = [each for each in taken if each.name not in cached]
+        later = later_with_engine(todo, lambda stage: getattr(config.resources, stage))
+        before = {rest[0].name: name for name, rest in later.items() if rest}
     found = [
         _estimate_step(
             config, costs, each, cached=each.name in cached, is_started=each.name in before
@@ -105,18 +105,18 @@ def estimate(
     ]
     for name, previous in before.items():
         upstream[name].append(previous)
-    todo = [each for each in found if not each.cached]
+    lacking = [each for each in found if not each.cached]
     seconds = end_of(
-        [(each.step, each.cost.seconds or 0.0) for each in todo],
+        [(each.step, each.cost.seconds or 0.0) for each in lacking],
         upstream,
         config.execution.parallel,
     )
-    warnings = [warning for each in todo for warning in each.warnings]
+    warnings = [warning for each in lacking for warning in each.warnings]
     return Estimate(
         tuple(found),
         seconds,
         config.estimation.price_per_gpu_hour,
-        tuple(dict.fromkeys([*warnings, *_disk_warnings(config, todo)])),
+        tuple(dict.fromkeys([*warnings, *_disk_warnings(config, lacking)])),
     )
 
 
@@ -200,38 +200,3 @@ def end_of(
         ends[name] = start + seconds
         heapq.heappush(slots, ends[name])
     return max(ends.values(), default=0.0)
-
-
-def steps_with_engine(
-    steps: Sequence[Step], todo: Collection[str], resources: Mapping[str, Resources]
-) -> dict[str, str]:
-    """Steps that another one's program computes with its engine, as runs on one machine join them.
-
-    A step joins an earlier one with an equal engine if all that it reads comes before that one.
-
-    Args:
-        steps: Steps of a run, in the order in which they are computed.
-        todo: Names of those that are to be computed.
-        resources: Resources by stage.
-
-    Returns:
-        For each such step the step before it in the same program, by name.
-    """
-    before: dict[str, str] = {}
-    # The place of each program's first step, the name of the last one so far, and their engine.
-    programs: list[tuple[int, str, Any]] = []
-    places: dict[str, int] = {}
-    for place, step in enumerate(steps):
-        places[step.name] = place
-        engine = engine_of(step, step.inputs, resources[step.stage])
-        if step.name not in todo or engine is None:
-            continue
-        ready = max((places[each] for each in step.upstream() if each in todo), default=-1)
-        for number, (first, last, its_engine) in enumerate(programs):
-            if its_engine == engine and ready < first:
-                before[step.name] = last
-                programs[number] = first, step.name, engine
-                break
-        else:
-            programs.append((place, step.name, engine))
-    return before

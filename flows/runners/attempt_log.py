@@ -85,7 +85,7 @@ class AttemptLog:
 
     def __init__(self, file: IO[str], tail: FailureTail) -> None:
         self._file = file
-        self._tail = tail
+        self.tail = tail
         self.error: OSError | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -98,7 +98,7 @@ class AttemptLog:
             telling: Whether it may help to explain a failure.
         """
         if telling:
-            self._tail.add_line(line.rstrip("\n"))
+            self.tail.add_line(line.rstrip("\n"))
         with self._lock:
             if self.error is not None or self._ended:
                 return
@@ -121,7 +121,7 @@ class AttemptLog:
             return
         if isinstance(event, Log):
             self.write(f"[{event.level}] {event.message}\n")
-        self._tail.record_event(event)
+        self.tail.record_event(event)
         on_event(event)
 
     def warn_if_incomplete(self, path: Path, on_event: OnEvent) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -162,24 +160,6 @@ def test_a_missing_image_is_named_with_the_command_that_builds_it(
     assert "geb images build core" in caught.value.remedy
 
 
-def test_an_image_of_another_version_is_refused(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.runners.docker.images.geb_version", lambda: "9.9")
-    with pytest.raises(UserError, match=r"holds geb .*, the orchestrator is geb 9\.9") as caught:
-        run(probe_request(store))
-    assert "geb images build" in caught.value.remedy
-
-
-def test_an_image_of_other_code_is_refused(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.runners.docker.images.stages_digest", lambda: "other")
-    with pytest.raises(UserError, match="holds other code of the stages") as caught:
-        run(probe_request(store))
-    assert "geb images build" in caught.value.remedy
-
-
 def test_a_manifest_has_the_digest_of_its_image(
     store: LocalStore, engine: docker.DockerClient
 ) -> None:
@@ -190,41 +170,6 @@ def test_a_manifest_has_the_digest_of_its_image(
         manifest = store.manifest("probe", request.key)
         assert manifest is not None
         assert manifest.software["image"] == pinned
-
-
-def test_a_tampered_image_is_refused_by_name(
-    store: LocalStore, engine: docker.DockerClient, tampered: str
-) -> None:
-    trusted, found = (str(engine.images.get(tag).id) for tag in (PROBE_IMAGE, tampered))
-    with pytest.raises(UserError, match=f"image {tampered} is {found}, not {trusted}"):
-        run(probe_request(store), images={"probe": f"{tampered}@{trusted}"})
-
-
-def test_a_name_that_moves_during_a_run_changes_nothing_in_it(
-    store: LocalStore, engine: docker.DockerClient, tampered: str
-) -> None:
-    image = engine.images.get(PROBE_IMAGE)
-    image.tag("geb-moving", "test")
-    runner = DockerRunner(settings(images={"probe": "geb-moving:test"}))
-    try:
-        runner.run(probe_request(store, message="before"), lambda event: None)
-        engine.images.get(tampered).tag("geb-moving", "test")
-        later = probe_request(store, message="after")
-        runner.run(later, lambda event: None)
-    finally:
-        engine.images.remove("geb-moving:test")
-    manifest = store.manifest("probe", later.key)
-    assert manifest is not None
-    assert manifest.software["image"] == f"geb-moving:test@{image.id}"
-
-
-@pytest.fixture
-def tampered(engine: docker.DockerClient, probe_image: str) -> Iterator[str]:
-    """An image with the probe's labels and something more in it."""
-    dockerfile = io.BytesIO(f"FROM {probe_image}\nENV SOMETHING=more\n".encode())
-    engine.images.build(fileobj=dockerfile, tag="geb-tampered:test", rm=True)
-    yield "geb-tampered:test"
-    engine.images.remove("geb-tampered:test")
 
 
 def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

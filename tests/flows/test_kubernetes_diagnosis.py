@@ -229,21 +229,21 @@ def error_of(*endings: Ending, stopped: bool = False, failure: Failure | None = 
     return caught.value
 
 
-def test_a_pod_that_was_taken_explains_the_failure_of_the_others() -> None:
-    error = error_of(Ending("exited", 1), Ending("taken", 143, "preempted"))
-    assert isinstance(error, PreemptedError)
-    assert "node 2 of 2" in str(error)
-
-
-def test_memory_explains_the_failure_of_the_others() -> None:
-    error = error_of(Ending("exited", 1), Ending("out_of_memory", 137))
-    assert not isinstance(error, PreemptedError)
-    assert "memory limit of 4 GiB" in str(error)
-
-
-def test_a_killed_pod_explains_the_connections_that_others_lost() -> None:
-    error = error_of(Ending("exited", 1), Ending("exited", 137))
-    assert "SIGKILL" in str(error)
+@pytest.mark.parametrize(
+    ("other", "kind", "said"),
+    [
+        (Ending("taken", 143, "preempted"), PreemptedError, "node 2 of 2"),
+        (Ending("out_of_memory", 137), StageFailedError, "memory limit of 4 GiB"),
+        (Ending("exited", 137), StageFailedError, "SIGKILL"),
+    ],
+    ids=lambda each: getattr(each, "kind", ""),
+)
+def test_the_pod_that_failed_first_explains_the_failure_of_the_others(
+    other: Ending, kind: type[Exception], said: str
+) -> None:
+    error = error_of(Ending("exited", 1), other)
+    assert type(error) is kind
+    assert said in str(error)
     assert "stage.node1.log" in str(error)
 
 

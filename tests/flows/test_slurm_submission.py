@@ -69,14 +69,12 @@ class Scheduler:
 
 def submitted(request: Request, name: str, *, has_live: bool = True) -> str:
     chosen = submitter(has_live=has_live)
-    return chosen.submit(request, name, [], "", lambda event: None)
+    return chosen.submit(request, name, [], "", lambda event: None, threading.Event())
 
 
-def submitter(
-    *, has_live: bool = True, stopping: threading.Event | None = None, **changes: Any
-) -> Submitter:
+def submitter(*, has_live: bool = True, **changes: Any) -> Submitter:
     settings = SlurmSettings(poll_seconds=0.01, **changes)
-    return Submitter(settings, 5, stopping or threading.Event(), has_live=lambda: has_live)
+    return Submitter(settings, 5, has_live=lambda: has_live)
 
 
 def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
@@ -86,7 +84,9 @@ def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
     chosen = submitter()
 
     def submit(number: int) -> str:
-        return chosen.submit(request_, f"job-{number}", [], "", lambda event: None)
+        return chosen.submit(
+            request_, f"job-{number}", [], "", lambda event: None, threading.Event()
+        )
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(submit, range(8)))) == 8
@@ -111,9 +111,11 @@ def test_a_full_partition_holds_up_no_job_for_another_one(
     chosen = submitter(stages={"train": {"partition": "gpu"}})
     training = request_.model_copy(update={"stage": "train"})
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(chosen.submit, training, "train", [], "", lambda event: None)
+        waiting = pool.submit(
+            chosen.submit, training, "train", [], "", lambda event: None, threading.Event()
+        )
         assert full.wait(60)
-        chosen.submit(request_, "other", [], "", lambda event: None)
+        chosen.submit(request_, "other", [], "", lambda event: None, threading.Event())
         assert not waiting.done()
         taken.set()
         assert waiting.result(60) == "1"
@@ -264,5 +266,5 @@ def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(StoppedError):
-        submitter(stopping=stopping).submit(request_, "late", [], "", lambda event: None)
+        submitter().submit(request_, "late", [], "", lambda event: None, stopping)
     assert scheduler.calls == []

@@ -86,6 +86,17 @@ class StageContainer:
         self._client = client
         self._alive = alive
         self._stdin: Any = None
+        self._held = contextlib.ExitStack()
+        self.num_nodes = 1
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"container {self.id[:12]}"
+
+    def hold(self, held: contextlib.ExitStack) -> None:
+        """Holds GPUs and a connection until the container is removed."""
+        self._held = held
 
     def start(self, secrets: Mapping[str, str]) -> None:
         """Starts the container; from then on this process holds its stdin open.
@@ -144,12 +155,8 @@ class StageContainer:
         with contextlib.suppress(*_ENGINE_ERRORS):
             self._client.api.remove_container(self.id, force=True, v=True)
         self._alive.free(remove=True)
-
-    def __enter__(self) -> StageContainer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._client.close()
+        self._held.close()
 
 
 def stop(container: str, grace_seconds: float) -> None:

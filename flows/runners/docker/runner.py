@@ -13,14 +13,14 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import docker
 from docker.errors import APIError
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.base import FailureTail, OnEvent, log_once, supervised
+from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.base import OnEvent, log_once, supervised
 from flows.runners.docker.container import (
     StageContainer,
     connect,
@@ -38,23 +38,41 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.docker.refusal import refused
 from flows.runners.local.gpu_locks import hold_gpus
-from flows.runners.local.outputs import chown_outputs, remove_empty_work
-from flows.runners.outcome import raise_for
-from stages.contract.errors import StoppedError, UserError
-from stages.contract.events import Log
+from flows.runners.local.outputs import chown_outputs
+from flows.runners.outcome import Ending
+from flows.runners.place import PlaceRunner
+from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.file_locks import AliveLock, is_held
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+
+
+def refused(request: Request, error: APIError) -> UserError | StageFailedError:
+    """The error for a container that the engine did not make or start."""
+    where = request.place
+    said = str(error.explanation or error)
+    if "could not select device driver" in said:
+        return UserError(
+            f"{where}: the Docker engine offers no GPUs ({said.strip()})",
+            "install the NVIDIA container toolkit on this machine, or set "
+            f"resources.{request.stage}.gpus to 0",
+        )
+    if error.is_client_error():
+        return UserError(
+            f"{where}: the Docker engine refuses the container: {said}",
+            "correct execution.docker, or what it names",
+        )
+    return StageFailedError(f"{where}: the Docker engine could not start the container: {said}")
+
 
 # Between two checks whether a GPU is free.
 _POLL_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class DockerRunner:
-    """Runs each stage in a container. Constructing one removes containers of dead orchestrators.
+class DockerPlace:
+    """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
     Args:
         settings: Images, mounts, limits.
@@ -66,100 +84,107 @@ class DockerRunner:
 
     name = "docker"
 
-    def __init__(self, settings: DockerSettings, grace_seconds: float = 30.0) -> None:
+    def __init__(self, settings: DockerSettings, grace_seconds: float) -> None:
         self._settings = settings
         self._images = Images(settings)
         self._grace_seconds = grace_seconds
-        self._live: set[str] = set()
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
         for line in reap(keep_running=True):
             _log.warning(line)
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        log = new_log(request)
-        tail = FailureTail()
-        with (
-            log.open("w", encoding="utf-8") as file,
-            self._stage_container(request, on_event) as container,
-        ):
-            log_file = AttemptLog(file, tail)
-            limit = request.resources.timeout_seconds
-            with time_limit(container.id, limit, self._grace_seconds) as overdue:
-                reader = threading.Thread(
-                    target=log_file.write_all, args=(container.lines("stderr"),)
-                )
-                reader.start()
-                try:
-                    for line in container.lines("stdout"):
-                        log_file.handle_line(line, on_event)
-                    reader.join()
-                finally:
-                    # An interrupt leaves the reader to the end of the container.
-                    log_file.end()
-                ending = container.wait()
-            log_file.warn_if_incomplete(log, on_event)
-        remove_empty_work(request)
-        if overdue.is_set():
-            tail.raise_overdue(request, str(log))
-        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
+    @contextlib.contextmanager
+    def owning(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> Iterator[Callable[[], None]]:
+        """See :class:`Place`: the lock of a container says who owns it."""
+        yield lambda: None
 
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        with self._lock:
-            self._stopping.set()
-            live = list(self._live)
-        threads = [threading.Thread(target=stop, args=(each, self._grace_seconds)) for each in live]
+    def find(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> StageContainer | None:
+        """See :class:`Place`."""
+        # A connection of its own: the engine's client serves one thread.
+        client = connect()
+        container = take_over(client, request)
+        if container is None:
+            client.close()
+        return container
+
+    def submit(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> StageContainer:
+        """See :class:`Place`."""
+        with contextlib.ExitStack() as stack:
+            client = connect()
+            stack.callback(client.close)
+            devices = stack.enter_context(self._gpus(client, request, on_event, stopping))
+            container = self._create(client, request, devices)
+            try:
+                self._start(container, request)
+            except BaseException:
+                container.close()
+                raise
+            container.hold(stack.pop_all())
+        return container
+
+    def follow(
+        self,
+        work: StageContainer,
+        request: Request,
+        logs: Sequence[AttemptLog],
+        on_event: OnEvent,
+        stopping: threading.Event,
+        check_owner: Callable[[], None],
+    ) -> list[Ending]:
+        """See :class:`Place`."""
+        [log] = logs
+        with time_limit(work.id, request.resources.timeout_seconds, self._grace_seconds) as overdue:
+            reader = threading.Thread(target=log.write_all, args=(work.lines("stderr"),))
+            reader.start()
+            try:
+                for line in work.lines("stdout"):
+                    log.handle_line(line, on_event)
+                reader.join()
+            finally:
+                # An interrupt leaves the reader to the end of the container.
+                log.end()
+            ending = work.wait()
+        return [Ending("overdue", ending.code) if overdue.is_set() else ending]
+
+    def end(self, works: Sequence[StageContainer]) -> None:
+        """See :class:`Place`."""
+        threads = [
+            threading.Thread(target=stop, args=(each.id, self._grace_seconds)) for each in works
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
+    def close(self, work: StageContainer) -> None:
+        """See :class:`Place`."""
+        work.close()
+
     def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`."""
+        """See :class:`Place`."""
         with contextlib.closing(connect()) as client:
             return any(not is_held(lock) for _, lock in running_containers(client, request))
 
     @contextlib.contextmanager
-    def _stage_container(self, request: Request, on_event: OnEvent) -> Iterator[StageContainer]:
-        """A running container that computes the request: a dead orchestrator's, or a new one."""
-        with contextlib.ExitStack() as stack:
-            # A connection of its own: the engine's client serves one thread.
-            client = stack.enter_context(contextlib.closing(connect()))
-            container = take_over(client, request)
-            new = container is None
-            if container is None:
-                devices = stack.enter_context(self._gpus(client, request, on_event))
-                container = self._create(client, request, devices)
-            else:
-                taken = f"container {container.id[:12]}"
-                on_event(Log(message=f"taking over {taken}, which computes this already"))
-            stack.enter_context(container)
-            with self._lock:
-                self._live.add(container.id)
-            try:
-                if new:
-                    self._start(container, request)
-                if self._stopping.is_set():
-                    stop(container.id, self._grace_seconds)
-                yield container
-            finally:
-                with self._lock:
-                    self._live.discard(container.id)
-
-    @contextlib.contextmanager
     def _gpus(
-        self, client: docker.DockerClient, request: Request, on_event: OnEvent
+        self,
+        client: docker.DockerClient,
+        request: Request,
+        on_event: OnEvent,
+        stopping: threading.Event,
     ) -> Iterator[tuple[str, ...]]:
         """Holds the GPUs that a new container gets."""
         say = log_once(on_event)
         number = request.resources.gpus
-        with hold_gpus(number, waiting=say, stopping=self._stopping) as held:
+        with hold_gpus(number, waiting=say, stopping=stopping) as held:
             # A container that outlived its orchestrator has its GPUs and no lock on them.
             while taken := set(held.devices) & gpus_in_use(client):
                 say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
-                if self._stopping.wait(_POLL_SECONDS):
+                if stopping.wait(_POLL_SECONDS):
                     raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
             yield held.devices
 
@@ -217,6 +242,13 @@ class DockerRunner:
             container.start({name: os.environ[name] for name in names})
         except APIError as error:
             raise refused(request, error) from error
+
+
+class DockerRunner(PlaceRunner[StageContainer]):
+    """Runs each stage in a container; see :class:`DockerPlace`."""
+
+    def __init__(self, settings: DockerSettings, grace_seconds: float = 30.0) -> None:
+        super().__init__(DockerPlace(settings, grace_seconds))
 
 
 def _ids_of(user: str, request: Request) -> tuple[int, int]:

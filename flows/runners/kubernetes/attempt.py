@@ -32,6 +32,7 @@ from flows.runners.kubernetes.labels import Pod, name_of
 from flows.runners.kubernetes.manifest import SUPERVISOR_SECONDS
 from flows.runners.kubernetes.watch import LogReader, PodChange, PodWatch
 from flows.runners.outcome import Ending
+from flows.runners.place import PlaceAwayError
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
@@ -124,10 +125,6 @@ _REMOVE_SECONDS = 10.0
 _AWAY = (ApiException, *UNREACHABLE)
 
 
-class ClusterAwayError(StageFailedError):
-    """The API server does not answer; what becomes of the pods is not known."""
-
-
 class _Node:
     """One pod, and how it ended."""
 
@@ -172,6 +169,7 @@ class PodAttempt:
             )
             for pod in pods
         }
+        self.num_nodes = len(self._nodes)
         self._numbers = {name: number for number, name in enumerate(self._nodes)}
         self._queue: queue.SimpleQueue[PodChange | tuple[int, str]] = queue.SimpleQueue()
         # A node may be slow to say that a pod has ended, or never do so.
@@ -179,6 +177,11 @@ class PodAttempt:
         self._grace_seconds = grace_seconds
         self._asked_at: float | None = None
         self._cause_by: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Names of the pods."""
+        return f"pods {', '.join(self._nodes)}"
 
     def follow(
         self,
@@ -201,7 +204,7 @@ class PodAttempt:
         Raises:
             UserError: A pod cannot start, for a reason that a person has to change.
             StageFailedError: A pod did not start in time.
-            ClusterAwayError: The API server does not answer.
+            PlaceAwayError: The API server does not answer.
         """
         try:
             with watch.watched(list(self._nodes), self._queue):
@@ -315,7 +318,7 @@ class PodAttempt:
     def _check_api(self, watch: PodWatch) -> None:
         silent = watch.silent_seconds()
         if silent > _API_SECONDS:
-            raise ClusterAwayError(
+            raise PlaceAwayError(
                 f"{self._where}: the API server {self._cluster.server} has not answered for "
                 f"{silent:.0f} s; the next attempt takes over what still runs"
             )

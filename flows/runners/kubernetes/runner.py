@@ -12,16 +12,15 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.kubernetes import KubernetesSettings
-from flows.runners.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.base import FailureTail, OnEvent, log_once
-from flows.runners.kubernetes.attempt import ClusterAwayError, PodAttempt
+from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.base import OnEvent, log_once
+from flows.runners.kubernetes.attempt import PodAttempt
 from flows.runners.kubernetes.client import Cluster, check_rights, explained, reason_of
 from flows.runners.kubernetes.diagnosis import QuotaInUseError, ending_of, is_asked_to_end, refused
 from flows.runners.kubernetes.images import Images
@@ -29,6 +28,7 @@ from flows.runners.kubernetes.labels import (
     ATTEMPT,
     NODE,
     NODES,
+    Pod,
     annotation,
     label,
     name_of,
@@ -37,10 +37,10 @@ from flows.runners.kubernetes.labels import (
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
 from flows.runners.kubernetes.watch import PodWatch
-from flows.runners.local.outputs import chown_outputs, remove_empty_work
-from flows.runners.outcome import raise_for
-from flows.runners.running import Running
-from stages.contract.errors import LeaseLostError, StoppedError, UserError
+from flows.runners.local.outputs import chown_outputs
+from flows.runners.outcome import Ending
+from flows.runners.place import PlaceRunner
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 
@@ -48,8 +48,8 @@ _QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class KubernetesRunner:
-    """Runs each stage in pods. Constructing one removes pods of dead orchestrators.
+class KubernetesPlace:
+    """A namespace of a cluster. Constructing one removes pods of dead orchestrators.
 
     Args:
         settings: Cluster, images, volumes, places.
@@ -62,15 +62,13 @@ class KubernetesRunner:
 
     name = "kubernetes"
 
-    def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
+    def __init__(self, settings: KubernetesSettings, grace_seconds: float) -> None:
         self._settings = settings
         self._grace_seconds = grace_seconds
         self._images = Images(settings)
         self._uid, self._gid = user_of(settings)
         self._cluster = Cluster(settings)
         self._watches: dict[str, PodWatch] = {}
-        self._stopping = threading.Event()
-        self._running = Running()
         self._watches_lock = threading.Lock()
         with explained(self._cluster):
             check_rights(self._cluster)
@@ -78,23 +76,63 @@ class KubernetesRunner:
             for line in reap(self._cluster, keep_running=True):
                 _log.warning(line)
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """See :class:`flows.runners.base.Runner`."""
+    @contextlib.contextmanager
+    def owning(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> Iterator[Callable[[], None]]:
+        """See :class:`flows.runners.place.Place`."""
         lease = orchestrator_lease(request.store, request.stage, request.key)
-        with self._running, explained(self._cluster):
+        with explained(self._cluster):
             lease.acquire(
                 waiting=lambda holder: on_event(
                     Log(message=f"another run on {holder['host']} looks after it; waiting for it")
                 ),
-                stopping=self._stopping,
+                stopping=stopping,
             )
             with lease:
-                self._run(request, on_event, lease.check)
+                yield lease.check
 
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        self._stopping.set()
-        self._running.wait_for_none()
+    def find(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> PodAttempt | None:
+        """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
+        taken = None
+        for pods in self._attempts(request):
+            if taken is None and _is_whole(pods):
+                taken = self._attempt(request, pods, on_event)
+                continue
+            for pod in pods:
+                self._cluster.delete_pod(name_of(pod))
+        return taken
+
+    def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> PodAttempt:
+        """See :class:`flows.runners.place.Place`."""
+        pods = self._create(request, on_event, stopping)
+        return self._attempt(request, pods, on_event)
+
+    def follow(
+        self,
+        work: PodAttempt,
+        request: Request,
+        logs: Sequence[AttemptLog],
+        on_event: OnEvent,
+        stopping: threading.Event,
+        check_owner: Callable[[], None],
+    ) -> list[Ending]:
+        """See :class:`flows.runners.place.Place`."""
+
+        def handle(node: int, line: str) -> None:
+            # Other nodes' events are in their logs alone.
+            logs[node].handle_line(line, on_event if node == 0 else _ignore)
+
+        return work.follow(self._watch(request), handle, check_owner, stopping)
+
+    def end(self, works: Sequence[PodAttempt]) -> None:
+        """Does nothing: who follows pods ends them, once it sees that the run stops."""
+
+    def close(self, work: PodAttempt) -> None:
+        """See :class:`flows.runners.place.Place`."""
+        work.remove()
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
@@ -104,10 +142,8 @@ class KubernetesRunner:
         lease = orchestrator_lease(request.store, request.stage, request.key)
         return lease.holder() is None
 
-    def _run(self, request: Request, on_event: OnEvent, check_lease: Callable[[], None]) -> None:
-        log = new_log(request)
-        pods = self._take_over(request, on_event) or self._create(request, on_event)
-        attempt = PodAttempt(
+    def _attempt(self, request: Request, pods: Sequence[Pod], on_event: OnEvent) -> PodAttempt:
+        return PodAttempt(
             self._cluster,
             request,
             self._settings,
@@ -116,30 +152,6 @@ class KubernetesRunner:
             on_event,
             on_start=lambda pod: self._images.learn(request, pod),
         )
-        tails = [FailureTail() for _ in pods]
-        paths = _log_paths(log, len(pods))
-        with contextlib.ExitStack() as stack:
-            logs = [
-                AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
-                for path, tail in zip(paths, tails, strict=True)
-            ]
-
-            def handle(node: int, line: str) -> None:
-                # Other nodes' events are in their logs alone.
-                logs[node].handle_line(line, on_event if node == 0 else _ignore)
-
-            try:
-                endings = attempt.follow(self._watch(request), handle, check_lease, self._stopping)
-            except (LeaseLostError, ClusterAwayError):
-                # The pods are another orchestrator's by now, or will be the next attempt's.
-                raise
-            except BaseException:
-                attempt.remove()
-                raise
-            attempt.remove()
-            logs[0].warn_if_incomplete(log, on_event)
-        remove_empty_work(request)
-        raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
 
     def _watch(self, request: Request) -> PodWatch:
         with self._watches_lock:
@@ -156,20 +168,9 @@ class KubernetesRunner:
             attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return [sorted(pods, key=lambda pod: int(label(pod, NODE))) for pods in attempts.values()]
 
-    def _take_over(self, request: Request, on_event: OnEvent) -> list[dict[str, Any]] | None:
-        """Running pods that compute the request; others for its key are removed."""
-        taken = None
-        for pods in self._attempts(request):
-            if taken is None and _is_whole(pods):
-                taken = pods
-                names = ", ".join(map(name_of, pods))
-                on_event(Log(message=f"taking over {names}, which computes this already"))
-                continue
-            for pod in pods:
-                self._cluster.delete_pod(name_of(pod))
-        return taken
-
-    def _create(self, request: Request, on_event: OnEvent) -> list[dict[str, Any]]:
+    def _create(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> list[dict[str, Any]]:
         chown_outputs(request, self._uid, self._gid)
         attempt = Attempt(
             name=attempt_name(request, uuid.uuid4().hex[:6]),
@@ -191,7 +192,7 @@ class KubernetesRunner:
                 if not left:
                     raise
                 say(f"waiting: {error}")
-            if self._stopping.wait(_QUOTA_POLL_SECONDS):
+            if stopping.wait(_QUOTA_POLL_SECONDS):
                 break
         raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
@@ -248,8 +249,11 @@ def _owner_of(cluster: Cluster, settings: KubernetesSettings) -> dict[str, Any] 
     }
 
 
-def _log_paths(log: Path, nodes: int) -> list[Path]:
-    return [log, *(log.with_suffix(f".node{node}.log") for node in range(1, nodes))]
+class KubernetesRunner(PlaceRunner[PodAttempt]):
+    """Runs each stage in pods; see :class:`KubernetesPlace`."""
+
+    def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
+        super().__init__(KubernetesPlace(settings, grace_seconds))
 
 
 def _ignore(event: Event) -> None:

@@ -10,13 +10,15 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.pipeline.slurm import SlurmSettings
-from flows.runners.attempt_log import AttemptLog, new_log, write_request
-from flows.runners.base import FailureTail, OnEvent, log_once
-from flows.runners.outcome import raise_for
+from flows.runners.attempt_log import AttemptLog, write_request
+from flows.runners.base import OnEvent, log_once
+from flows.runners.outcome import Ending
+from flows.runners.place import ComputedElsewhereError, PlaceRunner
 from flows.runners.slurm.folder import JobFolder, owner_path, remove_owner, sweep
 from flows.runners.slurm.job import batch_program, default_interpreter, new_name
 from flows.runners.slurm.queue import Claims, QueuePoller, end_jobs
@@ -31,8 +33,22 @@ from stages.contract.request import Request
 _LOGGER = logging.getLogger(__name__)
 
 
-class SlurmRunner:
-    """Runs each stage as a Slurm job.
+@dataclass(frozen=True)
+class Job:
+    """A job and its folder."""
+
+    number: str
+    folder: JobFolder
+    num_nodes: int = 1
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"job {self.number}"
+
+
+class SlurmPlace:
+    """A Slurm cluster.
 
     Args:
         settings: What jobs ask for.
@@ -45,56 +61,67 @@ class SlurmRunner:
     def __init__(
         self,
         settings: SlurmSettings,
-        interpreters: Mapping[str, str] | None = None,
-        grace_seconds: float = 30.0,
+        interpreters: Mapping[str, str] | None,
+        grace_seconds: float,
     ) -> None:
         self._settings = settings
         self._interpreters = dict(interpreters or {})
         self._grace_seconds = grace_seconds
         self._poller = QueuePoller(settings.poll_seconds)
         self._claims = Claims(self._poller)
-        self._live: dict[str, JobFolder] = {}
+        self._live: set[str] = set()
         self._owners: dict[Path, tuple[Path, FileLease]] = {}
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._submitter = Submitter(
-            settings, grace_seconds, self._stopping, has_live=lambda: bool(self._live)
-        )
+        self._submitter = Submitter(settings, grace_seconds, has_live=lambda: bool(self._live))
 
-    def run(self, request: Request, on_event: OnEvent) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        store = LocalStore.open(request.store)
-        owner = self._owner(store)
-        tail = FailureTail()
+    @contextlib.contextmanager
+    def owning(
+        self, request: Request, on_event: OnEvent, stopping: threading.Event
+    ) -> Iterator[Callable[[], None]]:
+        """See :class:`flows.runners.place.Place`: a job's folder says who owns it."""
+        yield lambda: None
+
+    def follow(
+        self,
+        work: Job,
+        request: Request,
+        logs: Sequence[AttemptLog],
+        on_event: OnEvent,
+        stopping: threading.Event,
+        check_owner: Callable[[], None],
+    ) -> list[Ending]:
+        """See :class:`flows.runners.place.Place`."""
         overdue = threading.Event()
-        with contextlib.ExitStack() as stack:
-            found = self._find_or_submit(store, request, owner, on_event)
-            if found is None:
-                return
-            job, folder = found
-            stack.enter_context(self._registered(job, folder))
-            log = new_log(request)
-            log_file = AttemptLog(stack.enter_context(log.open("w", encoding="utf-8")), tail)
 
-            def end_overdue() -> None:
-                overdue.set()
-                self._end({job: folder})
+        def end_overdue() -> None:
+            overdue.set()
+            self.end([work])
 
-            settings = self._settings.job(request.stage)
-            watch = JobWatch(job, folder, request, settings, self._poller, log_file, tail, on_event)
-            end = watch.wait(self._stopping, end_overdue)
-            log_file.warn_if_incomplete(log, on_event)
+        settings = self._settings.job(request.stage)
+        self._live.add(work.number)
+        try:
+            watch = JobWatch(
+                work.number, work.folder, request, settings, self._poller, logs[0], on_event
+            )
+            end = watch.wait(stopping, end_overdue)
+        finally:
+            self._live.discard(work.number)
         if overdue.is_set():
-            tail.raise_overdue(request, str(log))
-        ending = ending_of(end, request, self._signal_seconds)
-        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
+            return [Ending("overdue")]
+        return [ending_of(end, request, self._signal_seconds)]
 
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        with self._lock:
-            self._stopping.set()
-            live = dict(self._live)
-        self._end(live)
+    def end(self, works: Sequence[Job]) -> None:
+        """See :class:`flows.runners.place.Place`; returns when the jobs are gone."""
+        if works:
+            end_jobs({each.number: each.folder for each in works}, self._grace_seconds)
+            self._poller.hurry()
+
+    def close(self, work: Job) -> None:
+        """See :class:`flows.runners.place.Place`."""
+        work.folder.remove()
+
+    def release_owners(self) -> None:
+        """Gives back the leases that say that this orchestrator lives."""
         with self._lock:
             for path, lease in self._owners.values():
                 lease.release()
@@ -122,27 +149,27 @@ class SlurmRunner:
                 self._owners[store.root] = path, lease
             return self._owners[store.root][0]
 
-    def _find_or_submit(
-        self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
-    ) -> tuple[str, JobFolder] | None:
-        """A job that computes the request; None where another run's job has done so."""
+    def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job | None:
+        """See :class:`flows.runners.place.Place`; waits for another run's job."""
+        store = LocalStore.open(request.store)
+        owner = self._owner(store)
         say = log_once(on_event)
         while claims := self._claims.of(request):
             for job, folder in claims:
                 if job is not None and folder.take_over(owner):
-                    on_event(Log(message=f"taking over job {job}, which computes this already"))
-                    return job, folder
+                    return Job(job, folder)
             job = claims[0][0]
             say(f"computed by {f'job {job}' if job else 'a job'} of another run; waiting for it")
-            if self._stopping.wait(self._settings.poll_seconds):
+            if stopping.wait(self._settings.poll_seconds):
                 raise StoppedError(f"{request.place}: stopped while waiting for another run's job")
             if store.load(request.stage, request.key) is not None:
-                return None
-        return self._submit(store, request, owner, on_event)
+                raise ComputedElsewhereError
+        return None
 
-    def _submit(
-        self, store: LocalStore, request: Request, owner: Path, on_event: OnEvent
-    ) -> tuple[str, JobFolder]:
+    def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job:
+        """See :class:`flows.runners.place.Place`."""
+        store = LocalStore.open(request.store)
+        owner = self._owner(store)
         settings = self._settings.job(request.stage)
         interpreter = default_interpreter(self._interpreters, request.stage, request.image)
         if settings.container is None and not Path(interpreter).exists():
@@ -163,34 +190,27 @@ class SlurmRunner:
         )
         options = [f"--output={folder.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
         try:
-            job = self._submitter.submit(request, folder.name, options, program, on_event)
+            job = self._submitter.submit(request, folder.name, options, program, on_event, stopping)
         except BaseException:
             folder.remove()
             raise
         on_event(Log(message=f"job {job}: {folder.name}"))
-        return job, folder
+        return Job(job, folder)
 
-    @contextlib.contextmanager
-    def _registered(self, job: str, folder: JobFolder) -> Iterator[None]:
-        """Counts the job among those that are to be ended with the run; it is over afterwards."""
-        with self._lock:
-            self._live[job] = folder
-            stopping = self._stopping.is_set()
-        try:
-            if stopping:
-                self._end({job: folder})
-            yield
-        except BaseException:
-            # Its events cannot be listened to any more, or it would never start.
-            self._end({job: folder})
-            raise
-        finally:
-            with self._lock:
-                del self._live[job]
-            folder.remove()
 
-    def _end(self, jobs: Mapping[str, JobFolder]) -> None:
-        """Ends jobs and returns when they are gone."""
-        if jobs:
-            end_jobs(jobs, self._grace_seconds)
-            self._poller.hurry()
+class SlurmRunner(PlaceRunner[Job]):
+    """Runs each stage as a Slurm job; see :class:`SlurmPlace`."""
+
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        interpreters: Mapping[str, str] | None = None,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        self._slurm = SlurmPlace(settings, interpreters, grace_seconds)
+        super().__init__(self._slurm)
+
+    def stop_all(self) -> None:
+        """See :class:`flows.runners.base.Runner`."""
+        super().stop_all()
+        self._slurm.release_owners()

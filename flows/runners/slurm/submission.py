@@ -180,7 +180,6 @@ class Submitter:
     Args:
         settings: Partitions, accounts and limits of jobs.
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
-        stopping: Set when no further job shall be submitted.
         has_live: Whether jobs of the orchestrator are known to be in the queue.
     """
 
@@ -188,19 +187,23 @@ class Submitter:
         self,
         settings: SlurmSettings,
         grace_seconds: float,
-        stopping: threading.Event,
         has_live: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._grace_seconds = grace_seconds
-        self._stopping = stopping
         self._has_live = has_live
         self._turns: dict[tuple[object, ...], threading.Lock] = {}
         self._checked: set[tuple[str, ...]] = set()
         self._lost: set[str] = set()
 
     def submit(
-        self, request: Request, name: str, options: Sequence[str], program: str, on_event: OnEvent
+        self,
+        request: Request,
+        name: str,
+        options: Sequence[str],
+        program: str,
+        on_event: OnEvent,
+        stopping: threading.Event,
     ) -> str:
         """Submits a job, when Slurm takes it, and returns its number.
 
@@ -210,6 +213,7 @@ class Submitter:
             options: Options of sbatch beside those that settings and resources ask for.
             program: Text of the batch program.
             on_event: Gets the reason for a wait.
+            stopping: Set when no further job shall be submitted.
 
         Raises:
             UserError: Slurm would never run it.
@@ -219,14 +223,14 @@ class Submitter:
         command = ["--parsable", f"--job-name={name}", *options, *asked]
         say = log_once(on_event)
         turn = self._turn_of(request)
-        self._await(turn, request, say)
+        self._await(turn, request, say, stopping)
         try:
             # Jobs that are cancelled as the run stops make room, which is not for further ones.
-            if self._stopping.is_set():
+            if stopping.is_set():
                 raise self._stopped(request)
             self._check(request, tuple(asked))
             while (job := self._try(request, name, command, program, say)) is None:
-                if self._stopping.wait(self._settings.poll_seconds):
+                if stopping.wait(self._settings.poll_seconds):
                     raise self._stopped(request)
             return job
         finally:
@@ -238,11 +242,17 @@ class Submitter:
         queue = (job.partition, job.account, job.qos, *job.sbatch_options)
         return self._turns.setdefault(queue, threading.Lock())
 
-    def _await(self, turn: threading.Lock, request: Request, say: Callable[[str], None]) -> None:
+    def _await(
+        self,
+        turn: threading.Lock,
+        request: Request,
+        say: Callable[[str], None],
+        stopping: threading.Event,
+    ) -> None:
         looks = 0
         while not turn.acquire(timeout=_LOOK_SECONDS):
             looks += 1
-            if self._stopping.is_set():
+            if stopping.is_set():
                 raise self._stopped(request)
             if looks > _PATIENT_LOOKS:
                 say("waiting for its turn: other jobs of this run are submitted first")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.pipeline.slurm import SlurmJobSettings
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.base import FailureTail, OnEvent, describe_exit, is_killed
+from flows.runners.base import OnEvent, describe_exit, is_killed
 from flows.runners.outcome import Ending
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
@@ -173,7 +173,6 @@ class JobWatch:
         settings: What it asked Slurm for.
         poller: Sees the queue.
         log: Gets what the job prints.
-        tail: The log's last lines.
         on_event: Gets the stage's events.
     """
 
@@ -185,7 +184,6 @@ class JobWatch:
         settings: SlurmJobSettings,
         poller: QueuePoller,
         log: AttemptLog,
-        tail: FailureTail,
         on_event: OnEvent,
     ) -> None:
         self._job = job
@@ -194,7 +192,6 @@ class JobWatch:
         self._settings = settings
         self._poller = poller
         self._log = log
-        self._tail = tail
         self._on_event = on_event
         self._events = Tail(folder.path / "events")
         self._printed = [Tail(folder.path / name) for name in ("others", "log")]
@@ -277,6 +274,6 @@ class JobWatch:
         for printed in self._printed:
             self._log.write_all(printed.new_lines(last=last))
         # What srun says of a step's end tells less than the stage's own last words.
-        telling = not self._tail.lines
+        telling = not self._log.tail.lines
         for line in self._slurm.new_lines(last=last):
             self._log.write(line, telling=telling)

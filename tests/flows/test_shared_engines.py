@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from flows.execution.observer import Observer, observing
 from flows.execution.recompute import recomputing
+from flows.execution.shared_engines import later_with_engine, shares_engines
 from flows.execution.step_executor import StepExecutor, StepResult
 from flows.pipeline.placement import Execution
-from flows.pipeline.step import Step
+from flows.pipeline.step import Output, Step
 from flows.report.status import step_logs
 from flows.runners.base import OnEvent
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
-from stages.contract.events import Done, Event, Log
+from stages.contract.events import Event, Log
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request
+from stages.contract.request import FileInput, HubInput, Request, Resources
+from stages.generate.params import GenerateParams
 from tests.flows.probe_flow import ProbeConfig
 from tests.probe_stage import ProbeParams, install
 
@@ -121,14 +122,18 @@ def executor_of(config: ProbeConfig, programs: Programs) -> StepExecutor:
 
 
 def execute_all(executor: StepExecutor, *steps: Step) -> list[Future[StepResult]]:
-    """Executes steps as a flow does: known beforehand, each in a thread of its own."""
+    """Executes steps as a flow does: known beforehand, those with equal engines in turn."""
+    later = later_with_engine(steps, lambda stage: getattr(executor.config.resources, stage))
+    shared = shares_engines(executor.config.execution, executor.config.store)
+    ended: list[Future[StepResult]] = []
     for step in steps:
-        executor.expect(step)
-    with ThreadPoolExecutor(len(steps)) as pool:
-        return [
-            pool.submit(contextvars.copy_context().run, executor.execute, step, {})
-            for step in steps
-        ]
+        ended.append(Future())
+        try:
+            along = later.get(step.name, []) if shared else []
+            ended[-1].set_result(executor.execute(step, {}, along))
+        except BaseException as error:
+            ended[-1].set_exception(error)
+    return ended
 
 
 def results(executor: StepExecutor, *steps: Step) -> list[str]:
@@ -154,6 +159,29 @@ def test_one_program_computes_steps_that_load_the_same_engine(config: ProbeConfi
         assert [state for step, state in told.states if step == name] == ["started", "done"]
 
 
+def sampling(name: str, revision: str, *, after: Output | None = None, **params: object) -> Step:
+    policy = HubInput(repo="some/model", revision=revision)
+    prompts = after or FileInput(location="/prompts.parquet", digest="sha256:0")
+    return Step(
+        name, GenerateParams.model_validate(params), {"policy": [policy], "prompts": [prompts]}
+    )
+
+
+def test_steps_share_an_engine_if_it_loads_the_same_policy_with_the_same_settings() -> None:
+    made_later = Output("first", GenerateParams, "prompts.parquet", "prompts")
+    steps = [
+        sampling("first", "a"),
+        sampling("other policy", "b"),
+        sampling("other precision", "a", dtype="float32"),
+        sampling("hotter", "a", temperature=0.5),
+        sampling("reads the first", "a", after=made_later),
+    ]
+    later = later_with_engine(steps, lambda stage: Resources())
+    assert {name: [each.name for each in found] for name, found in later.items() if found} == {
+        "first": ["hotter"]
+    }
+
+
 def test_each_step_has_a_log_of_its_own(config: ProbeConfig) -> None:
     executor = executor_of(config, Programs())
     results(executor, probe("a", seed=1), probe("b", seed=2))
@@ -162,71 +190,13 @@ def test_each_step_has_a_log_of_its_own(config: ProbeConfig) -> None:
         assert f"[info] of {record.step}" in log.read_text()
 
 
-def test_the_events_of_each_step_come_as_they_happen(config: ProbeConfig) -> None:
-    """No program ends before the last message of its steps was heard."""
-    heard = {name: threading.Event() for name in ("a", "b")}
-
-    class Waiting(Programs):
-        def run(self, request: Request, on_event: OnEvent) -> None:
-            def hear(event: Event) -> None:
-                if isinstance(event, Done):
-                    step = next(each.step for each in request.all if each.key == event.key)
-                    assert heard[step].wait(WAIT_SECONDS)
-                on_event(event)
-
-            super().run(request, hear)
-
-    class Hearing(Observer):
-        def stage_event(self, request: Request, event: Event) -> None:
-            if isinstance(event, Log) and event.message == f"of {request.step}":
-                heard[request.step].set()
-
-    programs = Waiting()
-    with observing(Hearing()):
-        results(executor_of(config, programs), probe("a", seed=1), probe("b", seed=2))
-    assert len(programs.requests) == 1
-
-
-def test_a_step_ends_as_soon_as_its_own_artifact_is_there(config: ProbeConfig) -> None:
-    """The program of the two waits for that after the first one's last event."""
-    first_has_ended = threading.Event()
-
-    class Waiting(Programs):
-        def run(self, request: Request, on_event: OnEvent) -> None:
-            def hear(event: Event) -> None:
-                on_event(event)
-                if isinstance(event, Done) and event.key == request.key:
-                    assert first_has_ended.wait(WAIT_SECONDS)
-
-            super().run(request, hear)
-
-    class Ends(Observer):
-        def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
-            first_has_ended.set()
-
-    programs = Waiting()
-    with observing(Ends()):
-        results(executor_of(config, programs), probe("a", seed=1), probe("b", seed=2))
-    assert len(programs.requests) == 1
-
-
-def test_nothing_else_starts_while_the_program_goes_on(config: ProbeConfig) -> None:
-    """`execution.parallel` is 1: a program holds its place to its end."""
-    programs = Programs()
-    results(
-        executor_of(config, programs), probe("a", seed=1), probe("b", seed=2), probe("c", loads="q")
-    )
-    assert len(programs.requests) == 2
-    assert programs.most_at_once == 1
-
-
 @pytest.mark.parametrize(
     ("error", "after", "first", "second"),
     [
         (StageFailedError("gone"), 0, StageFailedError, None),
         (UserError("bad prompt"), 0, UserError, None),
-        (StageFailedError("gone"), 1, None, StageFailedError),
-        (UserError("bad prompt"), 1, None, UserError),
+        (StageFailedError("gone"), 1, None, None),
+        (UserError("bad prompt"), 1, None, None),
         (PreemptedError("taken"), 1, None, None),
     ],
 )
@@ -244,8 +214,6 @@ def test_an_error_is_that_of_the_step_whose_turn_it_was(
     for name, wanted in zip(programs.steps[0], (first, second), strict=True):
         found = ended[name].exception()
         assert (type(found) if found else None) is wanted
-        if wanted is not None and wanted is second:
-            assert str(found).startswith(f"{name}, after {programs.steps[0][0]} in one program: ")
     # As a retry of the task does.
     for name, wanted in zip(programs.steps[0], (first, second), strict=True):
         if wanted is not None:
@@ -257,7 +225,7 @@ def test_a_step_whose_program_was_preempted_starts_again_alone(config: ProbeConf
     programs = Programs(PreemptedError("taken"), after=0)
     executor = executor_of(config.model_copy(update={"execution": quick}), programs)
     results(executor, probe("a", seed=1), probe("b", seed=2))
-    assert [len(each) for each in programs.steps] == [2, 1, 1]
+    assert [len(each) for each in programs.steps] == [2, 2]
 
 
 def test_a_program_that_could_not_be_started_leaves_its_other_steps_to_themselves(
