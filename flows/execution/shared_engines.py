@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flows.execution.step_executor import StepStatus
+from flows.execution.step_status import StepStatus
 from flows.pipeline.placement import ON_THIS_MACHINE, Execution
 from flows.pipeline.step import Step
 from flows.runners.attempt_log import AttemptLog, new_log
