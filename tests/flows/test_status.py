@@ -238,8 +238,8 @@ def test_the_last_log_is_that_of_the_newest_attempt(record: RunRecord) -> None:
     step = note(record, "sft", "running")
     folder = record.store.root / "logs" / step.stage / step.key
     folder.mkdir(parents=True)
-    # In local time, as before; what the reaper kept of it; and one that was started after that.
-    before, left = folder / "20260101-120000-1-1.log", folder / "left-0123456789ab.log"
+    # The first attempt's; what the reaper kept of it; and one that was started after that.
+    before, left = folder / "20260101-120000Z-1-1.log", folder / "left-0123456789ab.log"
     now = folder / "20260103-000000Z-1-1.log"
     for log in (before, left, now):
         log.touch()
