@@ -51,8 +51,8 @@ class OracleEntry:
 ORACLES: Mapping[str, OracleEntry] = {
     "python": OracleEntry("stages.score.python_function", "python", needs=("code",)),
     "reward_model": OracleEntry("stages.score.reward_model", "reward_model", needs=("model",)),
-    "urm_gated": OracleEntry("stages.score.urm_oracles_oracles", "urm", needs=("model",)),
-    "urm_helpfulness": OracleEntry("stages.score.urm_oracles_oracles", "urm", needs=("model",)),
+    "urm_gated": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
+    "urm_helpfulness": OracleEntry("stages.score.urm_oracles", "urm", needs=("model",)),
     "math_verify": OracleEntry("stages.score.math_answers", "math_verify"),
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),

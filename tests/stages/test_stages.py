@@ -41,6 +41,13 @@ def fields_of(model: type[BaseModel]) -> list[tuple[str, str | None]]:
     return found
 
 
+def groups_of(model: type[BaseModel]) -> list[type]:
+    """Classes that declare the fields of nested groups."""
+    kinds = [field.annotation for field in model.model_fields.values()]
+    groups = [each for each in kinds if isinstance(each, type) and issubclass(each, Settings)]
+    return [base for each in groups for base in (*each.__mro__, *groups_of(each))]
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_is_named_after_its_folder_and_has_a_version_and_outputs(name: str) -> None:
     params = params_of(name)
@@ -77,9 +84,8 @@ def read_as_a_whole(params: type[StageParams], source: str) -> set[str]:
 def test_every_field_is_read(name: str) -> None:
     params = params_of(name)
     # Those that declare its fields: its own, and for some the engine's.
-    rooms = {
-        each.__module__.split(".")[1] for each in params.__mro__ if "stages." in each.__module__
-    }
+    declaring = [*params.__mro__, *groups_of(params)]
+    rooms = {each.__module__.split(".")[1] for each in declaring if "stages." in each.__module__}
     paths = [path for room in rooms for path in (ROOT / "stages" / room).glob("*.py")]
     source = "\n".join(path.read_text() for path in paths)
     flows = "\n".join(path.read_text() for path in (ROOT / "flows").rglob("*.py"))
