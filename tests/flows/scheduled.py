@@ -48,7 +48,8 @@ def run_by_schedule(server: str, folder: Path, config: dict[str, Any]) -> FlowRu
     with SyncPrefectClient(server) as client:
         make_pool(client, POOL, QUEUE)
         made = iterate.to_deployment(
-            name=config["name"],
+            # Two tests of one server must not take each other's runs.
+            name=f"{config['name']}-{folder.name}",
             parameters={"preset": "quickstart", "config": config},
             interval=INTERVAL,
             work_pool_name=POOL,
