@@ -50,8 +50,8 @@ def bandit(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.bandit import BanditConfig
-    from flows.bandit import bandit as bandit_flow
+    from experiments.bandit import BanditConfig
+    from experiments.bandit import bandit as bandit_flow
     from flows.execution.console import ConsoleObserver
     from flows.execution.observer import observing
     from flows.pipeline.loading import load_settings

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.paper.budget import Budget, budget
+from experiments.paper.values import paper_rows
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -23,8 +25,6 @@ from flows.commands.common import (
 from flows.commands.run import interrupt, quiet_prefect
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import overrides_of
-from flows.pipeline.paper_cells import read_rows
-from flows.planning.paper_budget import PaperBudget, paper_budget
 from flows.planning.show import count
 from flows.report.table import FittedTable
 from stages.contract.stores import open_store
@@ -63,10 +63,10 @@ def paper(
     """Compute the paper's tables and figures; whatever the store has already is reused."""
     require_folder(out)
     laid_over = overrides_of(chosen(overrides, store=store))
-    rows = read_rows(scale, only or ())
+    rows = paper_rows(scale, only or ())
     watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
     with inputs_resolved_once():
-        expected = paper_budget(rows, laid_over, seeds)
+        expected = budget(rows, laid_over, seeds)
         if dry_run and as_json:
             print_json(expected.to_json(parallel_runs))
             return
@@ -79,10 +79,10 @@ def paper(
     quiet_prefect()
     signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from experiments.paper.flow import paper as paper_flow
+    from experiments.paper.flow import report_name
     from flows.execution.console import LineObserver
     from flows.execution.observer import observing
-    from flows.paper import paper as paper_flow
-    from flows.paper import report_name
     from flows.standing.server import ensure_prefect_server
 
     folder = open_store(expected.store, create=True).run_path(report_name(scale))
@@ -100,16 +100,18 @@ def paper(
     console.print(f"report  {found.page}", markup=False)
 
 
-def _table(expected: PaperBudget) -> FittedTable:
+def _table(expected: Budget) -> FittedTable:
     words = ("experiment", "setting", "method", "divergence", "configuration", "fields")
-    numbers = ("seeds", "runs", "tokens", "steps", "of them shared", "in the store")
-    rows = [
-        [
-            *(*cell.row.names(), cell.row.configuration, cell.fields(), cell.seeds()),
-            *(str(len(cell.runs)), count(cell.tokens)),
-            *(str(cell.steps), str(cell.shared), str(cell.cached)),
-        ]
-        for cell in expected.cells
-    ]
-    header = (*words, *numbers)
+    header = (*words, "seeds", "runs", "tokens", "steps", "of them shared", "in the store")
+    rows = []
+    for cell in expected.cells:
+        seeds = " ".join(map(str, cell["seeds"])) or "-"
+        rows.append(
+            [
+                *(cell[name] for name in words),
+                f"{seeds} (tuning)" if cell["tunes"] else seeds,
+                *(str(len(cell["runs"])), count(cell["tokens"])),
+                *(str(cell[name]) for name in ("steps", "shared", "cached")),
+            ]
+        )
     return FittedTable("", header, rows, kept=len(header), left=len(words))

@@ -87,7 +87,7 @@ IMAGES: tuple[Image, ...] = (
             ("orchestrator", "server", "bucket", "kubernetes"),
         ),
         "constraints/torch.txt",
-        code=("stages", "flows"),
+        code=("stages", "flows", "experiments"),
     ),
 )
 

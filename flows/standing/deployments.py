@@ -11,12 +11,12 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoo
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
+from experiments.bandit import bandit
+from experiments.paper.flow import paper
 from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
-from flows.bandit import bandit
 from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.iterate import iterate
-from flows.paper import paper
 from flows.pipeline.placement import Execution
 from flows.pipeline.presets import STORE_VARIABLE
 from flows.runners.local.gpu_locks import gpus_of_this_host

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stages.contract.stores import open_store
+from tests.experiments.test_bandit_flow import SMALL
 from tests.flows.loop import (
     geb,
     plan,
@@ -23,7 +24,6 @@ from tests.flows.loop import (
     warm_started,
     write_config,
 )
-from tests.flows.test_bandit_flow import SMALL
 from tests.object_storage import SECRET, Gate, objects
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.bandit import BanditConfig
+from experiments.bandit import BanditConfig
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config, load_settings
 from flows.pipeline.presets import preset_names

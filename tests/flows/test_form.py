@@ -11,11 +11,11 @@ import pytest
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 
-from flows.bandit import bandit
+from experiments.bandit import bandit
+from experiments.paper.flow import paper
 from flows.evaluate import evaluate
 from flows.execution.hooks import remove_containers
 from flows.iterate import iterate
-from flows.paper import paper
 from flows.pipeline.presets import configured, preset_names
 from flows.stage import stage
 from flows.sweep import sweep

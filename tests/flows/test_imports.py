@@ -11,7 +11,7 @@ MODULES = [
     "flows.iterate",
     "flows.stage",
     "flows.runners.work_pool.runner",
-    "flows.bandit",
+    "experiments.bandit",
     "flows.commands.cli",
     "flows.pipeline.config",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from flows.bandit import BanditConfig
+from experiments.bandit import BanditConfig
 from flows.commands.cli import app
 from flows.pipeline.config import RunConfig
 from flows.pipeline.fields import field_rows

@@ -88,7 +88,9 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
 def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text()
     code = "\n".join(
-        path.read_text() for room in ("flows", "stages") for path in (ROOT / room).rglob("*.py")
+        path.read_text()
+        for room in ("flows", "stages", "experiments")
+        for path in (ROOT / room).rglob("*.py")
     )
     # Strings that go over several lines.
     joined = re.sub(r'"\s*\n\s*f?"', "", code)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
+from experiments.paper.tables import BASELINE, DIVERGENCES, file_name
+from experiments.paper.values import Findings, Result
 from flows.report.last_iteration import training_log_pi_ref
-from flows.report.paper_figures import BASELINE, DIVERGENCES, file_name
-from flows.report.paper_values import Findings, Result
 from flows.report.plots import Line, course_figure, histogram_figure
 from flows.report.statistics import over_seeds
 
@@ -28,9 +28,9 @@ def _log_pi_ref(found: Findings) -> dict[str, Figure]:
     drawn: dict[str, Figure] = {}
     for experiment in ("main", "hard"):
         for setting in found.settings(experiment):
-            base = _samples(found.results(experiment, setting, BASELINE, "KL"))
+            base = _samples(found.results((experiment, setting, BASELINE, "KL")))
             for method in found.methods(setting, experiment):
-                own = _samples(found.results(experiment, setting, method, "KL"))
+                own = _samples(found.results((experiment, setting, method, "KL")))
                 if method.startswith(_GEB) and own and base:
                     drawn[file_name("log-pi-ref", setting, method)] = histogram_figure(
                         f"{setting}, KL: training responses",

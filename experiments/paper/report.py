@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.paper_cells import BANDIT
+from experiments.paper.plots import paper_figures
+from experiments.paper.tables import PaperTable, paper_tables, statements
+from experiments.paper.values import BANDIT, Findings, coverage, headline
 from flows.report.comparison_tables import latex
 from flows.report.files import json_text, render, write_file
-from flows.report.paper_coverage import Coverage, coverage, headline
-from flows.report.paper_figures import PaperTable
-from flows.report.paper_plots import paper_figures
-from flows.report.paper_statements import statements
-from flows.report.paper_tables import paper_tables
-from flows.report.paper_values import Findings
 from flows.report.plots import png, svg
 from flows.report.table import markdown_table
 from stages.contract.store import Artifact, Store
@@ -36,27 +32,6 @@ _ORDER = (
     ("coherence", "Table 8 · Coherence"),
     ("responses", "Table 9 · Responses that get the bonus"),
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table or figure of the paper, once for each setting.
-
-    Attributes:
-        title: Its title.
-        note: What its figures are; empty where it has none of ours and none of the paper's.
-        tables: Its tables.
-        plots: Its figures, as SVG.
-        images: Its figures that are images, as data URLs.
-        files: Names of the PNG files of both.
-    """
-
-    title: str
-    note: str
-    tables: Sequence[PaperTable]
-    plots: Sequence[str] = ()
-    images: Sequence[str] = ()
-    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -110,10 +85,11 @@ def write_report(
     plots = {file: svg(figure) for file, figure in drawn.items()}
     sections = [_section(key, title, shown, plots, images) for key, title in _ORDER]
     covered = coverage(found)
-    values = {
+    head = headline(found, covered)
+    values: dict[str, Any] = {
         "scale": found.scale,
         "command": f"geb paper --scale {found.scale}",
-        "head": headline(found, covered),
+        "head": head,
         "statements": said,
         "covered": [each.cells() for each in covered],
         "failed": dict(found.failed),
@@ -123,7 +99,7 @@ def write_report(
     tables = {each.name: _markdown(each) for each in shown}
     text = render("paper.md.jinja", sections=sections, rendered=tables, **values)
     markdown = write_file(folder / "report.md", text)
-    document = _document(found, shown, said, covered)
+    document = _document(found, shown, said, head)
     write_file(folder / "report.json", json_text(document))
     store.share(folder)
     figures = [folder / f"{file}.png" for file in pictures]
@@ -136,18 +112,21 @@ def _section(
     shown: Sequence[PaperTable],
     plots: Mapping[str, str],
     images: Mapping[str, bytes],
-) -> Section:
+) -> dict[str, Any]:
+    """A table or figure of the paper with those of all settings, as the templates take it."""
     own = [each for each in shown if each.name.startswith(f"{key}-")]
     drawn = {name: each for name, each in plots.items() if name.startswith(f"{key}-")}
     pictures = {name: each for name, each in images.items() if name.startswith(f"{key}-")}
-    return Section(
-        title,
-        own[0].note if own else "",
-        own,
-        list(drawn.values()),
-        [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in pictures.values()],
-        [f"{name}.png" for name in (*drawn, *pictures)],
-    )
+    return {
+        "title": title,
+        "note": own[0].note if own else "",
+        "tables": own,
+        "plots": list(drawn.values()),
+        "images": [
+            f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in pictures.values()
+        ],
+        "files": [f"{name}.png" for name in (*drawn, *pictures)],
+    }
 
 
 def _images(bandit: Artifact | None) -> dict[str, bytes]:
@@ -163,30 +142,18 @@ def _markdown(table: PaperTable) -> str:
 
 
 def _document(
-    found: Findings,
-    shown: Sequence[PaperTable],
-    said: Sequence[str],
-    covered: Sequence[Coverage],
+    found: Findings, shown: Sequence[PaperTable], said: Sequence[str], headline: str
 ) -> dict[str, Any]:
     return {
         "scale": found.scale,
-        "coverage": headline(found, covered),
+        "coverage": headline,
         "statements": list(said),
         "failed": dict(found.failed),
         "tables": [
             {
-                "name": each.name,
-                "title": each.title,
-                "setting": each.setting,
-                "header": list(each.header),
+                **{name: getattr(each, name) for name in ("name", "title", "setting", "header")},
                 "rows": [
-                    {
-                        "method": method,
-                        "figures": [
-                            {"ours": one.text, "interval": one.interval, "paper": one.paper}
-                            for one in figures
-                        ],
-                    }
+                    {"method": method, "figures": [asdict(one) for one in figures]}
                     for method, figures in each.rows
                 ],
             }

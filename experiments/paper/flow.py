@@ -10,36 +10,30 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 
-from flows.bandit import BanditConfig, bandit_step
-from flows.bandit import bandit as bandit_flow
+from experiments.bandit import BanditConfig, bandit_step
+from experiments.bandit import bandit as bandit_flow
+from experiments.paper.report import WrittenReport, write_report
+from experiments.paper.values import BANDIT, SCALES, Findings, Result, paper_rows
+from experiments.study import (
+    Row,
+    StudyRun,
+    by_name,
+    choose,
+    finished,
+    reported_runs,
+    tuning_runs,
+)
 from flows.execution.cancellation import ends_cancelled
 from flows.execution.hooks import remove_containers
 from flows.execution.outage import survives_outage
-from flows.execution.plan import plan
 from flows.execution.prefect_progress import artifact_key
-from flows.execution.run_record import RunRecord
 from flows.iterate import NOTHING
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import FormOf, OneOf
-from flows.pipeline.grid import Cell
 from flows.pipeline.loading import load_settings
-from flows.pipeline.paper_cells import (
-    BANDIT,
-    SCALES,
-    PaperRun,
-    Row,
-    by_name,
-    choose,
-    read_rows,
-    reported_runs,
-    tuning_runs,
-)
 from flows.pipeline.presets import configs_folder, store_of
 from flows.report.failure import failed
-from flows.report.paper_report import WrittenReport, write_report
-from flows.report.paper_values import Findings, Result
-from flows.report.summary import Summary, summarise
 from flows.sweep import run_cells
 from stages.contract.digests import sha256_of
 from stages.contract.errors import GebError, RunCancelledError, UserError
@@ -87,7 +81,7 @@ def paper(
         config: What is to differ from the cells' configurations in all runs.
     """
     try:
-        return _paper(scale, read_rows(scale, only), seeds, parallel_runs, config)
+        return _paper(scale, paper_rows(scale, only), seeds, parallel_runs, config)
     except RunCancelledError:
         raise
     except GebError as error:
@@ -110,14 +104,16 @@ def _paper(
     if most_seeds is not None and most_seeds < 1:
         raise UserError(f"{most_seeds} seeds are none", "ask for one or more, or leave it empty")
     errors: dict[str, str] = {}
+    wanted = [row for row in asked if row.experiment != BANDIT]
     with inputs_resolved_once():
-        errors |= _compute(tuning_runs(asked, overrides, most_seeds), parallel_runs)
-        chosen = _tuned(asked, overrides)[1]
-        errors |= _compute(reported_runs(asked, overrides, chosen, most_seeds), parallel_runs)
-        rows = read_rows(scale)
+        errors |= _compute(tuning_runs(wanted, overrides, most_seeds), parallel_runs)
+        chosen = _tuned(wanted, overrides)[1]
+        errors |= _compute(reported_runs(wanted, overrides, chosen, most_seeds), parallel_runs)
+        rows = paper_rows(scale)
+        known = [row for row in rows if row.experiment != BANDIT]
         artifact = _bandit(rows, asked, overrides)
-        tuning, chosen = _tuned(rows, overrides)
-        reported = _results(reported_runs(rows, overrides, chosen))
+        tuning, chosen = _tuned(known, overrides)
+        reported = _results(reported_runs(known, overrides, chosen))
     store = open_store(store_of(overrides), create=True)
     found = Findings(scale, rows, reported, tuning, chosen, errors)
     written = write_report(store, report_name(scale), found, artifact)
@@ -147,22 +143,11 @@ def _bandit(
     return open_store(settings.store, create=True).load(step.stage, key)
 
 
-def _compute(runs: Sequence[PaperRun], parallel_runs: int) -> dict[str, str]:
+def _compute(runs: Sequence[StudyRun], parallel_runs: int) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
-    missing = [each.cell for each in by_name(runs).values() if _finished(each.cell) is None]
+    missing = [each.cell for each in by_name(runs).values() if finished(each.cell) is None]
     found = run_cells(missing, parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}
-
-
-def _finished(cell: Cell) -> Summary | None:
-    """Results of a run whose every step is in the store, under the keys of today."""
-    record = RunRecord(open_store(cell.config.store, create=True), cell.config.name)
-    if not (record.path / "config.json").exists():
-        return None
-    known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
-    lines = plan(cell.config)
-    whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
-    return summarise(record) if whole else None
 
 
 def _tuned(
@@ -171,14 +156,14 @@ def _tuned(
     """Finished tuning runs of the store, and the coefficients with the highest mean reward."""
     runs = tuning_runs(rows, overrides)
     found = _results(runs)
-    rewards = {each.run.name: each.summary.rows[-1]["mean_reward"] for each in found}
-    known = {name: value for name, value in rewards.items() if value is not None}
+    rewards = {each.run.name: each.value("AvgR") for each in found}
+    known = {name: reward.value for name, reward in rewards.items() if reward is not None}
     return found, choose(runs, known)
 
 
-def _results(runs: Sequence[PaperRun]) -> list[Result]:
+def _results(runs: Sequence[StudyRun]) -> list[Result]:
     """Finished runs; one that several cells ask for stands in each."""
-    summaries = {name: _finished(each.cell) for name, each in by_name(runs).items()}
+    summaries = {name: finished(each.cell) for name, each in by_name(runs).items()}
     return [Result(each, found) for each in runs if (found := summaries[each.name])]
 
 

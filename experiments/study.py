@@ -1,9 +1,7 @@
-"""The paper's experiments as a table of cells, and the runs that each cell asks for.
+"""What studies are made of: cells from a table, their runs, and the figures of those that ended.
 
-The tables are ``configs/paper/cells/full.csv`` (the paper's models and data) and ``small.csv``
-(tasks that a model trained on this machine can do). A row is one cell of the paper's tables: a
-method under a divergence in a setting. Runs that several cells ask for have one name, and are
-computed once.
+A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
+preset. Runs that several cells ask for have one name, and are computed once.
 """
 
 from __future__ import annotations
@@ -13,33 +11,32 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+from flows.execution.plan import plan
+from flows.execution.run_record import RunRecord
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.presets import configs_folder, configured
+from flows.pipeline.presets import configured
 from flows.pipeline.strict_yaml import parse_yaml
+from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
+from stages.contract.stores import open_store
 
-Scale = Literal["small", "full"]
-SCALES: tuple[str, ...] = get_args(Scale)
-BANDIT = "bandit"
-"""Experiment that is a run of the flow of the same name."""
-KAPPA = "kappa"
-"""Experiment whose runs are drawn over κ; it has no seeds beyond those of its grid."""
+_KINDS = ("experiment", "setting", "method", "divergence")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of the paper's tables.
+    """One cell of a study.
 
     Attributes:
-        experiment: ``main``, ``kappa``, ``hard``, ``responses`` or ``bandit``.
+        experiment: The table or figure that it belongs to, such as ``main``.
         setting: The model, or the task.
         method: ``f-DPO``, ``GEB-π``, …
         divergence: ``KL``, ``Hellinger`` or ``forward KL``.
         configuration: Preset that its runs start from.
         fields: Values by field that differ from the preset.
-        grid: One coefficient and the values among which it is chosen; empty where it is given.
+        grid: One coefficient and the values among which it is chosen; empty if it is given.
         tuning_seeds: Seeds of the runs by which it is chosen; they are not reported.
         seeds: Seeds of the runs that are reported.
     """
@@ -64,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class PaperRun:
+class StudyRun:
     """One run of a cell.
 
     Attributes:
@@ -85,29 +82,21 @@ class PaperRun:
         return self.cell.config.name
 
 
-def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) -> list[Row]:
-    """The cells of a scale.
+def read_rows(table: Path, only: Sequence[str] = ()) -> list[Row]:
+    """The cells of a table.
 
     Args:
-        scale: ``small`` or ``full``.
+        table: A CSV file with a column for each field of :class:`Row`.
         only: Experiments, settings, methods and divergences to keep; all if empty. Of several
             names of one kind each is kept, of different kinds what has both.
-        folder: Folder of the tables; the shipped one if None.
 
     Raises:
-        UserError: There is no such scale, no cell has the names of ``only``, or a row cannot be
-            read.
+        UserError: No cell has the names of ``only``, or a row cannot be read.
     """
-    if scale not in SCALES:
-        raise UserError(f"there is no scale {scale!r}", f"one of: {', '.join(SCALES)}")
-    place = (folder or configs_folder() / "paper" / "cells") / f"{scale}.csv"
-    with place.open(encoding="utf-8", newline="") as file:
-        rows = [_row(each, f"{place}:{n}") for n, each in enumerate(csv.DictReader(file), 2)]
-    kinds = [
-        {getattr(row, kind) for row in rows} & set(only)
-        for kind in ("experiment", "setting", "method", "divergence")
-    ]
-    if unknown := set(only) - set().union(*kinds):
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [_row(each, f"{table}:{n}") for n, each in enumerate(csv.DictReader(file), 2)]
+    asked = [{getattr(row, kind) for row in rows} & set(only) for kind in _KINDS]
+    if unknown := set(only) - set().union(*asked):
         known = {name for row in rows for name in row.names()}
         raise UserError(
             f"no cell has {', '.join(map(repr, sorted(unknown)))}",
@@ -116,39 +105,36 @@ def read_rows(scale: str, only: Sequence[str] = (), folder: Path | None = None) 
     found = [
         row
         for row in rows
-        if all(not kept or name in kept for name, kept in zip(row.names(), kinds, strict=True))
+        if all(not kept or name in kept for name, kept in zip(row.names(), asked, strict=True))
     ]
     if not found:
         raise UserError(
             f"no cell has {' and '.join(map(repr, only))} at once",
-            f"leave one out; `geb paper --scale {scale} --dry-run` lists the cells",
+            "leave one out; a dry run lists the cells",
         )
     return found
 
 
 def _row(values: Mapping[str, str], place: str) -> Row:
     try:
-        fields = [each for each in values["fields"].split(";") if each.strip()]
         found = Row(
-            values["experiment"],
-            values["setting"],
-            values["method"],
-            values["divergence"],
-            values["configuration"],
-            dict(_field(each, place) for each in fields),
-            parse_axes([values["grid"]] if values["grid"] else []),
-            _seeds(values["tuning_seeds"]),
-            _seeds(values["seeds"]),
+            experiment=values["experiment"],
+            setting=values["setting"],
+            method=values["method"],
+            divergence=values["divergence"],
+            configuration=values["configuration"],
+            fields=dict(
+                _field(each, place) for each in values["fields"].split(";") if each.strip()
+            ),
+            grid=parse_axes([values["grid"]] if values["grid"] else []),
+            tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
+            seeds=tuple(map(int, values["seeds"].split())),
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{place} is no cell: {error}", "compare it with the other rows") from error
     if bool(found.grid) != bool(found.tuning_seeds):
         raise UserError(f"{place}: a grid needs tuning seeds, and they need a grid", "give both")
     return found
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split())
 
 
 def _field(text: str, place: str) -> tuple[str, Any]:
@@ -160,13 +146,13 @@ def _field(text: str, place: str) -> tuple[str, Any]:
 
 def tuning_runs(
     rows: Iterable[Row], overrides: Mapping[str, Any], most_seeds: int | None = None
-) -> list[PaperRun]:
+) -> list[StudyRun]:
     """Runs by which coefficients are chosen: every value of a grid under every tuning seed.
 
     Args:
         rows: The cells.
         overrides: Sections and fields laid over every configuration, such as the store.
-        most_seeds: Seeds of each cell to keep, the first ones; all if None.
+        most_seeds: Number of seeds of each cell to keep, the first ones; all if None.
 
     Raises:
         UserError: A configuration is wrong.
@@ -185,23 +171,16 @@ def reported_runs(
     overrides: Mapping[str, Any],
     chosen: Mapping[Row, Mapping[str, Any]],
     most_seeds: int | None = None,
-) -> list[PaperRun]:
+) -> list[StudyRun]:
     """Runs that are reported; see :func:`tuning_runs`.
 
-    Args:
-        rows: The cells.
-        overrides: Sections and fields laid over every configuration.
-        chosen: The coefficient of each row that has a grid; rows whose coefficient is missing have
-            no runs.
-        most_seeds: Seeds of each cell to keep, the first ones; all if None.
-
-    Raises:
-        UserError: A configuration is wrong.
+    A row without seeds has no runs, nor has one with a grid before its coefficient is in
+    ``chosen``.
     """
     return [
         each
         for row in rows
-        if row.experiment != BANDIT and row.seeds and (not row.grid or row in chosen)
+        if row.seeds and (not row.grid or row in chosen)
         for each in _runs(row, chosen.get(row, {}), row.seeds[:most_seeds], overrides, tunes=False)
     ]
 
@@ -213,22 +192,22 @@ def _runs(
     overrides: Mapping[str, Any],
     *,
     tunes: bool,
-) -> list[PaperRun]:
+) -> list[StudyRun]:
     config = configured(row.configuration, overrides)
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
     made = cells(f"paper-{row.configuration}", config, axes, seeds)
-    return [PaperRun(row, each, coefficient, tunes) for each in made]
+    return [StudyRun(row, each, coefficient, tunes) for each in made]
 
 
-def by_name(runs: Iterable[PaperRun]) -> dict[str, PaperRun]:
+def by_name(runs: Iterable[StudyRun]) -> dict[str, StudyRun]:
     """Runs by their names: one for each, however many cells ask for it."""
-    found: dict[str, PaperRun] = {}
+    found: dict[str, StudyRun] = {}
     for each in runs:
         found.setdefault(each.name, each)
     return found
 
 
-def choose(runs: Iterable[PaperRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
+def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
     Ties go to the value that stands first in the row. A row none of whose runs was measured has no
@@ -238,13 +217,23 @@ def choose(runs: Iterable[PaperRun], measured: Mapping[str, float]) -> dict[Row,
         runs: Tuning runs.
         measured: What is to be high, by the run's name.
     """
-    means: dict[Row, list[tuple[float, Mapping[str, Any]]]] = {}
-    groups: dict[tuple[Row, str], list[PaperRun]] = {}
+    groups: dict[tuple[Row, str], list[StudyRun]] = {}
     for each in runs:
-        groups.setdefault((each.row, str(each.coefficient)), []).append(each)
+        if each.name in measured:
+            groups.setdefault((each.row, str(each.coefficient)), []).append(each)
+    means: dict[Row, list[tuple[float, Mapping[str, Any]]]] = {}
     for (row, _), group in groups.items():
-        known = [measured[each.name] for each in group if each.name in measured]
-        if known:
-            mean = math.fsum(known) / len(known)
-            means.setdefault(row, []).append((mean, group[0].coefficient))
+        mean = math.fsum(measured[each.name] for each in group) / len(group)
+        means.setdefault(row, []).append((mean, group[0].coefficient))
     return {row: max(found, key=lambda pair: pair[0])[1] for row, found in means.items()}
+
+
+def finished(cell: Cell) -> Summary | None:
+    """Results of a run if the store has its every step under the key that it has today."""
+    record = RunRecord(open_store(cell.config.store, create=True), cell.config.name)
+    if not (record.path / "config.json").exists():
+        return None
+    known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
+    lines = plan(cell.config)
+    whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
+    return summarise(record) if whole else None

@@ -63,7 +63,7 @@ def test_a_wrong_setting_is_named() -> None:
 
 
 def test_the_configuration_is_the_papers_size() -> None:
-    from flows.bandit import BanditConfig
+    from experiments.bandit import BanditConfig
     from flows.pipeline.loading import load_settings
 
     params = load_settings(CONFIG, (), BanditConfig).bandit

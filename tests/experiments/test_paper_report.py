@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from experiments.paper.plots import paper_figures
+from experiments.paper.report import write_report
+from experiments.paper.tables import PaperFigure, PaperTable, paper_tables, statements
+from experiments.paper.values import Findings, Result, paper_rows
+from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
-from flows.pipeline.paper_cells import PaperRun, Row, read_rows
-from flows.report.paper_figures import PaperFigure, PaperTable
-from flows.report.paper_plots import paper_figures
-from flows.report.paper_report import write_report
-from flows.report.paper_statements import statements
-from flows.report.paper_tables import paper_tables
-from flows.report.paper_values import Findings, Result
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, SuiteFigures
 from stages.contract.stores import open_store
@@ -34,12 +32,16 @@ def result(row: Row, seed: int, tunes: bool = False, suite: str = "", **figures:
     coefficient = {name: values[0] for name, values in row.grid.items()}
     config = RunConfig.model_validate({"seed": seed, "name": f"{row.method.lower()[:3]}-{seed}"})
     base: dict[str, Any] = {each.name: None for each in COLUMNS}
-    base |= {"iteration": 1, "solved": {}, "components": {}, "intervals": {}}
-    own = base | {"mean_reward": 0.5} | figures
-    found = Summary(config.name, config, "store", rows=[base, own])
+    base |= {"iteration": 0, "solved": {}, "components": {}, "intervals": {}}
+    # The base and the first iteration have other figures than the last, which are reported.
+    others = {name: 0.99 for name in figures if name != "solved"}
+    first = base | {"iteration": 1, "mean_reward": 0.99} | others
+    own = base | {"iteration": 2, "mean_reward": 0.5} | figures
+    unevaluated = base | {"iteration": 3}
+    found = Summary(config.name, config, "store", rows=[base | others, first, own, unevaluated])
     if suite:
-        found.suites = [SuiteFigures(suite, [own])]
-    return Result(PaperRun(row, Cell({}, config), coefficient, tunes), found)
+        found.suites = [SuiteFigures(suite, [first, own])]
+    return Result(StudyRun(row, Cell({}, config), coefficient, tunes), found)
 
 
 def findings(rows: list[Row], *reported: Result, tuning: tuple[Result, ...] = ()) -> Findings:
@@ -82,24 +84,24 @@ def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
     solved = {"LC win rate": 0.31}
     run = result(row, 0, suite="alpaca_eval", win_rate=0.5, solved=solved)
     shown = figures(table(findings([row], run), "out-of-domain"), "GEB-π")
-    assert shown["KL Alpaca"].text == "31.00"
+    assert shown["KL Alpaca"].ours == "31.00"
 
 
 def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
     shown = figures(table(two, "in-domain"), "GEB-π")
-    assert shown["KL WR"].text == "61.00", "percent, as in the paper"
+    assert shown["KL WR"].ours == "61.00", "percent, as in the paper"
     assert shown["KL WR"].paper == "81.00"
     half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
     assert shown["KL WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}]"
-    assert shown["KL AvgR"].text == "0.6100"
+    assert shown["KL AvgR"].ours == "0.6100"
 
 
 def test_a_cell_that_is_not_computed_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
     shown = table(two, "in-domain")
     hellinger = figures(shown, "GEB-π")["Hellinger WR"]
-    assert (hellinger.text, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
+    assert (hellinger.ours, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
     assert str(hellinger) == "– (paper: 75.48)"
-    assert figures(shown, "GEB-π")["average WR"].text == "–", "of three divergences one is there"
+    assert figures(shown, "GEB-π")["average WR"].ours == "–", "of three divergences one is there"
     assert figures(shown, "XPO")["KL AvgR"].paper == "0.7492", "a method without any run"
     assert not table(two, "in-domain", "LLaMA-3-8B-SFT").computed
 
@@ -111,13 +113,13 @@ def test_tables_are_in_the_paper_s_order(two: Findings) -> None:
 
 def test_repeats_have_deviations_and_p_values_are_welch_s(two: Findings) -> None:
     repeats = figures(table(two, "repeats"), "f-DPO")
-    assert repeats["KL AvgR"].text == "0.5100 ± 0.0100 (n = 3)"
+    assert repeats["KL AvgR"].ours == "0.5100 ± 0.0100 (n = 3)"
     assert repeats["KL AvgR"].paper == "0.7426 ± 0.0201"
     tested = table(two, "p-values")
     assert "f-DPO" not in dict(tested.rows)
     p_value = stats.ttest_ind(GEB, FDPO, equal_var=False).pvalue
     assert p_value < 0.001
-    assert figures(tested, "GEB-π")["KL AvgR"].text == "+0.1000, p < 0.001"
+    assert figures(tested, "GEB-π")["KL AvgR"].ours == "+0.1000, p < 0.001"
     assert figures(tested, "GEB-π")["KL WR"].paper == "0.003"
 
 
@@ -152,7 +154,7 @@ def test_hard_prompts_show_the_suites_of_the_runs() -> None:
     row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
     own = result(row, 0, suite="math500", solved={"pass@16": 0.5})
     config = own.summary.config.model_copy(update={"suites": {"math500": None}})
-    run = PaperRun(row, Cell({}, config), {})
+    run = StudyRun(row, Cell({}, config), {})
     shown = figures(table(findings([row], Result(run, own.summary)), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["math500"]) == "50.00 (paper: 89.80)"
     assert str(shown["aime2025"]) == "– (paper: 23.23)"
@@ -205,7 +207,7 @@ def test_a_copy_of_the_report_has_the_figures_that_it_shows(tmp_path: Path) -> N
 
 def test_nothing_computed_is_said(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"), create=True)
-    write_report(store, "paper-small", findings(read_rows("small")), None)
+    write_report(store, "paper-small", findings(paper_rows("small")), None)
     page = (tmp_path / "store/runs/paper-small/report.html").read_text()
     assert "0 of " in page
     assert "Nothing yet" in page
