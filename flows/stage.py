@@ -15,7 +15,7 @@ from flows.execution.cancellation import ends_cancelled, stops_when_cancelled
 from flows.execution.hooks import remove_containers
 from flows.execution.prefect_progress import PrefectProgress, artifact_key
 from flows.pipeline.placement import Execution
-from flows.runners.choose import make_node_runner, make_runner
+from flows.runners.choose import make_runner
 from flows.runners.work_pool.flow_runs import StageFailure
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.request import Request
@@ -25,10 +25,8 @@ REFUSED = "Refused"
 
 
 def _name() -> str:
-    parameters = flow_run.parameters
-    request, node = parameters["request"], parameters.get("node", 0)
-    name = f"{request.run} · {request.step}"
-    return f"{name} · node {node + 1}" if node else name
+    request = flow_run.parameters["request"]
+    return f"{request.run} · {request.step}"
 
 
 @flow(
@@ -39,16 +37,14 @@ def _name() -> str:
     on_crashed=[remove_containers],
 )
 @ends_cancelled
-def stage(request: Request, execution: Execution, node: int = 0) -> State[Any]:
+def stage(request: Request, execution: Execution) -> State[Any]:
     """Runs one stage for an orchestrator that runs elsewhere; `geb run` starts it, not a person.
 
     Args:
         request: What to compute.
         execution: How this host starts it.
-        node: Number of this host where several compute the stage. The first, 0, runs its program,
-            which writes the artifact; the others train along with it.
     """
-    runner = make_node_runner(execution, node) if node else make_runner(execution)
+    runner = make_runner(execution)
     try:
         with (
             stops_when_cancelled(runner.stop_all, request.step),
@@ -63,8 +59,4 @@ def stage(request: Request, execution: Execution, node: int = 0) -> State[Any]:
         return Failed(message=str(error))
     finally:
         runner.stop_all()
-    return Completed(
-        message=f"trained along as node {node + 1}"
-        if node
-        else f"the store has {request.stage}/{request.key[:12]}"
-    )
+    return Completed(message=f"the store has {request.stage}/{request.key[:12]}")

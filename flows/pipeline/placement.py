@@ -85,9 +85,6 @@ class WorkPoolSettings(Settings):
     """Time between two looks at the stages on workers."""
     worker_wait_seconds: float = Field(900, gt=0)
     """Time that a stage may wait for a worker while none polls its queue, before the run fails."""
-    gang_wait_seconds: float = Field(120, gt=0)
-    """Time that the nodes of a training hold their workers while no worker takes another one of its
-    nodes; then all give way, and the attempt has failed."""
 
 
 def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:

@@ -78,18 +78,12 @@ def _check_nodes(config: RunConfig) -> None:
                 "bucket: the nodes meet in the work folder, so put the store on a file system "
                 "that all see"
             )
-        runner, launcher = config.execution.runner, config.execution.work_pool.launcher
+        runner = config.execution.runner
         by_hand = bool(getattr(config.resources, stage).rendezvous)
-        if runner == "work_pool" and launcher != "process" and not by_hand:
-            raise ValueError(
-                f"resources.{stage}.nodes is {nodes}, and execution.work_pool.launcher is "
-                f"{launcher!r}, whose containers would not meet: set it to 'process', or "
-                "execution.runner to 'slurm' or 'kubernetes'"
-            )
-        if runner in ("process", "docker") and not by_hand:
+        if runner in ("process", "docker", "work_pool") and not by_hand:
             raise ValueError(
                 f"resources.{stage}.nodes is {nodes}, and the runner {runner!r} starts one: "
-                "set execution.runner to 'slurm', 'kubernetes' or 'work_pool', or resources."
+                "set execution.runner to 'slurm' or 'kubernetes', or resources."
                 f"{stage}.rendezvous to the first node's host:port and start `python -m "
                 "stages.training.node` on the others yourself (docs/training.md)"
             )

@@ -80,17 +80,6 @@ def make_runner(execution: Execution) -> Runner:
     return RUNNERS[execution.runner](execution)
 
 
-def make_node_runner(execution: Execution, node: int) -> Runner:
-    """The runner of another node than the first, on its own host.
-
-    Args:
-        execution: How stages are started.
-        node: Its number, from 1.
-    """
-    runner = ProcessRunner(execution.interpreters, execution.grace_seconds, node=node)
-    return GpuLimitRunner(runner, execution.gpu_limit)
-
-
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
     """Looks at the place of a runner, as a configuration has it.
 

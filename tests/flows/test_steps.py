@@ -147,12 +147,8 @@ def test_other_oracles_get_no_opponents():
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2"], "the runner 'process' starts one: set execution.runner"),
         (
-            [
-                "resources.train.nodes=2",
-                "execution.runner=work_pool",
-                "execution.work_pool.launcher=docker",
-            ],
-            "execution.work_pool.launcher is 'docker'",
+            ["resources.train.nodes=2", "execution.runner=work_pool"],
+            "the runner 'work_pool' starts one: set execution.runner",
         ),
         (
             [*BY_HAND, "execution.runner=docker"],
@@ -197,7 +193,7 @@ def test_shards_that_are_left_to_what_there_is(runner, expected):
         BY_HAND,
         [*BY_HAND, "execution.runner=work_pool"],
         ["resources.train.nodes=2", "execution.runner=slurm"],
-        ["resources.train.nodes=2", "execution.runner=work_pool"],
+        ["resources.train.nodes=2", "execution.runner=slurm"],
         [
             *BY_HAND,
             "execution.runner=docker",

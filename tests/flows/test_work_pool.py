@@ -7,28 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
 from flows.pipeline.placement import Execution, WorkPoolSettings
 from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources
+from stages.contract.request import Resources
 from tests.flows.cluster import deploy_probes, deploy_stage, make_pool, start_probes, worker
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
 from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.flows.test_process_runner import alive, gone
 from tests.probe_stage import ProbeParams, install
-from tests.stages.train.train_helpers import make_pairs
-from tests.stages.train.train_helpers import request_for as train_request
-from tests.tiny_models import make_tiny_llama
-from tests.two_nodes import end, processes_of_second_node
 
 pytestmark = pytest.mark.slow
 
@@ -224,60 +218,3 @@ def test_a_deployment_that_is_not_there_is_named(client: SyncPrefectClient, plac
     said = run_to_end(place, config(place, ProbeParams(), work_pool=settings))
     assert "execution.work_pool.cpu_deployment: Prefect has no deployment 'stage/nowhere'" in said
     assert "prefect deploy --all" in said
-
-
-# Prefect reads the server's address when it is imported, before this test's server is there.
-ORCHESTRATOR = """
-import sys
-from pathlib import Path
-from flows.pipeline.placement import Execution
-from flows.runners.work_pool.runner import WorkPoolRunner
-from stages.contract.request import Request
-execution = Execution.model_validate_json(sys.argv[2])
-WorkPoolRunner(execution).run(Request.read(Path(sys.argv[1])), lambda event: None)
-"""
-
-
-def test_a_training_on_two_workers_ends_with_one_of_them_and_goes_on_from_its_checkpoint(
-    client: SyncPrefectClient, place: Path
-) -> None:
-    request = train_request(
-        place / "store",
-        make_tiny_llama(place / "policy"),
-        [make_pairs(place / "pairs.parquet", 29)],
-        nodes=2,
-        epochs=100,
-        micro_batch_tokens=16,
-        checkpoint_every_steps=4,
-    ).model_copy(update={"run": place.name, "step": "train"})
-    request.write(place / "request.json")
-    execution = config(place).execution.model_dump_json()
-    command = [sys.executable, "-c", ORCHESTRATOR, str(place / "request.json"), execution]
-    store = LocalStore.open(request.store)
-    saved = store.work_path(request.stage, request.key) / "checkpoints"
-    deploy_stage(client, "cpu", "pool-cpu", "cpu")
-    with ExitStack() as stack:
-        for name in ("worker-first", "worker-second"):
-            stack.enter_context(worker(client, place, "pool-cpu", "cpu", name, limit=1))
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
-            wait_until(lambda: first.poll() is not None or any(saved.glob("checkpoint-*")))
-            for each in processes_of_second_node(request):
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-            said = first.communicate()[1]
-        assert "StageFailedError: train" in said
-        assert end(processes_of_second_node(request))
-        # The first node's training fails too, or is cancelled when it takes its time.
-        assert set(states(nodes_of(client, request))) <= {"Failed", "Cancelled"}
-        step = max(int(each.name.split("-")[1]) for each in saved.glob("checkpoint-*"))
-        subprocess.run(command, check=True)
-    assert states(nodes_of(client, request)).count("Completed") == 2
-    logs = "".join(log.read_text() for log in store.log_path("train", request.key).glob("*.log"))
-    assert f"going on after step {step}" in logs
-    assert store.load(request.stage, request.key) is not None
-
-
-def nodes_of(client: SyncPrefectClient, request: Request) -> list[FlowRun]:
-    """Flow runs of all nodes of all attempts at a request."""
-    tagged = FlowRunFilterTags(all_=[f"run:{request.run}"])
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged))

@@ -37,8 +37,6 @@ class ProcessRunner:
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
         fork_server: Whether stages without a GPU start as forks of a process that has loaded their
             libraries.
-        node: Number of this host among those that train together. Others than the first, 0, train
-            along with it and write no artifact.
     """
 
     name = "process"
@@ -49,19 +47,17 @@ class ProcessRunner:
         grace_seconds: float = 30.0,
         *,
         fork_server: bool = True,
-        node: int = 0,
     ) -> None:
         self._interpreters = dict(interpreters or {})
         self._grace_seconds = grace_seconds
-        self._fork_server = fork_server and not node
-        self._node = node
+        self._fork_server = fork_server
         self._live: set[Process] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        log = new_log(request, self._node)
+        log = new_log(request)
         tail, memory = FailureTail(), MemoryWatch()
         with (
             hold_gpus(
@@ -117,7 +113,7 @@ class ProcessRunner:
     def _start(self, request: Request, gpus: HeldGpus, log: Path) -> Process:
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
-        program = self._program(request)
+        program = [f"stages.{request.stage}", write_request(request)]
         environment = _environment(request, gpus)
         with self._lock:
             process: Process
@@ -145,12 +141,6 @@ class ProcessRunner:
             if self._stopping.is_set():
                 _close_stdin(process)
         return process
-
-    def _program(self, request: Request) -> list[str]:
-        if not self._node:
-            return [f"stages.{request.stage}", write_request(request)]
-        work = LocalStore.open(request.store).work_path(request.stage, request.key)
-        return ["stages.training.node", str(work)]
 
     @staticmethod
     def _start_timer(

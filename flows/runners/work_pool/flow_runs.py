@@ -39,23 +39,19 @@ _MAX_ATTEMPTS = 100
 _LOGGER = logging.getLogger(__name__)
 
 
-def idempotency_key(request: Request, attempt: int, node: int = 0) -> str:
+def idempotency_key(request: Request, attempt: int) -> str:
     """Key under which a Prefect server makes one flow run, however often it is asked to."""
     # The step holds the iteration; the store, since what another one has is of no use to this run.
-    parts = [request.store, request.run, request.step, request.stage, request.key, str(attempt)]
-    return "/".join([*parts, f"node-{node}"] if node else parts)
+    place = (request.store, request.run, request.step, request.stage, request.key)
+    return "/".join((*place, str(attempt)))
 
 
 def find_attempts(client: SyncPrefectClient, request: Request) -> list[FlowRun]:
-    """Flow runs of the first node, one for each attempt that was made at a request."""
-    return _find(client, [idempotency_key(request, attempt) for attempt in range(_MAX_ATTEMPTS)])
-
-
-def cancel_others(client: SyncPrefectClient, request: Request, attempt: int, nodes: int) -> None:
-    """Cancels what a dead orchestrator left of an attempt whose first node has ended."""
-    keys = [idempotency_key(request, attempt, node) for node in range(1, nodes)]
-    for left in _find(client, keys) if keys else []:
-        cancel(client, left.id)
+    """Flow runs of a request, one for each attempt that was made at it."""
+    keys = [idempotency_key(request, attempt) for attempt in range(_MAX_ATTEMPTS)]
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
+    )
 
 
 def is_over(run: FlowRun) -> bool:
@@ -71,18 +67,6 @@ def cancel(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     except Exception as error:
         # A server that is gone must not keep the other flow runs from being cancelled.
         _LOGGER.error("cannot cancel flow run %s: %s", flow_run_id, error)
-
-
-def _find(client: SyncPrefectClient, keys: list[str]) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
-    )
-
-
-def node_count(request: Request) -> int:
-    """Number of flow runs of an attempt: one for each node that a worker starts."""
-    # Where a person starts the other nodes, there is an address at which they meet.
-    return 1 if request.resources.rendezvous else request.resources.nodes
 
 
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """Work-pool runner: sends each stage to a Prefect work pool, whose worker starts it on its host.
 
-A stage becomes a flow run of the deployment that its resources ask for, a training on several nodes
-one for each. A flow run's idempotency key is made of run, step, key and attempt: an orchestrator
-that was killed and comes back finds the flow runs that it had started, and waits for those.
+A stage becomes a flow run of the deployment that its resources ask for. A flow run's idempotency
+key is made of run, step, key and attempt: an orchestrator that was killed and comes back finds the
+flow run that it had started, and waits for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -26,21 +25,19 @@ from flows.runners.work_pool.flow_runs import (
     FlowRunPoller,
     StageFailure,
     cancel,
-    cancel_others,
     find_attempts,
     idempotency_key,
     is_over,
-    node_count,
 )
-from flows.runners.work_pool.gang import CANCEL_SECONDS, Gang, too_few_places
+from flows.runners.work_pool.waiting import FlowRunWait
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
 
 _CHECK_SECONDS = 0.5
+# Beside the grace period: a worker sees a cancellation when it polls, and reports the end.
+_CANCEL_SECONDS = 60.0
 _LOGGER = logging.getLogger(__name__)
-# Of several nodes' failures the first of these kinds counts: the others follow from it.
-_BY_WEIGHT = (UserError, PreemptedError, StageFailedError)
 
 
 class WorkPoolRunner:
@@ -66,34 +63,21 @@ class WorkPoolRunner:
         upload_inputs(request)
         with get_client(sync_client=True) as client:
             deployment = self._deployment(client, request)
-            nodes = node_count(request)
-            if nodes > 1 and (why := too_few_places(client, deployment, nodes)) is not None:
-                raise UserError(f"{request.place}: {why[0]}", why[1])
-            runs = self._find_or_start(client, deployment, request, on_event)
+            run = self._find_or_start(client, deployment, request, on_event)
             with self._lock:
-                self._live.update(each.id for each in runs)
+                self._live.add(run.id)
                 stopping = self._stopping.is_set()
             try:
                 if stopping:
-                    for each in runs:
-                        cancel(client, each.id)
+                    cancel(client, run.id)
                 pool, of = deployment.work_pool_name, deployment.work_queue_name
-                ids = ", ".join(str(each.id) for each in runs)
-                on_event(Log(message=f"in work pool {pool}, queue {of}: flow run {ids}"))
-                gang = Gang(
-                    client,
-                    runs,
-                    deployment,
-                    request,
-                    self._settings,
-                    self._execution.grace_seconds,
-                    on_event,
-                )
-                ended = gang.wait(self._poller, self._stopping, self._gave_up)
-                self._raise_for(client, runs[0].id, ended, request)
+                on_event(Log(message=f"in work pool {pool}, queue {of}: flow run {run.id}"))
+                waiting = FlowRunWait(client, deployment, request, self._settings, on_event)
+                ended = waiting.wait(run, self._poller, self._stopping, self._gave_up)
+                self._raise_for(client, ended, request)
             finally:
                 with self._lock:
-                    self._live.difference_update(each.id for each in runs)
+                    self._live.discard(run.id)
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -102,7 +86,7 @@ class WorkPoolRunner:
             live = set(self._live)
         if not live:
             return
-        deadline = time.monotonic() + self._execution.grace_seconds + CANCEL_SECONDS
+        deadline = time.monotonic() + self._execution.grace_seconds + _CANCEL_SECONDS
         with get_client(sync_client=True) as client:
             for each in live:
                 cancel(client, each)
@@ -140,68 +124,42 @@ class WorkPoolRunner:
         deployment: DeploymentResponse,
         request: Request,
         on_event: OnEvent,
-    ) -> list[FlowRun]:
-        """The flow runs of one attempt: those of a dead orchestrator, or new ones."""
-        nodes = node_count(request)
+    ) -> FlowRun:
+        """The flow run of one attempt: that of a dead orchestrator, or a new one."""
         attempts = {each.idempotency_key: each for each in find_attempts(client, request)}
         for attempt in range(len(attempts)):
             found = attempts.get(idempotency_key(request, attempt))
             if found is not None and not is_over(found):
                 on_event(Log(message=f"goes on waiting for flow run {found.name!r} ({found.id})"))
-                others = range(1, nodes)
-                break
-        else:
-            attempt, found, others = len(attempts), None, range(nodes)
-            if attempt:
-                cancel_others(client, request, attempt - 1, nodes)
-        started = [self._start(deployment, request, attempt, node) for node in others]
-        return [found, *started] if found is not None else started
-
-    def _start(
-        self, deployment: DeploymentResponse, request: Request, attempt: int, node: int
-    ) -> FlowRun:
-        """A flow run of one node; the one that is there, if it has been started before."""
-        parameters = {
-            "request": request.model_dump(mode="json"),
-            "execution": self._execution.model_dump(mode="json"),
-        }
+                return found
         started = run_deployment(
             deployment.id,
-            parameters=parameters | ({"node": node} if node else {}),
+            parameters={
+                "request": request.model_dump(mode="json"),
+                "execution": self._execution.model_dump(mode="json"),
+            },
             timeout=0,
             tags=[f"run:{request.run}"],
-            idempotency_key=idempotency_key(request, attempt, node),
+            idempotency_key=idempotency_key(request, len(attempts)),
             job_variables=self._settings.job_variables.get(request.stage),
         )
         assert isinstance(started, FlowRun)
         return started
 
-    def _raise_for(
-        self, client: SyncPrefectClient, first: UUID, ended: Sequence[FlowRun], request: Request
-    ) -> None:
-        """Raises the error that the ends of flow runs stand for; returns if the first completed."""
+    def _raise_for(self, client: SyncPrefectClient, ended: FlowRun, request: Request) -> None:
+        """Raises the error that the end of a flow run stands for; returns if it completed."""
         where = f"{request.place} ({request.stage} {request.key[:12]})"
-        completed = [each for each in ended if each.state is not None and each.state.is_completed()]
-        if any(each.id == first for each in completed):
+        if ended.state is not None and ended.state.is_completed():
             return
         if self._stopping.is_set():
             raise StoppedError(f"{where}: stopped")
-        errors = [_error_of(client, each, where) for each in ended if each not in completed]
-        raise min(errors, key=_weight)
-
-
-def _weight(error: UserError | StageFailedError) -> int:
-    return next(place for place, kind in enumerate(_BY_WEIGHT) if isinstance(error, kind))
+        raise _error_of(client, ended, where)
 
 
 def _error_of(client: SyncPrefectClient, run: FlowRun, where: str) -> UserError | StageFailedError:
     """The error that the end of a flow run stands for."""
     state = run.state
-    if state is None or not state.is_final():
-        return PreemptedError(
-            f"{where}: flow run {run.name!r} has not ended although it was cancelled: nothing is "
-            "heard of its worker"
-        )
+    assert state is not None
     if state.is_cancelled():
         return UserError(
             f"{where}: its flow run {run.name!r} was cancelled in Prefect",
