@@ -14,6 +14,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
+from flows.runners.base import supervised
 from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_USER, UserError
@@ -22,6 +23,7 @@ from stages.prepare.params import PrepareParams
 
 # An oracle that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
+_GRACE_SECONDS = 2.0
 _PROMPTS = 2
 _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 # Messages, and the reference answer.
@@ -56,31 +58,48 @@ def try_oracle(config: RunConfig) -> None:
             return
         prompts = _prompts(config)
         certainty = "made-up" if prompts is None else "read"
-        command = [interpreter, "-m", "stages.score.trial", source.location, function, certainty]
+        program = ["stages.score.trial", source.location, function, certainty]
         environment = stage_environment(in_bucket="://" in config.store)
-        _try(command, _rows(prompts or [_MADE_UP]), environment)
+        _try(interpreter, program, _rows(prompts or [_MADE_UP]), environment)
         _TRIED.add(name)
 
 
-def _try(command: list[str], rows: list[dict[str, Any]], environment: dict[str, str]) -> None:
+def _try(
+    interpreter: str,
+    program: list[str],
+    rows: list[dict[str, Any]],
+    environment: dict[str, str],
+) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(rows, file)
         file.flush()
         try:
-            done = subprocess.run(
-                [*command, file.name],
-                capture_output=True,
+            # Its supervisor ends it, and what it has started, when this process dies or hangs up.
+            trial = subprocess.Popen(
+                supervised(interpreter, _GRACE_SECONDS, program=[*program, file.name]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 text=True,
                 errors="replace",
-                check=False,
-                timeout=_LIMIT_SECONDS,
                 env=environment,
             )
-        except (subprocess.TimeoutExpired, OSError):
+        except OSError:
             # The check of interpreters names one that is missing.
             return
-    if done.returncode == EXIT_USER:
-        said = json.loads(done.stdout)
+        with trial:
+            assert trial.stdin is not None
+            assert trial.stdout is not None
+            overdue = threading.Timer(_LIMIT_SECONDS, trial.stdin.close)
+            overdue.start()
+            try:
+                said_last = trial.stdout.read()
+                code = trial.wait()
+            finally:
+                overdue.cancel()
+                trial.stdin.close()
+    if code == EXIT_USER:
+        said = json.loads(said_last)
         raise UserError(f"the oracle was tried before the run: {said['message']}", said["remedy"])
 
 

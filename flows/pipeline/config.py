@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from flows.pipeline.estimation import Estimation
 from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
@@ -38,10 +38,13 @@ BEFORE_ITERATIONS = ("prepare", "sft")
 """Stages that run once; all others belong to an iteration."""
 
 
+InputPlace = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
 class Inputs(Settings):
     """Inputs from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
 
-    prompts: tuple[str, ...] = ()
+    prompts: tuple[InputPlace, ...] = ()
     """Prompt sets: one, split into T parts, or one for each iteration."""
     test_prompts: str | None = None
     """Held-out prompts; without it some are held out from `prompts`."""

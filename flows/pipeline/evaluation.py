@@ -31,7 +31,7 @@ class Evaluation(Settings):
     """Nucleus sampling mass."""
     max_new_tokens: int = Field(4096, ge=1)
     """Longest response in tokens."""
-    num_shards: int = Field(1, ge=1)
+    num_shards: int = Field(1, ge=1, le=1000)
     """Shards of the held-out prompts, each a task of its own; `auto` as in `generate`."""
     backend: Literal["transformers", "vllm"] | None = None
     """Engine that samples; unset takes that of `generate`."""

@@ -18,8 +18,9 @@ from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
 from stages.contract.errors import UserError
 from stages.contract.stores import location_of
 
-# Of a value in a message.
+# Most of a value, and most problems, in a message.
 _SHOWN_CHARACTERS = 200
+_SHOWN_PROBLEMS = 20
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -130,13 +131,18 @@ def _with_absolute_store(config: S) -> S:
 
 
 def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
-    return UserError(f"{place} is not a valid configuration:\n  " + "\n  ".join(problems), remedy)
+    shown = list(problems[:_SHOWN_PROBLEMS])
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return UserError(f"{place} is not a valid configuration:\n  " + "\n  ".join(shown), remedy)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
+    if seen and path.exists() and not path.is_file():
+        raise UserError(f"{seen[-1]}: extends {path}, which is no file", "name a YAML file")
     loaded = read_yaml(path)
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")

@@ -91,7 +91,7 @@ def _input(place: Any, folder: Path, name: str) -> Any:
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and value.strip() != "" and "\0" not in value
 
 
 def _absolute(place: str, folder: Path, name: str) -> str:

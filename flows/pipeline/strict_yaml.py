@@ -21,6 +21,8 @@ _MAX_VALUES = 100_000
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, which refuses a key that stands twice in one mapping."""
 
+    _num_merged = 0
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Composes a mapping, before merge keys (`<<`) bring in those of other mappings."""
         node = super().compose_mapping_node(anchor)
@@ -33,6 +35,15 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Brings in merge keys, up to a number of values: they multiply with each level."""
+        super().flatten_mapping(node)
+        self._num_merged += len(node.value)
+        if self._num_merged > _MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {_MAX_VALUES} values, merge keys expanded", node.start_mark
+            )
 
 
 # As in YAML 1.2: PyYAML reads `off`, `on`, `yes` and `no` as truth values, and `zero_stage: off`

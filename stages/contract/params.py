@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from stages.contract.signature import ImageName, InputSpec, OutputSpec
 
@@ -35,6 +35,18 @@ class Settings(BaseModel):
     """An immutable group of settings that refuses names it does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        # To pydantic `true` is the number 1.
+        if not isinstance(value, bool):
+            return value
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        kinds = get_args(annotation) or (annotation,)
+        if bool not in kinds and (int in kinds or float in kinds):
+            raise ValueError("a number is wanted")
+        return value
 
     def unused_fields(self) -> frozenset[str]:
         """Names of fields that the others make irrelevant to the result; not in the key."""

@@ -102,6 +102,7 @@ def write(path: Path, record: _Record) -> None:
 LATEST = "latest"
 _FOLDER = "models"
 # The form of a run's name, too: it is the model's unless another is given.
+_MAX_DIGITS = 9
 _NAME = re.compile(r"\w[\w.-]*")
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 
@@ -278,9 +279,10 @@ class ModelRegistry:
         name, _, alias = model.partition("@")
         if alias and alias != LATEST:
             return self.version(name, self.alias(name, alias).version)
-        name, _, number = name.partition(":")
-        if number:
-            if alias or not number.isdecimal():
+        name, colon, number = name.partition(":")
+        if colon:
+            # Python reads no number of thousands of digits.
+            if alias or not number.isdecimal() or len(number) > _MAX_DIGITS:
                 raise UserError(
                     f"{model!r} names no model", "write name, name@alias or name:version"
                 )

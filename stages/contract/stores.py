@@ -24,8 +24,19 @@ def cache_home() -> Path:
 
 
 def location_of(location: str) -> str:
-    """Location that opens the same store from any folder; nothing is opened."""
-    return location if "://" in location else str(Path(location).expanduser().absolute())
+    """Location that opens the same store from any folder; nothing is opened.
+
+    Raises:
+        UserError: It is blank, or a path that no system has.
+    """
+    if "://" in location:
+        return location
+    if not location.strip() or "\0" in location:
+        raise UserError(f"{location!r} is no place of a store", "name a folder, or a bucket")
+    try:
+        return str(Path(location).expanduser().absolute())
+    except RuntimeError as error:
+        raise UserError(f"the store {location!r}: {error}", "write the folder in full") from error
 
 
 def open_store(location: str, *, create: bool = False) -> Store:
@@ -41,6 +52,7 @@ def open_store(location: str, *, create: bool = False) -> Store:
         StoreError: There is no store, or it cannot be reached. Nothing is ever recomputed because
             of it.
     """
+    location = location_of(location)
     if (remote := remote_store(location, create=create)) is not None:
         return remote
     store = LocalStore.open(location, create=create)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from stages.contract.params import Settings, StageParams, added_later, speed_only
 from stages.contract.request import Resources
@@ -148,7 +148,7 @@ class GenerateParams(StageParams):
     max_length_tokens: int | None = Field(None, ge=2)
     """Context for prompt and response together, in tokens; unset takes the model's. A prompt that
     leaves less than ``max_new_tokens`` of it is dropped and counted."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response beside the checkpoint's end-of-sequence ids."""
     system_prompt: str = ""
     """System turn put before conversations that open with none; empty adds none."""
@@ -158,7 +158,7 @@ class GenerateParams(StageParams):
     """Type of weights and activations; a server (`openai`) has its own."""
     shard_index: int = Field(0, ge=0)
     """Contiguous part of the prompts to work on, counted from 0."""
-    num_shards: int = Field(1, ge=1)
+    num_shards: int = Field(1, ge=1, le=1000)
     """Parts that the prompts are split into, of about the same expected number of tokens. In a
     run's file also `auto`: one on one machine, on a cluster `execution.parallel`."""
     expected_response_tokens: int | None = Field(None, ge=1)

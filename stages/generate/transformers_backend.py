@@ -20,6 +20,7 @@ from stages.generate.policy import Policy
 from stages.generate.units import split_batches
 from stages.modeling.engines import engine_error
 from stages.modeling.load import load_causal_lm
+from stages.modeling.probe import require_static_rope
 
 # Finished rows are carried along until this share of a batch is done: dropping them copies the
 # cache, carrying them costs their part of every forward pass.
@@ -59,6 +60,14 @@ class TransformersBackend:
         self, prompts: Sequence[Prompt], sampling: Sampling
     ) -> Iterator[tuple[int, int, Sample]]:
         size = sampling.params.transformers.batch_size
+        longest = max((len(each.token_ids) for each in prompts), default=0)
+        require_static_rope(
+            self._model.config,
+            self._model.config.name_or_path,
+            longest=longest + sampling.params.max_new_tokens,
+            remedy="set generate.max_length_tokens={limit}, so that longer prompts are dropped, or "
+            "lower max_new_tokens",
+        )
         for batch in split_batches(prompts, size):
             try:
                 samples = self._generate_batch(prompts, batch, sampling)

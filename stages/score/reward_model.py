@@ -22,6 +22,7 @@ from stages.modeling.load import (
     load_config,
 )
 from stages.modeling.mapped import CLASSIFIER, folder_to_share, load_shared
+from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
 from stages.score.conversations import render_row, too_long
@@ -78,6 +79,7 @@ class RewardModel:
 
     Attributes:
         classifiers: One on each device of the stage.
+        config: The model's configuration.
         tokenizer: The model's tokenizer; the conversation is rendered by its chat template.
         identity: Name and digest or revision of the checkpoint.
         max_length_tokens: Longest conversation that is scored.
@@ -86,6 +88,7 @@ class RewardModel:
     """
 
     classifiers: DevicePool[Conversations, list[Verdict]]
+    config: Any
     tokenizer: Any
     identity: str
     max_length_tokens: int
@@ -103,6 +106,13 @@ class RewardModel:
             else:
                 yield index, Verdict(None, reason)
         lengths = [len(conversations[index]) for index in fitting]
+        require_static_rope(
+            self.config,
+            self.config.name_or_path,
+            longest=max(lengths, default=0),
+            remedy="set the reward model's max_length_tokens={limit}, so that longer conversations "
+            "get no score",
+        )
         batches = [
             [fitting[place] for place in batch]
             for batch in token_batches(lengths, self.tokens_per_batch)
@@ -155,6 +165,7 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     load_one = partial(load_classifier, source, settings.dtype, folder.name if folder else None)
     return RewardModel(
         classifiers=DevicePool(load_one, ctx.resources, folder),
+        config=config,
         tokenizer=tokenizer,
         identity=identity,
         max_length_tokens=limit,

@@ -108,10 +108,12 @@ def load(ctx: StageContext[ScoreParams]) -> RewardModel:
     """
     source, settings, oracle = ctx.model("model"), ctx.params.urm, ctx.params.oracle
     tokenizer = _load_tokenizer(source)
-    limit = context_tokens(load_config(source), settings.max_length_tokens, source)
+    config = load_config(source)
+    limit = context_tokens(config, settings.max_length_tokens, source)
     load_one = partial(load_classifier, source, settings.dtype, oracle)
     return RewardModel(
         classifiers=DevicePool(load_one, ctx.resources),
+        config=config,
         tokenizer=tokenizer,
         identity=f"{oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
         max_length_tokens=limit,

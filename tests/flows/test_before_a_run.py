@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -21,6 +24,7 @@ from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
 from stages.contract.stores import open_store
 from tests.flows.loop import geb, write_config
+from tests.flows.probes import wait_until
 
 
 def config(folder: Path, rows: int, **changes: Any) -> RunConfig:
@@ -199,3 +203,24 @@ def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path:
     )
     inputs = {"oracle_code": str(oracle), "prompts": []}
     try_oracle(load_config(write_config(tmp_path, inputs=inputs)))
+
+
+HANGS = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"])
+open({sign!r}, "w").close()
+time.sleep(600)
+"""
+
+
+def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
+    oracle, sign = tmp_path / "oracle.py", tmp_path / "started"
+    oracle.write_text(HANGS.format(mark=tmp_path, sign=str(sign)))
+    config = write_config(tmp_path, inputs={"oracle_code": str(oracle)})
+    command = [sys.executable, "-m", "flows.commands.cli", "plan", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as plan:
+        wait_until(sign.exists)
+        below = psutil.Process(plan.pid).children(recursive=True)
+        assert len(below) >= 3, "a supervisor, the trial, and what it has started"
+        plan.kill()
+    assert not psutil.wait_procs(below, timeout=60)[1]

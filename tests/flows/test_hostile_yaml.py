@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from stages.contract.errors import UserError
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+
+# Each level merges the one below fifteen times, with keys of its own.
+_MERGED = "m0: &m0 {k: 1}\n" + "".join(
+    f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 15)}], k{level}: 1}}\n"
+    for level in range(1, 9)
 )
 
 
@@ -41,6 +48,16 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("? [a, b]\n: 1\n", ["is not YAML"]),
         ("!!python/object/apply:os.system [id]\n", ["is not YAML"]),
         ("5\n", ["holds no settings"]),
+        (_MERGED, ["more than 100000 values, merge keys"]),
+        ("iterations: true\n", ["iterations: a number is wanted"]),
+        ("train: {kappa: false}\n", ["train.kappa: a number is wanted"]),
+        ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
+        ("inputs: {prompts: ['']}\n", ["inputs.prompts.0"]),
+        ("generate: {num_shards: 1000000}\n", ["generate.num_shards", "1000"]),
+        ("generate: {stop_token_ids: [-1]}\n", ["generate.stop_token_ids.0"]),
+        ("store: ' '\n", ["' ' is no place of a store"]),
+        ('store: "a\\0b"\n', ["is no place of a store"]),
+        ("".join(f"x{each}: 1\n" for each in range(3000)), ["x0: no such", "and 2980 more"]),
         ("1: 2\n", ["1: "]),
     ],
     ids=lambda value: None if isinstance(value, list) else str(value)[:30],
@@ -51,7 +68,7 @@ def test_it_is_refused_by_name(tmp_path: Path, text: str | bytes, parts: list[st
     with pytest.raises(UserError) as caught:
         load_config(path)
     said = caught.value.message
-    assert len(said) < 2000
+    assert len(said) < 8000
     for part in parts:
         assert part in said
     assert caught.value.remedy
@@ -100,3 +117,10 @@ def test_off_is_the_setting_of_that_name() -> None:
     found = load_settings(None, settings, RunConfig)
     assert found.train.deepspeed.zero_stage == "off"
     assert found.evaluate.log_pi_ref == "off"
+
+
+def test_what_is_extended_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "config.yaml").write_text("extends: pipe.yaml\n")
+    with pytest.raises(UserError, match=r"config\.yaml: extends .*pipe\.yaml, which is no file"):
+        load_config(tmp_path / "config.yaml")

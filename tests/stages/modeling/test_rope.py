@@ -9,7 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from stages.contract.errors import UserError
+from stages.contract.request import Resources
+from stages.generate.backend import Prompt, Sampling
+from stages.generate.params import GenerateParams
+from stages.generate.transformers_backend import TransformersBackend
+from stages.modeling.device_pool import DevicePool
 from stages.modeling.probe import require_static_rope
+from stages.score import reward_model
+from stages.score.oracle import Verdict
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -69,3 +76,29 @@ def refused(config: Any, longest: int) -> bool:
 def test_the_lengths_that_move_a_neighbour_are_those_refused(config, width):
     assert refused(config, width) == neighbour_moves(config, width)
     assert refused(config, width) == (config is not STATIC and width > LIMIT)
+
+
+def backend(config: Any) -> TransformersBackend:
+    return TransformersBackend(AutoModelForCausalLM.from_config(config).eval(), pad_id=0)
+
+
+def test_sampling_stays_below_the_length_that_moves_a_neighbour() -> None:
+    params = GenerateParams(num_samples=1, max_new_tokens=4, temperature=0.0)
+    sampling = Sampling(params, frozenset({2}))
+    short, long = (Prompt([], [3] * length, [0]) for length in (4, LIMIT - 4))
+    assert len(list(backend(LONGROPE).generate(iter([short, long]), sampling))) == 2
+    longer = Prompt([], [3] * (LIMIT - 3), [0])
+    with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens") as caught:
+        list(backend(LONGROPE).generate(iter([short, longer]), sampling))
+    assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
+
+
+def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reward_model, "render_row", lambda tokenizer, row: row["ids"])
+    scores = DevicePool(lambda: lambda batch: [Verdict.of_reward(1.0)] * len(batch), Resources())
+    model = reward_model.RewardModel(scores, LONGROPE, None, "it", 64, 64)
+    assert len(list(model.score([{"ids": [3] * LIMIT}]))) == 1
+    with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens"):
+        list(model.score([{"ids": [3]}, {"ids": [3] * (LIMIT + 1)}]))
