@@ -10,7 +10,7 @@ from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.step import Output, Step
-from flows.planning.estimate import StepEstimate, end_of, estimate
+from flows.planning.estimate import StepEstimate, estimate, wall_seconds
 from stages.contract.digests import sha256_of
 from stages.contract.request import key_fields
 
@@ -67,9 +67,9 @@ class Budget:
     def seconds(self, parallel: int) -> float:
         """Wall time of the steps that the store lacks, ``parallel`` at a time."""
         todo = self.todo()
-        lasting = [(name, each.cost.cost.seconds or 0.0) for name, each in todo.items()]
+        lasting = {name: each.cost.cost.seconds or 0.0 for name, each in todo.items()}
         upstream = {name: each.upstream for name, each in todo.items()}
-        return end_of(lasting, upstream, parallel)
+        return wall_seconds(lasting, upstream, parallel)
 
     def gpu_hours(self) -> float:
         """GPU-hours of the steps that the store lacks."""
