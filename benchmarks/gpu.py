@@ -24,7 +24,7 @@ import transformers
 
 from benchmarks.inputs import file_input
 from benchmarks.training.shapes import SHAPES, Shape, make_model, make_pairs
-from flows.planning.hardware import GPUS
+from flows.planning.cost import GPUS
 from flows.runners.local.gpu_locks import gpus_of_this_host
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_USER

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from benchmarks.memory_peaks import memory_peaks
 from benchmarks.sizes import llama_sizes
-from flows.planning.cost import GIB
-from flows.planning.hardware import this_cpu
-from flows.planning.shape import ModelShape, read_shape
-from flows.planning.training_memory import TrainingSetting, training_memory
+from flows.planning.cost import GIB, this_cpu
+from flows.planning.sizes import ModelShape, read_shape
+from flows.planning.training import TrainingSetting, training_memory
 from stages.contract.events import Progress, parse_event
 from stages.contract.local_store import LocalStore
 from stages.contract.request import Request

@@ -40,8 +40,14 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
 from flows.planning.estimate import estimate
-from flows.planning.record import save_estimate
-from flows.planning.show import memory_table, step_table, summary_line, to_json, warning_lines
+from flows.planning.show import (
+    memory_table,
+    save_estimate,
+    step_table,
+    summary_line,
+    to_json,
+    warning_lines,
+)
 from flows.standing.home import Home, default_home
 from stages.contract.errors import EXIT_FAILED, UserError
 from stages.contract.stores import open_store

@@ -18,18 +18,9 @@ class Estimation(Settings):
     """Price of an hour of one GPU, in any currency; unset leaves money out."""
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Prompts of an iteration where neither `prepare` nor a local file tells their number."""
-    test_prompts: int | None = Field(None, ge=1)
-    """Held-out prompts where `inputs.test_prompts` names a data set that is not on this machine;
-    unset takes `prepare.test_prompts`."""
     prompt_tokens: int | None = Field(None, ge=1)
     """Mean length of a prompt in tokens; unset takes a quarter of the bytes of a row of the local
     files, or 256 where there are none."""
     training_efficiency: float | None = Field(None, gt=0, le=1)
     """Share of the hardware's matrix-product rate that training reaches, recomputation counted;
     unset takes 0.4 on a GPU, 0.55 on a CPU."""
-    forward_efficiency: float | None = Field(None, gt=0, le=1)
-    """The same of forward passes without gradients; unset takes 0.5 on a GPU, 0.6 on a CPU."""
-    bandwidth_efficiency: float = Field(0.6, gt=0, le=1)
-    """Share of the memory bandwidth that decoding reaches."""
-    node_bandwidth: float = Field(50.0, gt=0)
-    """Bandwidth between nodes for each GPU, in GB/s; 50 is one port of 400 Gbit/s."""

@@ -17,7 +17,6 @@ _UNITS = {
     "seconds": "s",
     "tokens": "tokens",
     "gib": "GiB",
-    "bandwidth": "GB/s",
     "gpu_hour": "currency/h",
     "steps": "steps",
     "epochs": "epochs",

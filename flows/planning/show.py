@@ -1,16 +1,24 @@
-"""Tables and JSON of an estimate."""
+"""Tables and JSON of an estimate, and its record in the folder of a run."""
 
 from __future__ import annotations
 
+import json
 import math
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from flows.execution.run_record import RunRecord
 from flows.planning.cost import GIB
 from flows.planning.estimate import Estimate, StepEstimate
+from stages.contract.atomic import write_atomically
+from stages.contract.records import MisplacedError, read_record
 
+_FILE = "estimate.json"
 _COLUMNS = ("step", "", "processes", "tokens", "PFLOP", "memory", "disk", "time", "GPU-h")
 
 
@@ -33,17 +41,16 @@ def step_table(found: Estimate) -> Table:
         left = column in ("step", "")
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for each in found.steps:
-        unit = f"{each.processes} × {each.device}" if each.cost.memory else "-"
-        known = bool(each.cost.tokens)
+        cost, known = each.cost, bool(each.cost.tokens)
         table.add_row(
             each.step,
             "[cyan]saved[/]" if each.cached else "[yellow]run[/]",
-            unit,
-            count(each.cost.tokens) if known else "-",
-            f"{each.cost.flops / 1e15:.3g}" if known else "-",
-            size(each.cost.peak_memory) if each.cost.memory else "-",
-            size(each.cost.disk) if each.cost.disk else "-",
-            "-" if each.cost.seconds is None else duration(each.cost.seconds),
+            f"{each.processes} × {each.device}" if cost.memory else "-",
+            count(cost.tokens) if known else "-",
+            f"{cost.flops / 1e15:.3g}" if known else "-",
+            size(cost.peak_memory) if cost.memory else "-",
+            size(cost.disk) if cost.disk else "-",
+            "-" if cost.seconds is None else duration(cost.seconds),
             f"{each.gpu_hours:.3g}" if each.gpus else "-",
         )
     return table
@@ -55,18 +62,17 @@ def memory_table(found: Estimate) -> Table:
     for each in found.steps:
         if each.cost.memory:
             first.setdefault(each.stage, each)
-    names = dict.fromkeys(name for each in first.values() for name in each.cost.memory)
+    costs = [each.cost for each in first.values()]
     table = Table(title="memory of a process, GiB", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for stage in first:
         table.add_column(stage, justify="right")
-    for name in names:
-        values = [each.cost.memory.get(name) for each in first.values()]
+    for name in dict.fromkeys(name for each in costs for name in each.memory):
+        values = [each.memory.get(name) for each in costs]
         table.add_row(name, *("-" if each is None else f"{each / GIB:.2f}" for each in values))
-    hosts = [sum(each.cost.host_memory.values()) for each in first.values()]
-    if any(hosts):
-        table.add_row("in the host's memory", *(f"{each / GIB:.2f}" for each in hosts))
-    table.add_row("in all", *(f"{each.cost.peak_memory / GIB:.2f}" for each in first.values()))
+    if any(each.host_memory for each in costs):
+        table.add_row("in the host's memory", *(f"{each.host_memory / GIB:.2f}" for each in costs))
+    table.add_row("in all", *(f"{each.peak_memory / GIB:.2f}" for each in costs))
     return table
 
 
@@ -85,27 +91,13 @@ def to_json(found: Estimate) -> dict[str, Any]:
         "price": found.price(spent),
         "disk": found.disk(),
         "warnings": list(found.warnings),
-        "steps": [
-            {
-                "step": each.step,
-                "stage": each.stage,
-                "cached": each.cached,
-                "processes": each.processes,
-                "gpus": each.gpus,
-                "device": each.device,
-                "tokens": each.cost.tokens,
-                "flops": each.cost.flops,
-                "seconds": each.cost.seconds,
-                "gpu_hours": each.gpu_hours,
-                "memory": dict(each.cost.memory),
-                "host_memory": dict(each.cost.host_memory),
-                "disk": each.cost.disk,
-                "work_disk": each.cost.work_disk,
-                "warnings": list(each.warnings),
-            }
-            for each in found.steps
-        ],
+        "steps": [_step_json(each) for each in found.steps],
     }
+
+
+def _step_json(step: StepEstimate) -> dict[str, Any]:
+    values = asdict(step)
+    return values | values.pop("cost") | {"gpu_hours": step.gpu_hours}
 
 
 def duration(seconds: float) -> str:
@@ -126,3 +118,47 @@ def count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.1f}{suffix}"
     return f"{number:.0f}"
+
+
+class PlannedCost(BaseModel):
+    """Fields of a step's kept estimate that the report reads."""
+
+    seconds: float | None
+    """Wall time; None if nothing tells."""
+    memory: dict[str, float]
+    """Bytes of one process on its device, by term."""
+
+    @property
+    def gib(self) -> float:
+        """Memory of a process in GiB; 0 if it is not known."""
+        return sum(self.memory.values()) / GIB
+
+
+def save_estimate(record: RunRecord, found: Estimate) -> None:
+    """Keeps the estimates of the steps that are to be computed; kept ones of other steps stay."""
+    steps = _read(record)
+    for each in found.steps:
+        if not each.cached:
+            steps[each.step] = _step_json(each)
+    record.path.mkdir(parents=True, exist_ok=True)
+    path = record.path / _FILE
+    write_atomically(path, json.dumps(steps, indent=1))
+    record.store.share(path)
+
+
+def planned_costs(record: RunRecord) -> dict[str, PlannedCost]:
+    """Estimates by step, without damaged ones; none of a run that began without one."""
+    found = {}
+    for name, values in _read(record).items():
+        with suppress(ValidationError):
+            found[name] = PlannedCost.model_validate(values)
+    return found
+
+
+def _read(record: RunRecord) -> dict[str, Any]:
+    try:
+        steps = json.loads(read_record(record.path / _FILE))
+    except (FileNotFoundError, MisplacedError, ValueError, RecursionError):
+        # It only informs, so a damaged one counts as none.
+        return {}
+    return steps if isinstance(steps, dict) else {}

@@ -1,39 +1,172 @@
-"""Numbers of prompts and samples: from artifacts that exist, else as configured."""
+"""Sizes of what a run reads: rows of its data files, and a model's weights by its config.json.
+
+No weights and no torch are loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.step import Source, Step
-from flows.planning import sizes
+from flows.pipeline.external import External
+from flows.pipeline.step import Source
+from flows.planning.cost import DTYPE_BYTES
 from stages.contract.data_files import count_rows, files_of_folder
-from stages.contract.errors import UserError
-from stages.contract.request import FileInput
-from stages.contract.store import Artifact
+from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.request import ArtifactInput, FileInput
+from stages.contract.store import Store
+from stages.sft.params import ArchitectureParams
 
 _BYTES_PER_TOKEN = 4
-# Of a prompt of UltraFeedback, about.
+# A prompt of UltraFeedback has about as many.
 _PROMPT_TOKENS = 256
+_SHIPPED_CONFIGS = Path(__file__).parent / "models"
+# Their projections of queries, keys and values have biases, which no field of theirs says.
+_BIASED = ("qwen2",)
+# Their queries and keys are normed.
+_NORMED = ("qwen3",)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of a table; of responses also their mean length and the number of their prompts."""
+class ModelShape(BaseModel):
+    """A dense decoder with gated feed-forward layers, by the fields of its config.json.
 
-    rows: float
-    response_tokens: float = 0.0
-    prompts: float = 0.0
+    Other families are refused by their `model_type`: their weights would be counted wrongly.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    max_position_embeddings: PositiveInt | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of a weight in the checkpoint."""
+        return DTYPE_BYTES.get(self.dtype or self.torch_dtype or "", 4)
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries of a token."""
+        return self.num_attention_heads * self._head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys, or values, of a token."""
+        return (self.num_key_value_heads or self.num_attention_heads) * self._head_width
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of one layer."""
+        biased = self.attention_bias or self.model_type in _BIASED
+        biases = self.query_width + 2 * self.kv_width if biased else 0
+        norms = 2 * self.hidden_size + 2 * self._head_width * (self.model_type in _NORMED)
+        matrices = 2 * (self.query_width + self.kv_width) + 3 * self.intermediate_size
+        return self.hidden_size * matrices + biases + norms
+
+    @property
+    def body_params(self) -> int:
+        """Weights of all layers; embedding and head left out."""
+        return self.num_hidden_layers * self.layer_params
+
+    @property
+    def head_params(self) -> int:
+        """Weights of the head, V · H."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def params(self) -> int:
+        """All weights; those of a tied head once."""
+        ends = self.head_params * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+        return self.body_params + ends
+
+    def lora_params(self, rank: int) -> int:
+        """Weights of adapters on all linear layers but the head: rank · (inputs + outputs)."""
+        attention = 4 * self.hidden_size + 2 * (self.query_width + self.kv_width)
+        feed_forward = 3 * (self.hidden_size + self.intermediate_size)
+        return self.num_hidden_layers * rank * (attention + feed_forward)
+
+    def kv_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return 2 * self.num_hidden_layers * self.kv_width * dtype_bytes
+
+    @property
+    def _head_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def new_model(architecture: ArchitectureParams, vocabulary: int) -> ModelShape:
+    """The Llama that a warm start from scratch makes."""
+    sizes = architecture.model_dump(include=set(ModelShape.model_fields))
+    return ModelShape(model_type="llama", vocab_size=vocabulary, **sizes)
+
+
+def read_shape(source: External, store: Store) -> ModelShape | str:
+    """The shape of a model outside the run, or why it is not known.
+
+    Args:
+        source: A folder, an artifact of the store, or a model of the hub; of the hub's the local
+            cache is asked, and the sizes of the paper's models are known here.
+        store: Holds the artifacts.
+    """
+    place = _config_path(source, store)
+    if isinstance(place, str):
+        return place
+    try:
+        return ModelShape.model_validate(json.loads(place.read_text()))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    except (OSError, ValueError) as error:
+        wrong = str(error)
+    return f"{place} does not tell the sizes of a decoder that can be counted ({wrong})"
+
+
+def _config_path(source: External, store: Store) -> Path | str:
+    if isinstance(source, FileInput):
+        return Path(source.location) / "config.json"
+    if isinstance(source, ArtifactInput):
+        try:
+            artifact = store.load(source.stage, source.key)
+        except DamagedArtifactError as error:
+            return str(error)
+        if artifact is None:
+            return f"the artifact {source.stage}/{source.key[:12]} is gone"
+        return artifact.file(f"{source.path}/config.json" if source.path else "config.json")
+    # Only here: the client takes a while to load.
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
+    if isinstance(found, str):
+        return Path(found)
+    shipped = _SHIPPED_CONFIGS / f"{source.repo.replace('/', '--')}.json"
+    if shipped.exists():
+        return shipped
+    return (
+        f"the sizes of {source.repo} are not known here: fetch its configuration with "
+        f"`hf download {source.repo} config.json --revision {source.revision}`"
+    )
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a data file outside the store.
+    """Rows of data files outside the store.
 
     Attributes:
         number: Rows.
@@ -45,21 +178,20 @@ class Rows:
 
 
 def rows_of(sources: Sequence[Source]) -> Rows | None:
-    """Rows of local data files and folders; None where one of them is elsewhere or no table."""
-    counted = [_count(Path(each.location)) for each in sources if isinstance(each, FileInput)]
-    known = [each for each in counted if each is not None]
-    if not sources or len(known) < len(sources):
+    """Rows of local data files and folders; None if one of them is elsewhere or no table."""
+    local = [Path(each.location) for each in sources if isinstance(each, FileInput)]
+    counted = _sum(local) if len(local) == len(sources) else None
+    if counted is None:
         return None
-    number = sum(rows for rows, _ in known)
-    return Rows(number, sum(size for _, size in known) / max(number, 1) / _BYTES_PER_TOKEN)
+    number, size = counted
+    return Rows(number, size / max(number, 1) / _BYTES_PER_TOKEN)
 
 
 def train_prompts(config: RunConfig, data: Rows | None) -> float | None:
-    """Prompts of one iteration; None where nothing tells their number."""
+    """Prompts of one iteration; None if nothing tells their number."""
     part = config.prepare.prompts_per_iteration
-    assumed = config.estimation.prompts_per_iteration
     if data is None:
-        return assumed or part
+        return config.estimation.prompts_per_iteration or part
     held_out = 0 if config.inputs.test_prompts else config.prepare.test_prompts
     here = max(data.number - held_out, 0) / config.iterations
     return min(here, part) if part else here
@@ -73,105 +205,31 @@ def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
 
 
 def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
-    """Held-out prompts: those of a file of their own, else as many as `prepare` holds out."""
-    if config.inputs.test_prompts:
-        if data is not None:
-            return data.number
-        return config.estimation.test_prompts or config.prepare.test_prompts
-    return config.prepare.test_prompts
+    """Held-out prompts: the rows of their own file, else as many as `prepare` holds out."""
+    return config.prepare.test_prompts if data is None else data.number
 
 
-def made_rows(artifact: Artifact, path: str) -> int:
-    """Rows of a table of an artifact."""
-    return pq.read_metadata(artifact.file(path)).num_rows
-
-
-def made_responses(artifact: Artifact) -> Table:
-    """Responses of a finished `generate`."""
-    metrics = artifact.read_json("metrics.json")
-    answered = metrics["prompts"] - metrics["prompts_dropped_too_long"]
-    return Table(metrics["responses"], metrics["mean_response_tokens"] or 0.0, answered)
+def _sum(paths: Sequence[Path]) -> tuple[int, int] | None:
+    """Rows and bytes of several files or folders; None without any, or if one is no table."""
+    counted = [_count(each) for each in paths]
+    known = [each for each in counted if each is not None]
+    if not known or len(known) < len(counted):
+        return None
+    return sum(rows for rows, _ in known), sum(size for _, size in known)
 
 
 def _count(path: Path) -> tuple[int, int] | None:
     """Rows and bytes of a file of prompts or conversations, or of a folder of them."""
     if path.is_dir():
-        counted = [_count(each) for each in files_of_folder(path)]
-        known = [each for each in counted if each is not None]
-        if not known or len(known) < len(counted):
-            return None
-        return sum(rows for rows, _ in known), sum(size for _, size in known)
+        return _sum(files_of_folder(path))
     if not path.is_file():
         return None
-    if path.suffix == ".json":
-        try:
+    try:
+        if path.suffix != ".parquet":
             return count_rows(path), path.stat().st_size
-        except UserError:
-            # `prepare` says what is wrong with it.
-            return None
-    if path.suffix == ".parquet":
-        try:
-            metadata = pq.read_metadata(path)
-        except (OSError, pa.ArrowInvalid):
-            # `prepare` says what is wrong with it.
-            return None
-        groups = range(metadata.num_row_groups)
-        return metadata.num_rows, sum(metadata.row_group(each).total_byte_size for each in groups)
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip()), path.stat().st_size
-
-
-_TEST = "test.parquet"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Prompts of one step of `prepare`.
-
-    Attributes:
-        tables: Those of a run by their files; of a suite one, by the step.
-        prompt_tokens: Mean length of a run's prompt; None of a suite.
-        notes: Reasons why something could not be estimated.
-    """
-
-    tables: Mapping[str, Table]
-    prompt_tokens: float | None = None
-    notes: tuple[str, ...] = ()
-
-
-def prepared(config: RunConfig, step: Step, made: Artifact | None) -> Prepared:
-    """Prompts of a step.
-
-    Args:
-        config: The run's configuration.
-        step: The step, of the run or of a suite.
-        made: Its artifact, where the store has it.
-    """
-    if "train" not in step.inputs:
-        return _of_suite(step, made)
-    data = sizes.rows_of(step.inputs["train"])
-    tokens = sizes.prompt_tokens(config, data)
-    names = [f"iteration-{iteration}.parquet" for iteration in range(1, config.iterations + 1)]
-    if made is not None:
-        counted = {name: Table(sizes.made_rows(made, name)) for name in (*names, _TEST)}
-        return Prepared(counted, tokens)
-    number = sizes.train_prompts(config, data)
-    own = sizes.rows_of(step.inputs.get("test", ()))
-    tables = dict.fromkeys(names, Table(number or 0))
-    tables[_TEST] = Table(sizes.held_out_prompts(config, own))
-    unknown = (
-        "the number of prompts is not known before `prepare` has read them: set "
-        "estimation.prompts_per_iteration (or prepare.prompts_per_iteration)"
-    )
-    return Prepared(tables, tokens, () if number is not None else (unknown,))
-
-
-def _of_suite(step: Step, made: Artifact | None) -> Prepared:
-    """Prompts of a suite; their length is taken for that of the run's."""
-    if made is not None:
-        return Prepared({step.name: Table(sizes.made_rows(made, _TEST))})
-    data = sizes.rows_of(step.inputs["test"])
-    if data is not None:
-        return Prepared({step.name: Table(data.number)})
-    unread = f"the prompts of {step.name} are not on this machine: its suite is not estimated"
-    return Prepared({step.name: Table(0)}, notes=(unread,))
+        metadata = pq.read_metadata(path)
+    except (UserError, OSError, pa.ArrowInvalid):
+        # `prepare` says what is wrong with it.
+        return None
+    groups = range(metadata.num_row_groups)
+    return metadata.num_rows, sum(metadata.row_group(each).total_byte_size for each in groups)

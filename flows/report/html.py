@@ -13,7 +13,7 @@ import yaml
 
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.config import RunConfig
-from flows.planning.record import PlannedCost, planned_costs
+from flows.planning.show import PlannedCost, planned_costs
 from flows.report.figures import Plot
 from flows.report.files import render
 from flows.report.summary import Summary

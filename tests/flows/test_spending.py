@@ -16,7 +16,7 @@ from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.config import RunConfig, StageResources
 from flows.planning.cost import GIB, Cost
 from flows.planning.estimate import Estimate, StepEstimate
-from flows.planning.record import planned_costs, save_estimate
+from flows.planning.show import planned_costs, save_estimate
 from flows.report.html import spending
 from flows.report.summary import Summary
 from stages.contract.request import Resources
