@@ -12,7 +12,7 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants chaos check format clean
+.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants wirings chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -87,6 +87,9 @@ mutants: setup ## Small changes to the core that no test notices (mutmut; hours;
 	$(BIN)/python -m mutmut run --max-children $(WORKERS)
 	$(BIN)/python -m mutmut results
 	$(BIN)/python scripts/mutants.py
+
+wirings: setup ## Wrong changes to the wiring that no test notices (tests/wirings.toml; minutes; fails if there is one)
+	$(BIN)/python scripts/wirings.py
 
 chaos: setup ## Runs under random faults, compared with a calm one (RUNS=20 SEED=0 FAULTS=2 PARALLEL=1 ORPHAN_SECONDS=10; OUT=FILE goes on with the runs there, TABLE=FILE shows them)
 	$(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),20) --seed $(or $(SEED),0) \

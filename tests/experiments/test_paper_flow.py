@@ -56,3 +56,17 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
 
 def folders(store: Path) -> list[Path]:
     return [path for path in (store / "artifacts").glob("*/*") if path.is_dir()]
+
+
+def test_a_run_whose_keys_have_changed_is_computed_again(configs: Path, tmp_path: Path) -> None:
+    arguments = ("paper", "--store", tmp_path / "store", "--json", "--only", "f-DPO")
+    rewards = []
+    for factor in (1, 3):
+        values = yaml.safe_load((configs / "tiny.yaml").read_text())
+        values["sft"] = {**values.get("sft", {}), "learning_rate": factor * 1e-3}
+        (configs / "tiny.yaml").write_text(yaml.safe_dump(values))
+        done = geb(*arguments, GEB_CONFIGS=str(configs))
+        assert done.returncode == 0, done.stderr
+        [run] = json.loads(done.stdout)["runs"]
+        rewards.append(run["figures"])
+    assert rewards[0] != rewards[1]

@@ -168,12 +168,20 @@ def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
     assert str(shown["KL WR, rejected only"]) == "80.00 (paper: 81.00)"
 
 
-def test_kappa_is_drawn_from_the_runs_that_tune() -> None:
+def test_kappa_is_drawn_from_the_runs_that_tune_but_for_those_on_all_responses() -> None:
     low, high = (main("GEB-π", grid={"train.kappa": [value]}) for value in (0.1, 1))
-    tuning = (result(low, 7, tunes=True), result(high, 7, tunes=True, mean_reward=0.9))
-    assert list(paper_figures(findings([low], tuning=tuning))) == [
-        f"kappa-{MISTRAL.lower().replace('.', '-')}-kl"
-    ]
+    everywhere = replace(high, experiment="responses")
+    tuning = (
+        result(low, 7, tunes=True, mean_reward=0.6),
+        result(low, 8, tunes=True, mean_reward=0.8),
+        result(high, 7, tunes=True, mean_reward=0.9),
+        result(everywhere, 7, tunes=True, mean_reward=0.1),
+    )
+    [(name, figure)] = paper_figures(findings([low], tuning=tuning)).items()
+    assert name == f"kappa-{MISTRAL.lower().replace('.', '-')}-kl"
+    [line] = [each for each in figure.axes[0].lines if each.get_label() == "GEB-π"]
+    assert list(line.get_xdata()) == [-1, 0]
+    assert list(line.get_ydata()) == pytest.approx([0.7, 0.9])
     assert paper_figures(findings([low])) == {}
 
 

@@ -10,7 +10,9 @@ import pytest
 from scipy import stats
 
 from flows.report.prompt_figures import majority_at_k
+from flows.report.solved import length_controlled
 from flows.report.statistics import (
+    Estimate,
     holm,
     over_seeds,
     paired_difference,
@@ -195,3 +197,13 @@ def test_student_s_interval_is_scipy_s() -> None:
     values = [0.9, 0.7, 0.8, 0.95, 0.6]
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert over_seeds(values).interval == pytest.approx((expected.low, expected.high))
+
+
+def test_the_length_controlled_win_rate_is_that_of_its_model():
+    metrics = {
+        "length_controlled_win_rate": 0.6,
+        "length_controlled_win_rate_interval": [0.5, 0.7],
+        "base_length_controlled_win_rate": 0.2,
+    }
+    assert length_controlled(metrics, "policy") == {"LC win rate": Estimate(0.6, 0.5, 0.7)}
+    assert length_controlled(metrics, "base") == {"LC win rate": Estimate(0.2)}

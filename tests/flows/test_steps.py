@@ -58,6 +58,48 @@ def test_every_sampling_has_a_seed_of_its_own():
     assert not {step.seed for step in other.values()} & set(seeds)
 
 
+# Number of samples, temperature, top-p and most tokens, by the section that sets them.
+SAMPLINGS = {
+    "generate": (4, 0.11, 0.12, 13),
+    "evaluation": (5, 0.21, 0.22, 23),
+    "screen": (6, 0.31, 0.32, 13),
+    "suites.other": (7, 0.41, 0.42, 43),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "section"),
+    [
+        ("iteration-1", "generate"),
+        ("iteration-2", "generate"),
+        ("base", "evaluation"),
+        ("iteration-1/evaluate", "evaluation"),
+        ("screen/iteration-1", "screen"),
+        ("base/suite-other", "suites.other"),
+        ("iteration-2/evaluate/suite-other", "suites.other"),
+    ],
+)
+def test_a_sampling_has_the_settings_of_its_own_section(place, section, tmp_path):
+    names = ("num_samples", "temperature", "top_p", "max_new_tokens")
+    overrides = [
+        f"{owner}.{name}={value}"
+        for owner, values in SAMPLINGS.items()
+        for name, value in zip(names, values, strict=True)
+        if (owner, name) != ("screen", "max_new_tokens")
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one?"}\n')
+    made = steps_of(*overrides, f"suites.other.prompts={prompts}", "iterations=2")
+    params = made[f"{place}/generate/0"].params
+    assert tuple(getattr(params, name) for name in names) == SAMPLINGS[section]
+
+
+def test_every_training_has_a_seed_of_its_own():
+    runs = [steps_of("iterations=2", f"seed={seed}") for seed in (0, 1)]
+    places = ("sft", "iteration-1/train", "iteration-2/train")
+    assert len({made[place].seed for made in runs for place in places}) == 6
+
+
 def test_without_screening_there_are_no_such_steps():
     assert not [name for name in steps_of() if name.startswith("screen")]
 

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -24,9 +25,11 @@ from stages.contract.request import (
     HubInput,
     Request,
     Resources,
+    key_fields,
     make_request,
 )
 from stages.contract.signature import InputSpec
+from stages.generate.params import GenerateParams
 from stages.prepare.params import PrepareParams
 from tests.stage_calls import stand_ins
 
@@ -353,3 +356,14 @@ def test_a_request_survives_its_file(tmp_path):
     )
     request.write(tmp_path / "request.json")
     assert Request.read(tmp_path / "request.json") == request
+
+
+@pytest.mark.parametrize("name", sorted(GenerateParams.inputs))
+def test_the_content_of_every_input_is_in_the_key(name):
+    def key(digest):
+        inputs = {each: [SimpleNamespace(digest="one")] for each in GenerateParams.inputs}
+        return sha256_of(
+            key_fields(GenerateParams(), 0, inputs | {name: [SimpleNamespace(digest=digest)]})
+        )
+
+    assert key("one") != key("other")

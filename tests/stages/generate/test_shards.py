@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.generate.filling import split_chunks
 from stages.generate.shards import expected_tokens, shard_bounds
 from tests.stage_calls import write_prompts
 
@@ -56,3 +57,8 @@ def test_all_turns_count_by_their_bytes_and_every_response_is_added(prompts):
 
 def test_what_cannot_fit_the_context_does_not_weigh_more_than_it(prompts):
     assert expected_tokens(prompts, response_tokens=0, longest=200).tolist() == [101, 31, 21, 200]
+
+
+def test_chunks_of_another_size_have_other_files(tmp_path):
+    small, large = (split_chunks(tmp_path, 0, 12, size) for size in (4, 6))
+    assert not {each.path for each in small} & {each.path for each in large}

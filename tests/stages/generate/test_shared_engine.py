@@ -11,6 +11,7 @@ from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
 from tests.stage_calls import EventLog, call_request, request_for, write_prompts
 from tests.stages.generate.small_runs import TEXTS
+from tests.tiny_models import make_tiny_llama
 
 TRAINING = {
     "num_samples": 3,
@@ -105,3 +106,19 @@ def test_several_engines_go_on_with_the_second_sampling(requests_in):
     together = compute_together(*requests_in("together", processes=2))
     assert digests(together) == digests(apart)
     assert [each.manifest.notes["engines"] for each in together] == [2, 2]
+
+
+def test_another_policy_wants_another_engine(requests_in, loads, tmp_path):
+    inputs = {"policy": make_tiny_llama(tmp_path / "other", seed=1)}
+    params = GenerateParams.model_validate(TRAINING)
+
+    def requests(store):
+        first, _ = requests_in(store, evaluation=TRAINING)
+        inputs["prompts"] = tmp_path / "1.parquet"
+        return first, request_for(params, inputs, tmp_path / store, seed=1)
+
+    apart = [call_request(STAGE, request)[0] for request in requests("apart")]
+    loads.clear()
+    together = compute_together(*requests("together"))
+    assert len(loads) == 2
+    assert digests(together) == digests(apart)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate import vllm_backend
+from stages.generate.backend import Prompt, Sampling
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 
@@ -72,3 +75,49 @@ def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(
     with pytest.raises(UserError, match=r"adapter_model\.safetensors are infinite or not a number"):
         vllm_backend.load(policy, params, Emitter(io.StringIO()))
     assert not started
+
+
+class Engine:
+    """Takes requests and never has any under way."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any, Any]] = []
+        self.resets = 0
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any) -> None:
+        self.requests.append((name, prompt, params))
+
+
+def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda setting, *, batch_invariant: None)
+    monkeypatch.setattr(vllm_backend, "cache_setting", lambda *sizes: "kv_cache_gib")
+    monkeypatch.setattr(vllm_backend, "start_engine", lambda *_, **__: engine)
+    inputs = SimpleNamespace(tokens_input=lambda token_ids: token_ids)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.inputs", SimpleNamespace(engine=inputs))
+    monkeypatch.setitem(sys.modules, "vllm.inputs.engine", inputs)
+    settings = {"temperature": 0.3, "top_p": 0.4, "max_new_tokens": 5, "num_samples": 2}
+    params = GenerateParams.model_validate({"backend": "vllm", "dtype": "bfloat16", **settings})
+    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
+    backend = vllm_backend.load(policy, params, Emitter(io.StringIO()))
+    prompts = [Prompt([], [7, 8], [11, 12]), Prompt([], [9], [13])]
+    assert list(backend.generate(iter(prompts), Sampling(params, frozenset({5, 2})))) == []
+    shared = {"temperature": 0.3, "top_p": 0.4, "max_tokens": 5, "stop_token_ids": [2, 5]}
+    shared |= {"logprobs": 0, "detokenize": False}
+    assert engine.requests == [
+        ("0/0", [7, 8], shared | {"seed": 11}),
+        ("0/1", [7, 8], shared | {"seed": 12}),
+        ("1/0", [9], shared | {"seed": 13}),
+    ]
+    list(backend.generate(iter(prompts), Sampling(params, frozenset({2}))))
+    assert engine.resets == 2, "each sampling begins without what the one before has computed"
