@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from flows.commands.common import (
     AsJson,
@@ -21,6 +20,7 @@ from flows.commands.common import (
     require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
+from flows.commands.terminal import messages
 from flows.report.table import FittedTable
 from stages.contract.stores import open_store
 
@@ -58,7 +58,7 @@ def bandit(
     from flows.standing.server import ensure_prefect_server
 
     settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
-    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched = messages() if as_json else console
     folder = open_store(settings.store, create=True).run_path(settings.name)
     ensure_prefect_server(folder / "prefect-server.log", as_it_is(watched))
     with ConsoleObserver(watched, 1) as observer, observing(observer):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from typer.exceptions import TyperException
 
@@ -29,6 +28,7 @@ from flows.commands import (
     store,
     up,
 )
+from flows.commands.terminal import messages
 from flows.execution.run_record import DamagedRecordWarning
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = messages()
     try:
         result = typer.main.get_command(app).main(prog_name="geb", standalone_mode=False)
         if result == _EXIT_INTERRUPTED:
@@ -191,7 +191,7 @@ def _show_warning(
 ) -> None:
     """Shows warnings about a configuration or a record as messages, others as Python does."""
     if issubclass(category, DamagedRecordWarning):
-        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors = messages()
         errors.print(f"[bold yellow]warning[/] {escape(str(message))}")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

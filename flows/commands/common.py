@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flows.commands.terminal import TerminalConsole
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
@@ -54,7 +55,7 @@ FromIteration = Annotated[
 ]
 
 # Into a file or a pipe, tables keep their lines whole.
-console = Console(
+console = TerminalConsole(
     highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE_COLUMNS
 )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from flows.commands.common import (
     AsJson,
@@ -21,6 +20,7 @@ from flows.commands.common import (
     print_json,
 )
 from flows.commands.run import interrupt, quiet_prefect
+from flows.commands.terminal import messages
 from flows.execution.plan import plan
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
@@ -88,7 +88,7 @@ def evaluate(
     from flows.report.two_models import Models
     from flows.standing.server import ensure_prefect_server
 
-    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched = messages() if as_json else console
     log = _server_log(settings.store, f"{settings.name}-evaluation")
     ensure_prefect_server(log, as_it_is(watched))
     with ConsoleObserver(watched, num_steps(settings, suite)) as observer, observing(observer):
@@ -143,7 +143,7 @@ def sweep(
     from flows.standing.server import ensure_prefect_server
     from flows.sweep import sweep_resolved
 
-    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched = messages() if as_json else console
     if ui := ensure_prefect_server(_server_log(settings.store, title), as_it_is(watched)):
         watched.print(f"Prefect UI while it runs: {ui}")
     with observing(LineObserver(watched)):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from experiments.paper.budget import Budget, budget
@@ -23,6 +22,7 @@ from flows.commands.common import (
     require_folder,
 )
 from flows.commands.run import interrupt, quiet_prefect
+from flows.commands.terminal import messages
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import overrides_of
 from flows.planning.show import count
@@ -64,7 +64,7 @@ def paper(
     require_folder(out)
     laid_over = overrides_of(chosen(overrides, store=store))
     rows = paper_rows(scale, only or ())
-    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched = messages() if as_json else console
     with inputs_resolved_once():
         expected = budget(rows, laid_over, seeds)
         if dry_run and as_json:

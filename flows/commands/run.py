@@ -11,7 +11,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -32,6 +31,7 @@ from flows.commands.common import (
     forced_from,
     print_json,
 )
+from flows.commands.terminal import messages
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import PlannedStep, plan
 from flows.execution.recompute import StepFilter
@@ -160,7 +160,7 @@ def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
         try_oracle(config)
     if "train" in to_run:
         # On stderr: stdout may be for a document.
-        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors = messages()
         for each in cautions(config):
             errors.print(f"[bold yellow]warning[/] {escape(each)}")
 
@@ -170,7 +170,7 @@ def _execute(
 ) -> None:
     counts = Counter(line.action for line in lines)
     # With --json, stdout is for the document alone.
-    watched = Console(stderr=True, highlight=False, soft_wrap=True) if as_json else console
+    watched = messages() if as_json else console
     watched.print(
         f"run [bold]{config.name}[/]: {len(lines)} steps, {counts['reuse']} in the store, "
         f"{counts['run']} to compute; store {escape(open_store(config.store).location)}"

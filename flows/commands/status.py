@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands.common import AsJson, RunName, StorePath, console, print_json
+from flows.commands.terminal import neutral
 from flows.execution.run_record import RunRecord, runs
 from flows.report.status import RunStatus, StepStatus, clock, duration, run_status, step_logs
 from stages.contract.errors import UserError
@@ -140,7 +142,8 @@ class _LogPrinter:
         prefix = f"{step.record.step}: " if several else ""
         for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
             # Of a progress bar that draws over itself, what it showed last.
-            typer.echo(prefix + line.rstrip("\r").rpartition("\r")[2])
+            shown = prefix + line.rstrip("\r").rpartition("\r")[2]
+            typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
 def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:

@@ -17,13 +17,15 @@ from flows.pipeline.external import resolve
 from flows.runners.base import supervised
 from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
-from stages.contract.errors import EXIT_USER, UserError
+from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
 
 # An oracle that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
+# What a trial says at its end, see `stages.score.trial`, which flows do not import.
+_CAME_TO_ITS_END = "tried"
 _PROMPTS = 2
 _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 # Messages, and the reference answer.
@@ -98,6 +100,11 @@ def _try(
             finally:
                 overdue.cancel()
                 trial.stdin.close()
+    if code == EXIT_OK and said_last != _CAME_TO_ITS_END:
+        raise UserError(
+            "the oracle was tried before the run, and ended the process that called it",
+            "take os._exit, sys.exit and quit out of it",
+        )
     if code == EXIT_USER:
         said = json.loads(said_last)
         raise UserError(f"the oracle was tried before the run: {said['message']}", said["remedy"])

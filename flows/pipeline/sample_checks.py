@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flows.pipeline.config import RunConfig
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -226,7 +226,7 @@ class _Costs:
         return _Table(rows, tokens / max(rows, 1), sum(each.prompts for each in tables))
 
     def _light(self, step: Step) -> Cost:
-        """Stages without a model; `pair` and `screen` make rows of each prompt's responses."""
+        """Stages without a model; `pair` and others make rows of each prompt's responses."""
         if "responses" in step.inputs:
             read = self._read(step, "responses")
             times = step.params.pairs_per_prompt if isinstance(step.params, PairParams) else 1

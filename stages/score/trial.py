@@ -3,7 +3,8 @@
 Loads the function in the score stage's environment and calls it once on the rows, so that a run
 learns before it pays for anything that its oracle cannot work. Exit code 64, and the message and
 remedy as JSON on stdout, where it cannot. With the certainty ``made-up``, and not ``read``, the
-rows are no prompts of the run, and an error that the function raises on them tells nothing.
+rows are no prompts of the run, and an error that the function raises on them tells nothing. A trial
+that comes to its end says so on stdout: an oracle may end the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, GebError, UserError
 from stages.score.python_function import load_file
+
+TRIED = "tried"
 
 
 def main() -> int:
@@ -37,6 +40,7 @@ def main() -> int:
         except GebError as error:
             sys.stderr.write(f"{error}\n")
             return EXIT_FAILED
+        answer.write(TRIED)
     return EXIT_OK
 
 

@@ -224,3 +224,11 @@ def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: 
         assert len(below) >= 3, "a supervisor, the trial, and what it has started"
         plan.kill()
     assert not psutil.wait_procs(below, timeout=60)[1]
+
+
+def test_an_oracle_that_ends_its_process_is_refused(tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle.py"
+    oracle.write_text("import os\ndef score(prompts, responses, references):\n    os._exit(0)\n")
+    config = load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)}))
+    with pytest.raises(UserError, match="ended the process that called it"):
+        try_oracle(config)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
+from flows.commands.terminal import TerminalConsole, neutral
 from flows.execution import console
 from flows.execution.console import ConsoleObserver
 from stages.contract.events import Progress
@@ -33,3 +39,26 @@ def test_each_phase_of_a_stage_begins_with_a_line(
         "0/2 steps",
         "1/2 pairs",
     ]
+
+
+HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b[2J\x9b1m\u202ec\rd"
+
+
+def as_table(text: str) -> Table:
+    table = Table()
+    table.add_column()
+    table.add_row(text)
+    return table
+
+
+@pytest.mark.parametrize("form", [escape, Text, as_table])
+def test_what_a_model_says_reaches_the_terminal_as_signs(form: Any) -> None:
+    out = io.StringIO()
+    TerminalConsole(file=out, force_terminal=True, width=80).print(form(HOSTILE))
+    said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said)
+    assert "52;c;aGk=" in said
+
+
+def test_colours_of_a_log_are_left_out() -> None:
+    assert neutral("\x1b[32mINFO\x1b[0m\tready\n") == "INFO\tready\n"
