@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from stages.contract.local_store import LocalStore
 from tests.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """An empty store."""
+    return LocalStore.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture

@@ -221,51 +221,56 @@ def test_version_seed_and_inputs_are_in_the_key(kind):
         assert key(params, inputs={**stand_ins(params), name: other}) != same
 
 
-def test_number_and_names_of_inputs_are_in_the_key():
-    given = [{"data": [FILE]}, {"data": [FILE, FILE]}, {"other": [FILE]}, {}]
-    assert len({key(Reader(), inputs=each) for each in given}) == len(given)
+OTHER_FILE = FILE.model_copy(update={"digest": "d2"})
+MOVED_FILE = FILE.model_copy(update={"location": "/elsewhere/data.jsonl"})
+MODEL = HubInput(repo="org/model", revision="abc")
+TRAINED = ArtifactInput(stage="train", key="k1", path="checkpoint", digest="d")
 
 
-def test_place_and_labels_are_not_in_the_key():
-    params = Reader()
-    moved = FILE.model_copy(update={"location": "/elsewhere/data.jsonl"})
-    given = {"data": [FILE]}
-    same = key(params, inputs=given)
-    assert key(params, inputs={"data": [moved]}) == same
-    assert key(params, inputs=given, run="nightly", step="iteration-1") == same
-    assert key(params, inputs=given, resources=Resources(gpus=8, memory_gib=64)) == same
-    request = make_request(params, inputs={"data": [FILE]}, seed=0, store="/other/store")
+def changed(model: Any, **update: Any) -> dict[str, Any]:
+    return {"model": [model.model_copy(update=update)]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "others"),
+    [
+        ({"data": [FILE]}, [{"data": [FILE, FILE]}, {"other": [FILE]}, {}]),
+        ({"data": [FILE, OTHER_FILE]}, [{"data": [OTHER_FILE, FILE]}]),
+        ({"model": [TRAINED]}, [changed(TRAINED, digest="e")]),
+        ({"model": [MODEL]}, [changed(MODEL, revision="def"), changed(MODEL, repo="org/other")]),
+    ],
+    ids=["number-and-names", "order-of-shards", "content", "hub-model"],
+)
+def test_what_of_the_inputs_is_in_the_key(inputs, others):
+    keys = {key(Reader(), inputs=each) for each in (inputs, *others)}
+    assert len(keys) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more"),
+    [
+        ({"data": [MOVED_FILE]}, {}),
+        ({"data": [FILE]}, {"run": "nightly", "step": "iteration-1"}),
+        ({"data": [FILE]}, {"resources": Resources(gpus=8, memory_gib=64)}),
+    ],
+    ids=["place", "labels", "resources"],
+)
+def test_place_and_labels_are_not_in_the_key(inputs, more):
+    same = key(Reader(), inputs={"data": [FILE]})
+    assert key(Reader(), inputs=inputs, **more) == same
+    request = make_request(Reader(), inputs=inputs, seed=0, store="/other/store", **more)
     assert request.key == same
 
 
-def test_an_artifact_counts_by_content_and_not_by_key():
-    params = Reader()
-    one = ArtifactInput(stage="train", key="k1", path="checkpoint", digest="d")
-    assert key(params, inputs={"model": [one]}) == key(
-        params, inputs={"model": [one.model_copy(update={"key": "k2", "path": "ema"})]}
-    )
-    assert key(params, inputs={"model": [one]}) != key(
-        params, inputs={"model": [one.model_copy(update={"digest": "e"})]}
-    )
+def test_an_artifact_s_key_and_path_and_the_order_of_names_are_not_in_the_key():
+    moved = changed(TRAINED, key="k2", path="ema")
+    assert key(Reader(), inputs=moved) == key(Reader(), inputs={"model": [TRAINED]})
+    both = {"data": [FILE], "other": [OTHER_FILE]}
+    assert key(Reader(), inputs=both) == key(Reader(), inputs=dict(reversed(both.items())))
 
 
-def test_a_hub_model_counts_by_name_and_revision():
-    one = HubInput(repo="org/model", revision="abc")
-    others = [one.model_copy(update=each) for each in ({"revision": "def"}, {"repo": "org/other"})]
-    assert len({key(Reader(), inputs={"model": [each]}) for each in (one, *others)}) == 3
-    dataset = one.model_copy(update={"repo_type": "dataset"})
-    assert dataset.digest != one.digest
-
-
-def test_order_of_shards_is_in_the_key_and_order_of_names_is_not():
-    params = Reader()
-    other = FILE.model_copy(update={"digest": "d2"})
-    assert key(params, inputs={"data": [FILE, other]}) != key(
-        params, inputs={"data": [other, FILE]}
-    )
-    assert key(params, inputs={"data": [FILE], "other": [other]}) == key(
-        params, inputs={"other": [other], "data": [FILE]}
-    )
+def test_a_data_set_of_the_hub_has_another_digest_than_a_model():
+    assert MODEL.model_copy(update={"repo_type": "dataset"}).digest != MODEL.digest
 
 
 def test_settings_inside_settings_can_be_about_speed():

@@ -29,11 +29,6 @@ from tests.stage_calls import file_input
 from tests.writer_stage import WRITER, WriterParams, compute, request
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 def test_what_is_no_store_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()

@@ -17,11 +17,6 @@ from tests.stage_calls import checkpoint_artifact
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
 def registry(store: LocalStore) -> ModelRegistry:
     return ModelRegistry(store)
 

@@ -21,11 +21,6 @@ from tests.stage_calls import EventLog
 from tests.writer_stage import FILES, WriterParams, compute, request, write_files
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 def counting() -> tuple[Stage, list[int]]:
     calls: list[int] = []
 

@@ -22,11 +22,6 @@ from tests.tiny_models import make_tiny_llama, make_tiny_tokenizer
 Tables = tuple[Path, Path]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 def answers(question: str, *scored: tuple[str, float | None], **changes: object):
     return [
         (response(question, sample, text, **changes), score)
@@ -47,16 +42,25 @@ BASE = [
 
 
 def evaluate(
-    store: LocalStore, policy: list[Tables], base: list[Tables], *, events=None, **params: object
+    store: LocalStore,
+    policy: list[Tables],
+    base: list[Tables],
+    *,
+    reference: Path | None = None,
+    events: EventLog | None = None,
+    resources: Resources | None = None,
+    **params: object,
 ) -> Artifact:
-    settings = EvaluateParams.model_validate({"log_pi_ref": "off"} | params)
+    default = {} if reference else {"log_pi_ref": "off"}
+    settings = EvaluateParams.model_validate(default | params)
     inputs = {
         "responses": [each[0] for each in policy],
         "scores": [each[1] for each in policy],
         "base_responses": [each[0] for each in base],
         "base_scores": [each[1] for each in base],
+        **({"reference": [reference]} if reference else {}),
     }
-    return call(STAGE, settings, inputs, store, events=events)
+    return call(STAGE, settings, inputs, store, events=events, resources=resources)
 
 
 def metrics(artifact: Artifact) -> dict[str, object]:
@@ -212,24 +216,6 @@ def reference(tmp_path: Path) -> Path:
     return make_tiny_llama(tmp_path / "reference")
 
 
-def with_reference(
-    store: LocalStore,
-    tables: tuple[Tables, Tables],
-    reference: Path,
-    resources: Resources | None = None,
-    **params: object,
-) -> Artifact:
-    inputs = {
-        "responses": [tables[0][0]],
-        "scores": [tables[0][1]],
-        "base_responses": [tables[1][0]],
-        "base_scores": [tables[1][1]],
-        "reference": [reference],
-    }
-    settings = EvaluateParams.model_validate(params)
-    return call(STAGE, settings, inputs, store, resources=resources)
-
-
 def by_definition(reference: Path, row: dict[str, object]) -> float:
     """log π_ref of one response, token after token, from the model's full logits."""
     from transformers import AutoModelForCausalLM
@@ -244,7 +230,9 @@ def by_definition(reference: Path, row: dict[str, object]) -> float:
 
 @pytest.mark.parametrize("batch_tokens", [1, 9, 10_000])
 def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batch_tokens):
-    artifact = with_reference(store, tables, reference, batch_tokens=batch_tokens)
+    artifact = evaluate(
+        store, [tables[0]], [tables[1]], reference=reference, batch_tokens=batch_tokens
+    )
     rows = list(read_rows(artifact.path / "distributions.parquet", DISTRIBUTIONS))
     expected = [by_definition(reference, row) for row, _ in [*POLICY, *BASE]]
     assert [row["log_pi_ref"] for row in rows] == pytest.approx(expected, abs=1e-5)
@@ -255,7 +243,8 @@ def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batc
 
 
 def test_the_base_can_be_spared_the_forward_pass(store, tables, reference):
-    found = metrics(with_reference(store, tables, reference, log_pi_ref="policy"))
+    policy, base = tables
+    found = metrics(evaluate(store, [policy], [base], reference=reference, log_pi_ref="policy"))
     assert found["mean_log_pi_ref"] < 0
     assert found["base_mean_log_pi_ref"] is None
 
@@ -268,7 +257,7 @@ def test_a_reference_with_a_smaller_vocabulary_is_refused(store, tmp_path, table
         "s-",
     )
     with pytest.raises(UserError, match="hold token 10000, the reference has"):
-        with_reference(store, (strange, tables[1]), reference)
+        evaluate(store, [strange], [tables[1]], reference=reference)
 
 
 def test_the_tokenizer_of_these_tests_covers_their_tokens():
@@ -281,8 +270,14 @@ def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference):
     made = []
     for processes in (1, 2):
         store = LocalStore.open(str(tmp_path / f"store-{processes}"), create=True)
-        artifact = with_reference(
-            store, tables, reference, resources=Resources(processes=processes), batch_tokens=1
+        resources = Resources(processes=processes)
+        artifact = evaluate(
+            store,
+            [tables[0]],
+            [tables[1]],
+            reference=reference,
+            resources=resources,
+            batch_tokens=1,
         )
         assert metrics(artifact)["mean_log_pi_ref"] < 0
         made.append((artifact.path / "distributions.parquet").read_bytes())

@@ -173,28 +173,33 @@ def test_baselines_push_the_response_down(design):
 
 
 class TestSaturation:
-    def test_inverse_pi_is_clamped_where_float32_ends(self):
-        # log of the largest float32: 88.72.
+    @pytest.mark.parametrize(
+        ("design", "divergence", "numerics", "logp", "clamped", "underflowed"),
+        [
+            # log of the largest float32: 88.72.
+            ("inverse_pi", "reverse_kl", "exact", [-88.7, -88.8], [0, 1], [0, 0]),
+            # Long responses.
+            ("one_minus_pi", "reverse_kl", "exact", [-50.0, -104.0], [0, 0], [0, 1]),
+            # The logarithm of zero.
+            ("one_minus_pi", "forward_kl", "exact", [0.0, -1e-6], [1, 0], [0, 0]),
+            ("arctanh", "forward_kl", "exact", [0.0, -1e-6], [1, 0], [0, 0]),
+            # Published forms are never clamped.
+            ("inverse_pi", "reverse_kl", "paper", [-1.0, -200.0], [0, 0], [0, 1]),
+            ("one_minus_pi", "reverse_kl", "paper", [-1.0, -200.0], [0, 0], [0, 1]),
+        ],
+    )
+    def test_where_a_bonus_leaves_the_floats(
+        self, design, divergence, numerics, logp, clamped, underflowed
+    ):
+        found = saturation_of(torch.tensor(logp), design, divergence, numerics=numerics)
+        assert found.clamped.tolist() == list(map(bool, clamped))
+        assert found.underflowed.tolist() == list(map(bool, underflowed))
+
+    def test_a_clamped_bonus_is_the_largest_and_has_no_gradient(self):
         logp = torch.tensor([-88.7, -88.8, -400.0])
-        saturation = saturation_of(logp, design="inverse_pi", divergence="reverse_kl")
-        assert saturation.clamped.tolist() == [False, True, True]
-        assert saturation.underflowed.tolist() == [False, False, False]
         bonus, gradient = bonus_and_gradient(logp, "inverse_pi", "reverse_kl")
         assert bonus[1] == bonus[2] > bonus[0]
         assert gradient.tolist()[1:] == [0.0, 0.0]
-
-    def test_one_minus_pi_underflows_on_long_responses(self):
-        logp = torch.tensor([-50.0, -104.0])
-        saturation = saturation_of(logp, design="one_minus_pi", divergence="reverse_kl")
-        assert saturation.underflowed.tolist() == [False, True]
-        assert not saturation.clamped.any()
-
-    @pytest.mark.parametrize("design", ["one_minus_pi", "arctanh"])
-    def test_log_of_zero_is_clamped(self, design):
-        saturation = saturation_of(
-            torch.tensor([0.0, -1e-6]), design=design, divergence="forward_kl"
-        )
-        assert saturation.clamped.tolist() == [True, False]
 
     def test_per_token_counts_responses(self):
         logp = torch.tensor([[-1.0, -104.0], [-104.0, -105.0], [-104.0, -1.0]])
@@ -218,14 +223,6 @@ class TestSaturation:
         given = saturation_of(logp, **arguments, mask=mask)
         assert given.underflowed.tolist() == [False, True]
         assert given.clamped.tolist() == [False, False]
-
-    @pytest.mark.parametrize("design", ["inverse_pi", "one_minus_pi"])
-    def test_published_forms_underflow_and_are_never_clamped(self, design):
-        saturation = saturation_of(
-            torch.tensor([-1.0, -200.0]), design=design, divergence="reverse_kl", numerics="paper"
-        )
-        assert saturation.underflowed.tolist() == [False, True]
-        assert saturation.clamped.tolist() == [False, False]
 
     @EVERY_CASE
     def test_saturated_exactly_where_the_gradient_is_lost(self, design, divergence):

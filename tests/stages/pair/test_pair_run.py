@@ -16,12 +16,6 @@ from stages.pair.run import STAGE
 from stages.pair.select import STRATEGIES
 from tests.stage_calls import EventLog, call, response, write_scored
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 SIDES = ("chosen", "rejected")
 
 

@@ -20,11 +20,6 @@ from stages.prepare.run import STAGE
 from tests.stage_calls import EventLog, call, file_input
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 def jsonl(path: Path, rows: list[object]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
@@ -295,28 +290,37 @@ def test_two_test_sources_are_refused(store, tmp_path):
         call(STAGE, PrepareParams(), {"train": [source], "test": [source, source]}, store)
 
 
-def test_rows_without_the_column_are_told_which_columns_there_are(store, tmp_path):
-    pq.write_table(pa.table({"question": ["a", "b"]}), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match=r"row 1: no prompt in column .* \(columns: question\)"):
-        prepare(store, tmp_path / "p.parquet")
+COLUMNS = {"question": ["a", "b"], "answer": ["1", "2"], "reference_answer": ["1", "2"]}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("columns", "asked", "told"),
     [
-        ({}, "no prompt in column"),
-        ({"prompt_column": "question", "reference_columns": ("solution",)}, "no column 'solution'"),
+        ({"question": ["a"]}, {}, r"row 1: no prompt in column .* \(columns: question\)"),
+        (COLUMNS, {}, r"no prompt in column.* \(columns: question, answer, reference_ans"),
+        (
+            COLUMNS,
+            {"prompt_column": "question", "reference_columns": ("solution",)},
+            r"no column 'solution'.* \(columns: question, answer, reference_ans",
+        ),
+        (
+            {"prompt": ["a"], "asked": [datetime(2026, 1, 1)]},
+            {"reference_columns": ["asked"]},
+            r"row 1: `reference_columns`: .*datetime",
+        ),
     ],
+    ids=["one-column", "columns-not-read", "no-such-column", "no-json"],
 )
-def test_columns_that_are_not_read_are_told_as_well(store, tmp_path, asked, told):
-    columns = {"question": ["a", "b"], "answer": ["1", "2"], "reference_answer": ["1", "2"]}
+def test_columns_that_cannot_be_read_are_told_with_those_there_are(
+    store, tmp_path, columns, asked, told
+):
     pq.write_table(pa.table(columns), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match=rf"{told}.* \(columns: question, answer, reference_ans"):
+    with pytest.raises(UserError, match=told):
         prepare(store, tmp_path / "p.parquet", **asked)
 
 
-def test_reference_columns_without_a_value_are_told_with_their_row(store, tmp_path):
-    source = jsonl(tmp_path / "p.jsonl", [chat(f"question {n}", limit=math.inf) for n in range(9)])
+def test_a_reference_column_s_value_in_json_lines_is_told_with_its_line(store, tmp_path):
+    source = jsonl(tmp_path / "p.jsonl", [chat("question", limit=math.inf)])
     with pytest.raises(UserError, match="line 1: `reference_columns`: "):
         prepare(store, source, reference_columns=["limit"])
 
@@ -327,13 +331,6 @@ def test_training_prompts_without_iterations_are_refused(store, tmp_path):
     test = jsonl(tmp_path / "test.jsonl", [chat("held out")])
     with pytest.raises(UserError, match="1 training sources for 0 iterations"):
         prepare(store, train, test=test, iterations=0, prompts_per_iteration=2)
-
-
-def test_a_reference_column_that_is_no_json_is_told_with_its_row(store, tmp_path):
-    rows = [{"prompt": f"question {n}", "asked": datetime(2026, 1, 1 + n)} for n in range(9)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match=r"row 1: `reference_columns`: .*datetime"):
-        prepare(store, tmp_path / "p.parquet", iterations=1, reference_columns=["asked"])
 
 
 def test_a_last_line_without_an_end_counts(store, tmp_path):

@@ -18,11 +18,6 @@ from tests.stage_calls import EventLog, call, checkpoint_artifact
 METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
-
-
 def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> Path:
     path = tmp_path / name
     path.write_text(json.dumps(METRICS | changes))

@@ -14,6 +14,20 @@ from tests.stages.score.responses import response_rows
 
 
 @pytest.fixture
+def score_rows(tmp_path):
+    """Scores a table of responses and returns the rows of the table of scores."""
+
+    def run(settings, rows, **inputs):
+        responses = tmp_path / "responses.parquet"
+        write_table(responses, RESPONSES, rows)
+        request = request_for(settings, {"responses": responses, **inputs}, tmp_path / "store")
+        artifact, _ = call_request(STAGE, request)
+        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+
+    return run
+
+
+@pytest.fixture
 def score(tmp_path):
     """Runs the stage and returns the rows, the metrics and the events."""
 

@@ -4,10 +4,8 @@ import pytest
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.remote.client import RemoteError
-from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import response, score_params
 
 ROWS = [
     response("What is 6 · 7?", 0, "It is 42.", reference_answer="42"),
@@ -23,11 +21,9 @@ def completion(text, prompt_tokens=100, completion_tokens=7):
 
 
 @pytest.fixture
-def score(tmp_path):
+def score(score_rows, tmp_path):
     def run(url, rows=ROWS, template=None, shipped="default", **params):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, rows)
-        inputs = {"responses": responses}
+        inputs = {}
         if template is not None:
             inputs["code"] = tmp_path / "judge.jinja"
             inputs["code"].write_bytes(
@@ -40,9 +36,7 @@ def score(tmp_path):
             "timeout_seconds": 60.0,
             "template": shipped,
         }
-        settings = score_params("judge", **{**defaults, **params})
-        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return score_rows(score_params("judge", **{**defaults, **params}), rows, **inputs)
 
     return run
 

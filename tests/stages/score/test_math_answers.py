@@ -12,11 +12,10 @@ from typing import ClassVar
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.contract.tables import RESPONSES, write_table
 from stages.score import grading
 from stages.score.grading import GraderPool
-from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import request_for, response, score_params
 
 # Reference, response, grade.
 TABLE = [
@@ -124,14 +123,9 @@ def test_an_answer_that_came_while_another_process_was_started_counts(monkeypatc
 
 
 @pytest.fixture
-def score(tmp_path):
+def score(score_rows):
     def run(rows, **params):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, rows)
-        settings = score_params("math_verify", timeout_seconds=60, **params)
-        request = request_for(settings, {"responses": responses}, tmp_path / "store")
-        artifact, _ = call_request(STAGE, request)
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return score_rows(score_params("math_verify", timeout_seconds=60, **params), rows)
 
     return run
 

@@ -8,10 +8,9 @@ import threading
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.contract.tables import RESPONSES, write_table
 from stages.remote.client import RemoteError
-from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import response, score_params
 
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>")
 
@@ -34,10 +33,9 @@ def prefer_longer(number, request):
 
 
 @pytest.fixture
-def score(tmp_path):
+def score(score_rows, tmp_path):
     def run(url, rows, *, against=None, judge=None, **params):
-        inputs = {"responses": tmp_path / "responses.parquet"}
-        write_table(inputs["responses"], RESPONSES, rows)
+        inputs = {}
         if against is not None:
             inputs["opponents"] = tmp_path / "opponents.parquet"
             write_table(inputs["opponents"], RESPONSES, against)
@@ -49,8 +47,7 @@ def score(tmp_path):
             "timeout_seconds": 60.0,
         }
         settings = score_params("judge", **{**defaults, **(judge or {}), **params})
-        artifact, _ = call_request(STAGE, request_for(settings, inputs, tmp_path / "store"))
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return score_rows(settings, rows, **inputs)
 
     return run
 

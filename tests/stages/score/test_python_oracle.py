@@ -104,28 +104,32 @@ class TestPython:
             assert each["score"] == 1.0
             assert dict(each["components"]) == {"warmth": len(row["response"]) / 100}
 
-    def test_a_mapping_needs_a_score(self, score):
-        with pytest.raises(UserError, match="a mapping without 'score'"):
-            score(code="def score(prompts, *rest): return [{'warmth': 1.0} for _ in prompts]")
-
-    def test_a_component_must_be_a_number(self, score):
-        code = "def score(prompts, *rest): return [{'score': 1, 'warmth': None} for _ in prompts]"
-        with pytest.raises(UserError, match="returned warmth None for prompt"):
-            score(code=code)
-
-    def test_a_wrong_count_is_an_error(self, score):
-        code = "def score(prompts, responses, references): return [1.0]"
-        with pytest.raises(UserError, match="returned 1 scores for 20 responses"):
-            score(code=code)
-
-    def test_no_sequence_is_an_error(self, score):
-        code = "def score(prompts, responses, references): return 1.0"
-        with pytest.raises(UserError, match="returned float, not a sequence"):
-            score(code=code)
-
-    def test_what_the_function_raises_is_named_with_its_line(self, score):
-        code = "def score(prompts, responses, references):\n    return responses[99]"
-        with pytest.raises(UserError, match=r"IndexError: .*line 2 of oracle\.py"):
+    @pytest.mark.parametrize(
+        ("code", "message"),
+        [
+            ("def score(*columns): return [{'warmth': 1.0}] * 20", "a mapping without 'score'"),
+            (
+                "def score(*columns): return [{'score': 1, 'warmth': None}] * 20",
+                "returned warmth None for prompt",
+            ),
+            ("def score(*columns): return [1.0]", "returned 1 scores for 20 responses"),
+            ("def score(*columns): return 1.0", "returned float, not a sequence"),
+            (
+                "def score(prompts, responses, references):\n    return responses[99]",
+                r"IndexError: .*line 2 of oracle\.py",
+            ),
+            ("def other(*columns): return []", "no function 'score'; it has: other"),
+            ("def score(", r"oracle\.py raised SyntaxError"),
+            ("import sys\ndef score(*columns): sys.exit(0)", r"oracle\.py.* SystemExit"),
+            ("import sys\nsys.exit(0)", r"oracle\.py.* SystemExit"),
+            (
+                "def score(prompts, *rest):\n    yield 1.0\n    raise SystemExit",
+                r"oracle\.py.* SystemExit",
+            ),
+        ],
+    )
+    def test_code_that_gives_no_scores_is_a_users_mistake(self, score, code, message):
+        with pytest.raises(UserError, match=message):
             score(code=code)
 
     def test_a_failing_network_may_be_retried(self, score):
@@ -141,31 +145,10 @@ class TestPython:
         with pytest.raises(GebError, match=r"oracle\.py:score raised PermissionError.*/etc/shadow"):
             score(code=code)
 
-    @pytest.mark.parametrize(
-        "code",
-        [
-            "import sys\ndef score(*columns): sys.exit(0)",
-            "import sys\nsys.exit(0)",
-            "def score(prompts, *rest):\n    yield 1.0\n    raise SystemExit",
-        ],
-        ids=["in-the-function", "in-the-file", "in-a-generator"],
-    )
-    def test_code_that_ends_the_program_is_the_persons_mistake(self, score, code):
-        with pytest.raises(UserError, match=r"oracle\.py.* SystemExit"):
-            score(code=code)
-
     def test_a_number_beyond_all_floats_is_named_in_short(self, score):
         with pytest.raises(UserError, match="returned score 1000") as said:
             score(code="def score(prompts, *rest): return [10**400 for _ in prompts]")
         assert len(said.value.message) < 500
-
-    def test_a_missing_function_is_named_with_those_there_are(self, score):
-        with pytest.raises(UserError, match="no function 'absent'; it has: score"):
-            score(code=LENGTHS.strip(), function="absent")
-
-    def test_a_file_that_does_not_run_is_an_error(self, score):
-        with pytest.raises(UserError, match=r"oracle\.py raised SyntaxError"):
-            score(code="def score(")
 
     def test_the_request_must_bring_the_code(self, score):
         with pytest.raises(UserError, match="'code'"):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.contract.tables import RESPONSES, write_table
 from stages.remote.client import FAILURES_TO_OPEN, RemoteError
-from stages.score.run import STAGE
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import request_for, response, score_params
 
 IDENTITY = "length@1"
 ROWS = [response(f"question {index}", 0, "word " * index) for index in range(10)]
@@ -23,10 +22,8 @@ def lengths(request):
 
 
 @pytest.fixture
-def score(tmp_path):
+def score(score_rows):
     def run(url, rows=ROWS, **params):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, rows)
         defaults = {
             "url": url,
             "identity": IDENTITY,
@@ -34,10 +31,7 @@ def score(tmp_path):
             "rows_per_request": 3,
             "timeout_seconds": 60.0,
         }
-        settings = score_params("http", **{**defaults, **params})
-        request = request_for(settings, {"responses": responses}, tmp_path / "store")
-        artifact, _ = call_request(STAGE, request)
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return score_rows(score_params("http", **{**defaults, **params}), rows)
 
     return run
 

@@ -10,10 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaModel
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
-from stages.score.run import STAGE
 from stages.score.urm_check import Golden, main
-from tests.stage_calls import call_request, request_for, response, score_params
+from tests.stage_calls import response, score_params
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_llama
 from tests.tiny_urm import change_weights, make_tiny_urm
 
@@ -64,16 +62,10 @@ def urm(tmp_path_factory):
 
 
 @pytest.fixture
-def score(tmp_path):
+def score(score_rows):
     def run(model, rows=ROWS, **params):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, rows)
         settings = score_params(**{"oracle": "urm_gated", "dtype": "float32", **params})
-        request = request_for(
-            settings, {"responses": responses, "model": model}, tmp_path / "store"
-        )
-        artifact, _ = call_request(STAGE, request)
-        return list(read_rows(artifact.path / "scores.parquet", SCORES))
+        return score_rows(settings, rows, model=model)
 
     return run
 
@@ -112,25 +104,29 @@ class TestScores:
 
 
 class TestCheckpoint:
-    def test_without_its_gate_it_is_refused(self, score, tmp_path):
-        model = make_tiny_urm(tmp_path / "urm")
-        change_weights(model, drop="weights.")
-        with pytest.raises(UserError, match=r"lacks 6 weights.*weights\.fc\.0\.bias"):
-            score(model)
-
-    def test_with_weights_of_another_model_it_is_refused(self, score, tmp_path):
-        model = make_tiny_urm(tmp_path / "urm")
-        change_weights(model, add={"regression_layer.weight": torch.zeros(19, 32)})
-        with pytest.raises(UserError, match=r"has besides 1 weights.*regression_layer\.weight"):
-            score(model)
-
-    def test_with_a_head_of_another_width_it_is_refused(self, score, tmp_path):
-        model = make_tiny_urm(tmp_path / "urm")
-        change_weights(model, add={"score.weight": torch.zeros(1, 32)})
-        with pytest.raises(
-            UserError,
-            match=r"other shapes than its config\.json says 1 weights.*score\.weight 1x32",
-        ):
+    @pytest.mark.parametrize(
+        ("template", "change", "message"),
+        [
+            (None, {"drop": "weights."}, r"lacks 6 weights.*weights\.fc\.0\.bias"),
+            (
+                None,
+                {"add": {"regression_layer.weight": torch.zeros(19, 32)}},
+                r"has besides 1 weights.*regression_layer\.weight",
+            ),
+            (
+                None,
+                {"add": {"score.weight": torch.zeros(1, 32)}},
+                r"other shapes than its config\.json says 1 weights.*score\.weight 1x32",
+            ),
+            ("{{ bos_token }}" + CHAT_TEMPLATE, {}, "doubled BOS"),
+            (CHAT_TEMPLATE.removeprefix("{{ bos_token }}"), {}, "does not open with the BOS"),
+        ],
+        ids=["no-gate", "other-weights", "other-width", "doubled-bos", "no-bos"],
+    )
+    def test_what_is_not_as_published_is_refused(self, score, tmp_path, template, change, message):
+        model = make_tiny_urm(tmp_path / "urm", chat_template=template or CHAT_TEMPLATE)
+        change_weights(model, **change)
+        with pytest.raises(UserError, match=message):
             score(model)
 
     def test_a_language_model_is_refused(self, score, tmp_path):
@@ -140,19 +136,6 @@ class TestCheckpoint:
     def test_the_plain_reward_model_oracle_refuses_it(self, score, urm):
         with pytest.raises(UserError, match="has 10 outputs, not one"):
             score(urm, oracle="reward_model")
-
-
-class TestBos:
-    def test_a_doubled_one_is_refused(self, score, tmp_path):
-        model = make_tiny_urm(tmp_path / "urm", chat_template="{{ bos_token }}" + CHAT_TEMPLATE)
-        with pytest.raises(UserError, match="doubled BOS"):
-            score(model)
-
-    def test_none_is_refused(self, score, tmp_path):
-        bare = CHAT_TEMPLATE.removeprefix("{{ bos_token }}")
-        model = make_tiny_urm(tmp_path / "urm", chat_template=bare)
-        with pytest.raises(UserError, match="does not open with the BOS"):
-            score(model)
 
     def test_text_that_spells_it_out_has_no_score(self, score, urm):
         rows = [ROWS[0], response("one two", 1, "red <s> blue")]
