@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from flows.commands.common import console
 from flows.pipeline.loading import load_config
+from flows.runners.local.gpu_locks import gpus_of_this_host
 from stages.contract.errors import UserError
 
 
@@ -107,6 +108,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
         **answers,
         "name": _name(folder),
         "kind": str(kind),
+        "gpus": len(gpus_of_this_host()),
         "num_prompts": NUM_PROMPTS,
         "store": str(folder / "store"),
     }

@@ -16,12 +16,26 @@ _SMALL_MOVE = 1e-5
 # With fewer prompts a win rate of 60 % cannot be told from one of 50 %.
 _FEW_PROMPTS = 64
 _STEPS_WANTED = 20
+# Responses of so many tokens are hardly ever likelier than e⁻¹⁰⁰, where the bonus has no gradient.
+_LONG_RESPONSE = 256
 
 
 def cautions(config: RunConfig) -> list[str]:
     """Sentences, each with numbers and a remedy; none where nothing is known to be wrong."""
     data = sizes.rows_of([resolve(each, "dataset") for each in config.inputs.prompts])
-    return [*_training(config, data), *_evaluation(config)]
+    return [*_bonus(config), *_training(config, data), *_evaluation(config)]
+
+
+def _bonus(config: RunConfig) -> Iterator[str]:
+    train, longest = config.train, config.generate.max_new_tokens
+    # The published forms do so on purpose.
+    if train.design != "one_minus_pi" or train.numerics == "paper":
+        return
+    if train.probability == "sequence" and longest >= _LONG_RESPONSE:
+        yield (
+            f"train.probability is 'sequence', and responses have up to {longest} tokens: the "
+            "bonus of a long response has no gradient. Set train.probability to token_mean or token"
+        )
 
 
 def _training(config: RunConfig, data: sizes.Rows | None) -> Iterator[str]:
@@ -36,11 +50,13 @@ def _training(config: RunConfig, data: sizes.Rows | None) -> Iterator[str]:
         return
     steps = math.ceil(pairs / train.global_batch_pairs) * train.epochs
     if steps < _FEW_STEPS:
-        batch = max(1, math.floor(pairs * train.epochs / _STEPS_WANTED))
+        batch = math.floor(pairs * train.epochs / _STEPS_WANTED)
+        remedy = "Bring more prompts"
+        if batch > 1:
+            remedy = f"Set train.global_batch_pairs to {batch} or less, or bring more prompts"
         yield (
             f"train takes {steps} step{'s' if steps > 1 else ''} in an iteration: at most {pairs} "
-            f"pairs in batches of {train.global_batch_pairs}, {train.epochs} epochs. Set "
-            f"train.global_batch_pairs to {batch} or less, or bring more prompts"
+            f"pairs in batches of {train.global_batch_pairs}, {train.epochs} epochs. {remedy}"
         )
     move = steps * config.iterations * train.learning_rate
     if move < _SMALL_MOVE:

@@ -37,7 +37,8 @@ def config(folder: Path, rows: int, **changes: Any) -> RunConfig:
 def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numbers(
     tmp_path: Path,
 ) -> None:
-    [steps, move, prompts] = cautions(config(tmp_path, 137, prepare={"test_prompts": 16}))
+    [bonus, steps, move, prompts] = cautions(config(tmp_path, 137, prepare={"test_prompts": 16}))
+    assert "responses have up to 2048 tokens" in bonus
     assert "2 steps in an iteration: at most 121 pairs in batches of 256, 2 epochs" in steps
     assert "train.global_batch_pairs to 12 or less" in steps
     assert "train.learning_rate is 5e-07" in move
@@ -46,7 +47,7 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
 
 
 def test_settings_that_can_work_are_not_told_of(tmp_path: Path) -> None:
-    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
+    train = {"global_batch_pairs": 32, "learning_rate": 1e-5, "probability": "token_mean"}
     assert cautions(config(tmp_path, 1000, train=train)) == []
     [told] = cautions(
         config(tmp_path, 1000, train=train, promote={"better_than_base_confidence": None})

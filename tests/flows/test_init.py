@@ -37,6 +37,7 @@ def test_each_kind_of_task_is_a_valid_configuration(
     assert config.score.oracle == oracle
     assert config.inputs.policy == policy
     assert ("sft" in step_names(config)) is (policy is None)
+    assert config.train.probability == ("token_mean" if policy else "sequence")
     for place in (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code):
         assert place is None or Path(place).exists()
     assert {each.name for each in (tmp_path / "my task").iterdir()} == {
@@ -44,6 +45,17 @@ def test_each_kind_of_task_is_a_valid_configuration(
         *([] if policy else ["conversations.jsonl"]),
         *(["oracle.py", "test_oracle.py"] if kind == "function" else []),
     }
+
+
+@pytest.mark.parametrize("gpus", ["", "0,1"])
+def test_stages_ask_for_the_gpus_that_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str
+) -> None:
+    monkeypatch.setenv("GEB_GPUS", gpus)
+    write_task(tmp_path / "task", Kind.MODEL, {"policy": "a/b", "reward_model": "a/c"})
+    resources = load_config(tmp_path / "task/geb.yaml").resources
+    asked = {getattr(resources, stage).gpus for stage in ("generate", "train", "score")}
+    assert asked == ({1} if gpus else {0})
 
 
 @pytest.mark.parametrize("name", ["2024", "1e5", "true", "null"])
