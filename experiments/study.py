@@ -1,4 +1,4 @@
-"""What studies are made of: cells from a table, their runs, and the figures of those that ended.
+"""Building blocks of a study: cells from a table, their runs, and the figures of finished runs.
 
 A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
 preset. Runs that several cells ask for have one name, and are computed once.

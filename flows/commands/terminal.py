@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -44,6 +43,6 @@ class TerminalConsole(Console):
             yield segment if segment.control else Segment(neutral(segment.text), segment.style)
 
 
-def messages(**options: Any) -> TerminalConsole:
+def messages() -> TerminalConsole:
     """A console for messages, on stderr."""
-    return TerminalConsole(stderr=True, highlight=False, soft_wrap=True, **options)
+    return TerminalConsole(stderr=True, highlight=False, soft_wrap=True)

@@ -210,7 +210,7 @@ def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
 
 
 def _sum(paths: Sequence[Path]) -> tuple[int, int] | None:
-    """Rows and bytes of several files or folders; None without any, or if one is no table."""
+    """Counts rows and bytes of files or folders; None if there are none, or one is no table."""
     counted = [_count(each) for each in paths]
     known = [each for each in counted if each is not None]
     if not known or len(known) < len(counted):

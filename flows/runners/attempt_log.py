@@ -21,18 +21,12 @@ from stages.contract.request import Request
 _STARTED = "%Y%m%d-%H%M%SZ"
 
 
-def new_log(request: Request, node: int = 0) -> Path:
-    """Path for the log of a new attempt, named by its start; its folder is made.
-
-    Args:
-        request: What it computes.
-        node: Number of the node whose log it is.
-    """
+def new_log(request: Request) -> Path:
+    """Path for the log of a new attempt at a request, named by its start; its folder is made."""
     folder = LocalStore.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime(_STARTED, time.gmtime())
-    stem = f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    return folder / (f"{stem}.node{node}.log" if node else f"{stem}.log")
+    return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
 
 
 def attempt_logs(folder: Path) -> list[Path]:

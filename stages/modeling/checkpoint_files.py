@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.out_of_memory import is_out_of_memory
+from stages.modeling.engines import is_out_of_memory
 
 # One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
 # an empty tokenizer from the model's architecture.

@@ -1,4 +1,4 @@
-"""Errors of engines that hold a model: want of memory, and break-downs that a retry may cure."""
+"""Errors of models and engines: want of memory, and break-downs that a retry may cure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ _OUT_OF_MEMORY = (
     "kv cache",
     "kv-cache",
 )
+
+# torch has no class of its own for the CPU's.
+_CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 
 class EngineError(GebError):
@@ -29,12 +32,20 @@ def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
     """
     text = f"{type(error).__name__}: {error}".strip()
     first = text.splitlines()[0][:500]
-    if is_out_of_memory(error):
+    if tells_of_memory(error):
         return EngineError(f"{engine} has not enough memory ({first}); {remedy}")
     return EngineError(f"{engine} broke down ({first}); if a worker ran out of memory, {remedy}")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True where an engine's error is about memory."""
+def tells_of_memory(error: BaseException) -> bool:
+    """True if an engine's error is about memory, whatever its class."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True where an exception says that memory, of a GPU or of the machine, ran out."""
+    import torch
+
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or _CPU_MESSAGE in str(error)

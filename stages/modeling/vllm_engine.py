@@ -13,7 +13,7 @@ from typing import Any
 from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.modeling.checkpoint_files import check_finite_files, check_weight_files, local_folder
-from stages.modeling.engines import engine_error, is_out_of_memory
+from stages.modeling.engines import engine_error, tells_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
 # once would not start.
@@ -108,7 +108,7 @@ def start_engine(
         engine_args = EngineArgs(**{**platform(current_platform), **arguments, **extra})
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:
-        if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
+        if isinstance(error, (ValueError, TypeError)) and not tells_of_memory(error):
             what = f"vLLM refuses the model {source.name_or_path} or a setting: {_said(error)}"
             raise UserError(what, correct) from error
         raise engine_error("vLLM", error, lower) from error

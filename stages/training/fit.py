@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import set_seed
 
 from stages.contract.digests import derive_seed
+from stages.modeling.engines import is_out_of_memory
 from stages.modeling.file_backed import in_files
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.modeling.out_of_memory import is_out_of_memory
 from stages.modeling.save import save_checkpoint, save_tokenizer
 from stages.training import checkpoints, fsdp
 from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters

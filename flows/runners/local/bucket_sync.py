@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.bucket_inputs import with_local_inputs
-from flows.runners.running import Running
 from stages.contract.errors import DamagedArtifactError, StoppedError, StoreError
 from stages.contract.events import Log, Progress
 from stages.contract.remote.lease import RemoteLease
@@ -162,3 +161,25 @@ def _artifact_inputs(request: Request) -> list[ArtifactInput]:
 
 def _warner(on_event: OnEvent) -> Callable[[str], None]:
     return lambda message: on_event(Log(level="warning", message=message))
+
+
+class Running:
+    """Number of blocks of code that are entered; threads enter and leave as they like."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Condition()
+        self._number = 0
+
+    def __enter__(self) -> None:
+        with self._ended:
+            self._number += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._ended:
+            self._number -= 1
+            self._ended.notify_all()
+
+    def wait_for_none(self, seconds: float | None = None) -> None:
+        """Waits until no block is entered, for ``seconds`` at the most."""
+        with self._ended:
+            self._ended.wait_for(lambda: not self._number, seconds)
