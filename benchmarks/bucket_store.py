@@ -18,10 +18,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stages.contract.local_store import LocalStore
 from stages.contract.manifest import Manifest, describe_file
-from stages.contract.remote.store import RemoteStore
-from stages.contract.store import Artifact, Store
+from stages.store.base import Artifact, Store
+from stages.store.remote.store import RemoteStore
 from tests.object_storage import BUCKET, aws_environment, make_bucket, s3_server
 
 _MIB = 1 << 20
@@ -62,7 +61,7 @@ def _measure(
 ) -> list[tuple[str, float, str]]:
     near = RemoteStore.connect(url, folder / "near", create=True)
     far = RemoteStore.connect(url, folder / "far")
-    local = LocalStore.open(str(folder / "local"), create=True)
+    local = Store.open(str(folder / "local"), create=True)
     large = _make(near.local, mib * _MIB // num_files, num_files)
     small = _make(near.local, 1000, 3)
     in_folder = _make(local, 1000, 3)
@@ -78,8 +77,8 @@ def _measure(
             _timed(lambda: [store.load(manifest.stage, manifest.key) for _ in range(hits)]) / hits
         )
 
-    rows = [rate("push", lambda: near.push(large, check_lease=lambda: None))]
-    near.push(small, check_lease=lambda: None)
+    rows = [rate("push", lambda: near.push(large))]
+    near.push(small)
     manifest = large.manifest
     found = far.load(manifest.stage, manifest.key)
     assert found is not None
@@ -87,12 +86,6 @@ def _measure(
     rows.append(("pull what is here already", _timed(found.file), "sizes and times compared"))
     rows.append(("hit, store in a bucket", hit(far, small), "two requests"))
     rows.append(("hit, store in a folder", hit(local, in_folder), ""))
-
-    def hold() -> None:
-        with near.lease("make", "key") as lease:
-            lease.acquire()
-
-    rows.append(("lease taken and given back", _timed(hold), "three requests"))
     work = near.work("make", "key")
     shutil.copytree(large.path, near.local.work_path("make", "key"))
     rows.append(rate("snapshot of an attempt's state,", work.push))
@@ -104,7 +97,7 @@ def _measure(
     return rows
 
 
-def _make(store: LocalStore, size: int, count: int) -> Artifact:
+def _make(store: Store, size: int, count: int) -> Artifact:
     """A published artifact of random files in the local folder."""
     key = uuid.uuid4().hex * 2
     scratch = store.new_scratch("make", key)

@@ -30,8 +30,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.save import save_checkpoint
 from stages.sft.data import make_word_tokenizer

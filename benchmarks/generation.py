@@ -28,10 +28,10 @@ from typing import Any
 
 from benchmarks.inputs import file_input
 from stages.contract.digests import prompt_id
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
-from stages.contract.tables import PROMPTS, write_table
 from stages.generate.params import GenerateParams
+from stages.store.base import Store
+from stages.tables.schemas import PROMPTS, write_table
 
 ROOT = Path(__file__).parents[1]
 MARK = 0.95
@@ -157,7 +157,7 @@ def run_stage(
         options: As of this program.
         resources: Those of the stage; one engine if unset.
     """
-    store = LocalStore.open(str(folder / f"store-{name}"), create=True)
+    store = Store.open(str(folder / f"store-{name}"), create=True)
     model, prompts = folder / "model", folder / "prompts.parquet"
     params = GenerateParams.model_validate(
         {

@@ -25,15 +25,15 @@ import transformers
 from benchmarks.inputs import file_input
 from benchmarks.training.shapes import SHAPES, Shape, make_model, make_pairs
 from flows.planning.cost import GPUS
-from flows.runners.local.gpu_locks import gpus_of_this_host
+from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_USER
-from stages.contract.local_store import LocalStore
 from stages.contract.request import FileInput, Request, Resources, make_request
-from stages.contract.tables import PROMPTS, write_table
 from stages.generate.params import GenerateParams
+from stages.store.base import Store
+from stages.tables.schemas import PROMPTS, write_table
 from stages.train.params import TrainParams
-from stages.training.timing import matmul_flops_per_second
+from stages.training.metrics import matmul_flops_per_second
 from tests.gpu.programs import run_stage
 
 # First steps, in which kernels are chosen and memory is taken, do not count.
@@ -100,7 +100,7 @@ def main() -> None:
     options = _options()
     gpus = len(gpus_of_this_host())
     if not gpus or not torch.cuda.is_available():
-        print("this machine has no GPU; `geb doctor --gpu` tells more", file=sys.stderr)
+        print("torch finds no GPU on this machine", file=sys.stderr)
         sys.exit(EXIT_USER)
     rate = matmul_flops_per_second(torch.device("cuda"), torch.bfloat16)
     found: list[Measured] = []
@@ -151,7 +151,7 @@ def _measure(
         make_pairs(SHAPES[shape], folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
         for each in options.shards:
             yield _train(shape, each, folder, gpus, rate, options)
-        yield _sample(shape, folder, gpus, options)
+        yield _sample(shape, folder, options)
 
 
 def _options() -> argparse.Namespace:
@@ -223,7 +223,7 @@ def _train(
     )
 
 
-def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> Measured:
+def _sample(name: str, folder: Path, options: argparse.Namespace) -> Measured:
     """One shard on vLLM, an engine for each GPU."""
     write_table(
         folder / "prompts.parquet",
@@ -242,17 +242,15 @@ def _sample(name: str, folder: Path, gpus: int, options: argparse.Namespace) -> 
         "policy": file_input(folder / "model"),
         "prompts": file_input(folder / "prompts.parquet"),
     }
-    artifact = run_stage(
-        _request(params, inputs, folder, gpus), folder / "generate.json", vllm=True
-    )
+    artifact = run_stage(_request(params, inputs, folder, 1), folder / "generate.json", vllm=True)
     timings = json.loads((artifact / "timings.json").read_text())
     tokens = json.loads((artifact / "metrics.json").read_text())["response_tokens"]
     seconds = timings["seconds"] - timings["start_seconds"]
-    return Measured(f"generate, {name}, vLLM, {gpus} engines", tokens / seconds / gpus)
+    return Measured(f"generate, {name}, vLLM, one engine", tokens / seconds)
 
 
 def _request(params: Any, inputs: dict[str, FileInput], folder: Path, gpus: int) -> Request:
-    LocalStore.open(str(folder / "store"), create=True)
+    Store.open(str(folder / "store"), create=True)
     return make_request(
         params,
         inputs={name: [each] for name, each in inputs.items()},

@@ -15,7 +15,7 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from stages.contract.file_lease import FileLease
+from stages.store.locks import FileLease
 
 
 def _take_over(folder: Path, takeovers: int, found: list[str]) -> None:

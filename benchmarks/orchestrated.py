@@ -23,8 +23,7 @@ from flows.pipeline.algorithm import walk
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output, Step
-from stages.contract.local_store import LocalStore
-from stages.contract.store import Artifact
+from stages.store.base import Artifact, Store
 
 _POLL_SECONDS = 0.5
 
@@ -77,7 +76,7 @@ def write_config(
 
 def fill(config: RunConfig) -> None:
     """Puts an artifact for every step into the store."""
-    store = LocalStore.open(config.store, create=True)
+    store = Store.open(config.store, create=True)
     made: dict[str, Artifact] = {}
 
     def do(step: Step) -> Output:
@@ -128,17 +127,15 @@ def geb_run(config: Path, folder: Path, api: str | None) -> Measured:
 def standing_server(folder: Path) -> Iterator[str]:
     """A Prefect server with a database of its own; yields the address of its API."""
     # Here: Prefect takes seconds to load.
-    from flows.standing.server import _free_port, start_server
+    from flows.standing.server import free_port, start_server
 
-    address = f"http://127.0.0.1:{_free_port()}"
+    address = f"http://127.0.0.1:{free_port()}"
     environment = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": ""}
     server = start_server(address, folder / "server.log", environment)
     try:
         yield f"{address}/api"
     finally:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait()
+        server.communicate()
 
 
 def database_mib(folder: Path) -> float:

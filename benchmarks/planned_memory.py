@@ -20,12 +20,11 @@ from pathlib import Path
 
 from benchmarks.memory_peaks import memory_peaks
 from benchmarks.sizes import llama_sizes
-from flows.planning.cost import GIB, this_cpu
-from flows.planning.sizes import ModelShape, read_shape
-from flows.planning.training import TrainingSetting, training_memory
+from flows.planning.cost import GIB, this_cpu, training_memory
+from flows.planning.sizes import read_shape
 from stages.contract.events import Progress, parse_event
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.stage_calls import file_input
 from tests.stages.train.train_helpers import make_pairs, request_for
@@ -55,8 +54,7 @@ def main() -> None:
         folder = Path(place)
         policy = make_tiny_llama(folder / "policy", **llama_sizes(asked))
         pairs = make_pairs(folder / "pairs.parquet", _PAIRS)
-        shape = read_shape(file_input(policy), LocalStore.open(str(folder / "store"), create=True))
-        assert isinstance(shape, ModelShape), shape
+        shape = read_shape(file_input(policy), Store.open(str(folder / "store"), create=True))
         print(f"weights: {shape.params * 4 / GIB:.2f} GiB in float32\n")
         print("| shards | LoRA | processes | measured, GiB | estimate, GiB | measured / estimate |")
         print("| --- | --- | ---: | ---: | ---: | ---: |")
@@ -72,8 +70,7 @@ def main() -> None:
             )
             measured = peak_gib(request, folder / f"request-{number}.json")
             params = TrainParams.model_validate(request.params)
-            terms, _ = training_memory(TrainingSetting(shape, params, this_cpu(), processes))
-            planned = sum(terms.values()) / GIB
+            planned = training_memory(shape, params, this_cpu(), processes) / GIB
             name = f"rank {rank}" if rank else "none"
             print(
                 f"| {zero} | {name} | {processes} | {measured:.2f} | {planned:.2f} "

@@ -30,10 +30,10 @@ import yaml
 
 from benchmarks.inputs import file_input
 from stages.contract.digests import prompt_id
-from stages.contract.local_store import LocalStore
 from stages.contract.request import make_request
-from stages.contract.tables import RESPONSES, TableWriter
 from stages.score.params import ScoreParams
+from stages.store.base import Store
+from stages.tables.schemas import RESPONSES, TableWriter
 
 ROOT = Path(__file__).parents[1]
 LIMIT_MIB = 1024
@@ -81,7 +81,7 @@ def main() -> None:
 
 def measure_rows(folder: Path, rows: int) -> dict[str, Any]:
     """Scores made-up responses with a programmatic oracle."""
-    store = LocalStore.open(str(folder / "store"), create=True)
+    store = Store.open(str(folder / "store"), create=True)
     responses, oracle = folder / "responses.parquet", folder / "oracle.py"
     oracle.write_text(_LENGTH_ORACLE)
     with TableWriter(responses, RESPONSES) as writer:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import file_input
-from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
 from stages.contract.request import make_request
-from stages.contract.tables import PROMPTS, RESPONSES, SCORES, TableWriter, read_rows
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
+from stages.store.base import Store
+from stages.tables.schemas import PROMPTS, RESPONSES, SCORES, TableWriter, read_rows
 
 LIMIT_MIB = 1024
 _WORDS = [f"word{number}" for number in range(4000)]
@@ -81,7 +81,7 @@ def main() -> None:
 
 def measure(folder: Path, rows: int) -> list[Measurement]:
     """Runs prepare on ``rows`` prompts and pair on twice as many responses to them."""
-    store = LocalStore.open(str(folder / "store"), create=True)
+    store = Store.open(str(folder / "store"), create=True)
     source = folder / "prompts.jsonl"
     _write_prompts(source, rows)
     params = PrepareParams(iterations=1, test_prompts=1)
@@ -94,7 +94,7 @@ def measure(folder: Path, rows: int) -> list[Measurement]:
 
 
 def _run(
-    store: LocalStore, folder: Path, params: StageParams, inputs: dict[str, Path], rows: int
+    store: Store, folder: Path, params: StageParams, inputs: dict[str, Path], rows: int
 ) -> tuple[Path, Measurement]:
     files = {name: [file_input(path)] for name, path in inputs.items()}
     request = make_request(params, inputs=files, seed=0, store=str(store.root))

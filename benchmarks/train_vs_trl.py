@@ -29,7 +29,7 @@ from benchmarks.training.contestants import CONTESTANTS, Training, TrainingJob
 from benchmarks.training.shapes import BATCH_PAIRS, SHAPES, make_model, make_pairs
 from flows.runners.base import thread_variables
 from stages.contract.request import Resources
-from stages.training.timing import matmul_flops_per_second
+from stages.training.metrics import matmul_flops_per_second
 
 _COMPARED = ("TRL, default", "TRL, reference precomputed", "ours")
 # Same objective, other order of summation: the curves may drift apart by this much.

@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 from benchmarks.memory_peaks import memory_peaks
 from benchmarks.sizes import llama_sizes
 from stages.contract.events import Emitter, Event, Log, Metric, Progress
-from stages.contract.program import execute
+from stages.harness.program import execute
 from stages.modeling.load import DTYPES
 from stages.train.run import STAGE
 from tests.stages.train.train_helpers import make_pairs, request_for

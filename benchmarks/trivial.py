@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.contract.events import Done, Emitter
-from stages.contract.local_store import LocalStore
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.request import Request
+from stages.store.base import Store
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote")
@@ -35,7 +35,7 @@ _WHEN = "2000-01-01T00:00:00+00:00"
 
 def answer(request: Request) -> Path:
     """Publishes an artifact for a request and returns its folder."""
-    store = LocalStore.open(request.store)
+    store = Store.open(request.store)
     scratch = store.new_scratch(request.stage, request.key)
     # What the report reads of scores and evaluations; the key makes each answer its own.
     rows = [
@@ -62,7 +62,7 @@ def interpreter(folder: Path) -> dict[str, str]:
     program.write_text(
         "#!/bin/sh\n"
         'case "$2" in\n'
-        f'stages.contract.*) exec {sys.executable} "$@" ;;\n'
+        f'stages.harness.*) exec {sys.executable} "$@" ;;\n'
         f'*) cd {ROOT} && exec {sys.executable} -m benchmarks.trivial "$3" ;;\n'
         "esac\n"
     )

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
-from prefect import flow
-from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
-from flows.execution.cancellation import ends_cancelled
-from flows.execution.hooks import remove_containers
-from flows.execution.outage import survives_outage
+from flows.execution.cancellation import stage_flow
+from flows.execution.prefect_progress import survives_outage
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.placement import Execution, resources_of
+from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
+from flows.report.prefect_artifacts import publish_image
 from stages.bandit.params import BanditParams
 from stages.contract.digests import derive_seed
 from stages.contract.params import Settings
-from stages.contract.store import Artifact
-
-# The paper's two figures; the curves beside them are too large for an artifact of Prefect.
-_SHOWN_FIGURES = ("reference", "policies")
+from stages.contract.request import Resources
+from stages.store.base import Artifact
 
 
-class Experiment(Settings):
-    """The stage of the bandit experiment."""
+class BanditResources(Settings):
+    """Resources of the bandit stage. They change speed and place only."""
+
+    bandit: Resources = Field(Resources(), description="Resources of each call of `bandit`.")
+
+
+class BanditConfig(Settings):
+    """The bandit experiment: the methods compared, and where it runs."""
 
     name: str = Field("bandit", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the experiment in the store."""
@@ -36,32 +36,13 @@ class Experiment(Settings):
     """The store: a folder, or a bucket as `s3://…`, `gs://…` or `az://…` (docs/store.md)."""
     bandit: BanditParams = BanditParams()
     """The experiment."""
-
-
-_ResourcesByStage: Any = resources_of(Experiment)
-
-
-class BanditResources(_ResourcesByStage):
-    """Resources of the bandit stage. They change speed and place only."""
-
-
-class BanditConfig(Experiment):
-    """The bandit experiment: the methods compared, and where it runs."""
-
     resources: BanditResources = BanditResources()
     """Resources of the stage."""
     execution: Execution = Execution()
     """Settings of the runner that starts the stage."""
 
 
-@flow(
-    name="bandit",
-    flow_run_name="{config.name}",
-    persist_result=False,
-    on_cancellation=[remove_containers],
-    on_crashed=[remove_containers],
-)
-@ends_cancelled
+@stage_flow("bandit", "{config.name}")
 def bandit(config: BanditConfig) -> Artifact:
     """Compares f-DPO, GEB and the baselines on a bandit whose best arm is rarely played.
 
@@ -82,6 +63,6 @@ def bandit_step(config: BanditConfig) -> Step:
 @survives_outage
 def _show(artifact: Artifact) -> None:
     create_markdown_artifact(artifact.file("table.md").read_text(), key="bandit-table")
-    for figure in _SHOWN_FIGURES:
-        data = base64.b64encode(artifact.file(f"{figure}.png").read_bytes()).decode()
-        create_image_artifact(f"data:image/png;base64,{data}", key=f"bandit-{figure}")
+    for figure in ("reference", "policies"):
+        image = artifact.file(f"{figure}.png").read_bytes()
+        publish_image(image, f"bandit-{figure}", f"The bandit: {figure}.")

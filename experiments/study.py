@@ -2,6 +2,11 @@
 
 A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
 preset. Runs that several cells ask for have one name, and are computed once.
+
+A study of one's own takes four steps: :func:`read_rows` reads its table; :func:`tuning_runs` and
+:func:`reported_runs` give the runs, each a whole configuration, which ``run_cells`` of
+``flows/sweep.py`` computes; :func:`choose` picks the coefficients; :func:`finished` finds the runs
+that the store has whole, whose figures are rows (:meth:`StudyRun.figures`).
 """
 
 from __future__ import annotations
@@ -9,20 +14,22 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import configured
 from flows.pipeline.strict_yaml import parse_yaml
+from flows.report.rows import last_iteration
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 
-_KINDS = ("experiment", "setting", "method", "divergence")
+KINDS = ("experiment", "setting", "method", "divergence")
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Row:
         grid: One coefficient and the values among which it is chosen; empty if it is given.
         tuning_seeds: Seeds of the runs by which it is chosen; they are not reported.
         seeds: Seeds of the runs that are reported.
+        prefix: Name of the study, with which the names of its runs begin.
     """
 
     experiment: str
@@ -50,6 +58,7 @@ class Row:
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
     tuning_seeds: tuple[int, ...] = ()
     seeds: tuple[int, ...] = ()
+    prefix: str = "study"
 
     def names(self) -> tuple[str, str, str, str]:
         """Experiment, setting, method and divergence."""
@@ -69,33 +78,49 @@ class StudyRun:
         cell: Its configuration, under the run's name.
         coefficient: The value of the row's grid that it has.
         tunes: Whether it serves the choice of the coefficient, and is not reported.
+        summary: Its results once it is finished; see :func:`finished`.
     """
 
     row: Row
     cell: Cell
     coefficient: Mapping[str, Any] = field(hash=False)
     tunes: bool = False
+    summary: Summary | None = field(default=None, hash=False)
 
     @property
     def name(self) -> str:
         """Name of the run in the store."""
         return self.cell.config.name
 
+    def figures(self, suite: str | None = None) -> Mapping[str, Any]:
+        """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
+        if self.summary is None:
+            return {}
+        if suite is None:
+            last = last_iteration(self.summary)
+            return {} if last is None else self.summary.rows[last]
+        found = [each for each in self.summary.suites if each.name == suite]
+        return found[0].rows[-1] if found else {}
 
-def read_rows(table: Path, only: Sequence[str] = ()) -> list[Row]:
+
+def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:
     """The cells of a table.
 
     Args:
-        table: A CSV file with a column for each field of :class:`Row`.
+        table: A CSV file with a column for each field of :class:`Row` but the prefix.
         only: Experiments, settings, methods and divergences to keep; all if empty. Of several
             names of one kind each is kept, of different kinds what has both.
+        prefix: Name of the study, with which the names of its runs begin.
 
     Raises:
         UserError: No cell has the names of ``only``, or a row cannot be read.
     """
     with table.open(encoding="utf-8", newline="") as file:
-        rows = [_row(each, f"{table}:{n}") for n, each in enumerate(csv.DictReader(file), 2)]
-    asked = [{getattr(row, kind) for row in rows} & set(only) for kind in _KINDS]
+        rows = [
+            replace(_row(each, f"{table}:{n}"), prefix=prefix)
+            for n, each in enumerate(csv.DictReader(file), 2)
+        ]
+    asked = [{getattr(row, kind) for row in rows} & set(only) for kind in KINDS]
     if unknown := set(only) - set().union(*asked):
         known = {name for row in rows for name in row.names()}
         raise UserError(
@@ -118,11 +143,7 @@ def read_rows(table: Path, only: Sequence[str] = ()) -> list[Row]:
 def _row(values: Mapping[str, str], place: str) -> Row:
     try:
         found = Row(
-            experiment=values["experiment"],
-            setting=values["setting"],
-            method=values["method"],
-            divergence=values["divergence"],
-            configuration=values["configuration"],
+            **{name: values[name] for name in (*KINDS, "configuration")},
             fields=dict(
                 _field(each, place) for each in values["fields"].split(";") if each.strip()
             ),
@@ -195,7 +216,7 @@ def _runs(
 ) -> list[StudyRun]:
     config = configured(row.configuration, overrides)
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
-    made = cells(f"paper-{row.configuration}", config, axes, seeds)
+    made = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
     return [StudyRun(row, each, coefficient, tunes) for each in made]
 
 
@@ -228,12 +249,21 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
     return {row: max(found, key=lambda pair: pair[0])[1] for row, found in means.items()}
 
 
-def finished(cell: Cell) -> Summary | None:
-    """Results of a run if the store has its every step under the key that it has today."""
-    record = RunRecord(open_store(cell.config.store, create=True), cell.config.name)
+def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
+    """Those whose every step the store has under today's key, with their results.
+
+    A run that several cells ask for stands in each.
+    """
+    own = list(runs)
+    found = {name: _summary(each.cell.config) for name, each in by_name(own).items()}
+    return [replace(each, summary=found[each.name]) for each in own if found[each.name]]
+
+
+def _summary(config: RunConfig) -> Summary | None:
+    record = RunRecord(open_store(config.store, create=True), config.name)
     if not (record.path / "config.json").exists():
         return None
     known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
-    lines = plan(cell.config)
+    lines = plan(config)
     whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
     return summarise(record) if whole else None

@@ -2,33 +2,95 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from flows.execution.cancellation import ends_cancelled
-from flows.execution.hooks import remove_containers
-from flows.execution.outage import survives_outage
-from flows.execution.prefect_progress import artifact_key
+from flows.execution.cancellation import stage_flow
+from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.execution.prefect_tasks import StepTasks, step_tasks
 from flows.execution.step_executor import StepExecutor
 from flows.iterate import NOTHING, Overrides, Preset
 from flows.pipeline.algorithm import sample_and_score
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External, resolve
-from flows.pipeline.inputs import require_oracle_inputs, resolve_inputs, resolve_model, suite_inputs
-from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
+from flows.pipeline.external import External
+from flows.pipeline.inputs import (
+    input_places,
+    require_oracle_inputs,
+    resolve_input,
+    resolve_inputs,
+    resolve_model,
+)
+from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
-from flows.report.failure import failed
-from flows.report.two_models import ModelComparison, Models, read_comparison
-from stages.contract.errors import GebError, RunCancelledError, UserError
-from stages.contract.store import Store
-from stages.contract.stores import open_store
+from flows.report.prefect_artifacts import failed
+from flows.report.summary import evaluated_row
+from flows.report.table import BASE, POLICY, SUITE_COLUMNS, FittedTable, SuiteFigures
+from stages.contract.errors import GebError, UserError
+from stages.store.base import Artifact, Store
+from stages.store.opening import open_store
+
+
+@dataclass(frozen=True)
+class Models:
+    """The two models and the prompts, as a person names them.
+
+    Attributes:
+        policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
+            folder, or a hub id.
+        base: The same, for the model that it is compared with; None for the one that the
+            configuration starts from.
+        prompts: File or hub data set of prompts; None for those that the configuration holds out,
+            or the suite's.
+        suite: Suite of the configuration whose prompts, sampling and oracle are used; None for the
+            evaluation on held-out prompts.
+    """
+
+    policy: str
+    base: str | None = None
+    prompts: str | None = None
+    suite: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Result of an evaluation.
+
+    Attributes:
+        models: The two models.
+        artifact: Address of the artifact with its metrics.
+        metrics: All of them.
+        figures: Figures with their intervals, the base's first, as a suite's rows have them.
+        responses: The policy's responses, shard by shard.
+    """
+
+    models: Models
+    artifact: str
+    metrics: Mapping[str, Any]
+    figures: SuiteFigures
+    responses: tuple[Path, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        base, policy = self.figures.rows
+        figures = {"policy": policy, "base": base}
+        known = {"artifact": self.artifact, "metrics": self.metrics, "figures": figures}
+        return vars(self.models) | known
+
+    def table(self) -> FittedTable:
+        """The table that an evaluation ends with: a row per figure, the policy's and the base's."""
+        figures = self.figures.table()
+        base, policy = figures.rows
+        name = self.models.base or "the configuration's policy"
+        rows = zip(figures.header[1:], policy[1:], base[1:], strict=True)
+        models = "model", self.models.policy, name
+        return FittedTable("", ("", POLICY, BASE), [models, *rows], kept=3, left=3)
 
 
 def _flow_run_name() -> str:
@@ -36,14 +98,7 @@ def _flow_run_name() -> str:
     return f"{flow_run.parameters['policy']} against {base}"
 
 
-@flow(
-    name="evaluate",
-    flow_run_name=_flow_run_name,
-    persist_result=False,
-    on_cancellation=[remove_containers],
-    on_crashed=[remove_containers],
-)
-@ends_cancelled
+@stage_flow("evaluate", _flow_run_name)
 def evaluate(
     policy: str,
     base: str = "",
@@ -64,59 +119,48 @@ def evaluate(
             the evaluation on held-out prompts.
         preset: The configuration whose sampling, oracle and metrics are used.
         config: What is to differ from the preset. An empty field takes the preset's value, or the
-            default where the preset has none.
+            default if the preset has none.
     """
     asked: RunConfig | None = None
     try:
         asked = configured(preset, config)
         asked = asked.model_copy(update={"name": f"{asked.name}-evaluation"})
         return _evaluate(asked, Models(policy, base or None, prompts or None, suite or None))
-    except RunCancelledError:
-        raise
     except GebError as error:
         return failed(error, asked.name if asked else f"{preset}-evaluation")
 
 
-def evaluate_resolved(config: RunConfig, models: Models) -> ModelComparison:
-    """Calls the flow with a configuration that was read already, for programs.
-
-    Observers are those of the present block.
-
-    Raises:
-        GebError: The evaluation failed.
-    """
-    whole = json.loads(config.to_json())
-    places = models.base or "", models.prompts or "", models.suite or ""
-    return evaluate(models.policy, *places, NO_PRESET, whole)
-
-
-def num_steps(config: RunConfig, suite: str | None) -> int:
-    """Steps of an evaluation: prompts, both models' samples and their scores, and the metrics.
-
-    Raises:
-        UserError: There is no such suite.
-    """
-    evaluation = config.for_suite(suite).evaluation if suite else config.evaluation
-    return 2 + 4 * evaluation.num_shards
-
-
 def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     store = open_store(config.store, create=True)
-    external = _external(config, models, store)
     if models.suite is not None:
         config = config.for_suite(models.suite)
-    elif models.prompts is not None:
+    external = _external(config, models, store)
+    if models.suite is None and models.prompts is not None:
         config = config.model_copy(update={"iterations": 0})
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    found = read_comparison(config, models, artifacts)
+    found = _read(config, models, artifacts)
     survives_outage(create_table_artifact)(
-        found.rows(),
+        found.table().records(),
         key=artifact_key(config.name),
         description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",
     )
     return found
+
+
+def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
+    rows = [
+        evaluated_row(artifacts, config.evaluation, SUITE_COLUMNS, "evaluate", each, each)
+        for each in (BASE, POLICY)
+    ]
+    made = artifacts["evaluate"]
+    responses = tuple(
+        artifacts[f"policy/generate/{shard}"].file("responses.parquet")
+        for shard in range(config.evaluation.num_shards)
+    )
+    metrics = made.read_json("metrics.json")
+    return ModelComparison(models, made.address(), metrics, SuiteFigures("", rows), responses)
 
 
 def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:
@@ -126,33 +170,27 @@ def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list
             "there is no model to compare with: the configuration warm-starts its own",
             "name one as the base, for example a first version (`quickstart:1`)",
         )
-    if models.suite is not None:
-        external = _of_suite(config, models.suite, models.prompts)
-    elif models.prompts is None:
-        external = resolve_inputs(config)
-    else:
-        require_oracle_inputs(config)
-        held_out = [resolve(models.prompts, "dataset")]
-        external = {"prompts": [], "test_prompts": held_out, **_oracle_inputs(config)}
+    is_own = models.suite is None and models.prompts is None
+    external = resolve_inputs(config) if is_own else _given(config, models)
+    compared = {"policy": resolve_model(models.policy, store), "base": resolve_model(base, store)}
+    return external | compared
+
+
+def _given(config: RunConfig, models: Models) -> dict[str, list[External]]:
+    """Inputs of a suite, or of an evaluation on prompts that the caller names."""
+    require_oracle_inputs(config, models.suite)
+    places = input_places(config, models.suite)
+    places |= {"policy": (), "warm_start": (), "prompts": ()}
+    suite = models.suite
+    if models.prompts is not None:
+        # Prompts that the caller names are no setting of the suite.
+        suite, places["test_prompts"] = None, (models.prompts,)
     return {
-        **external,
-        "policy": resolve_model(models.policy, store),
-        "base": resolve_model(base, store),
-    }
-
-
-def _of_suite(config: RunConfig, suite: str, prompts: str | None) -> dict[str, list[External]]:
-    if config.for_suite(suite).suites[suite].score is None:
-        require_oracle_inputs(config)
-    found = suite_inputs(config, suite, _oracle_inputs(config))
-    return found | ({"test_prompts": [resolve(prompts, "dataset")]} if prompts else {})
-
-
-def _oracle_inputs(config: RunConfig) -> dict[str, list[External]]:
-    inputs = config.inputs
-    return {
-        "oracle_model": [resolve(each, "model") for each in (inputs.oracle_model,) if each],
-        "oracle_code": [resolve(each, "dataset") for each in (inputs.oracle_code,) if each],
+        name: [
+            resolve_input(suite if name == "test_prompts" else models.suite, name, place)
+            for place in named
+        ]
+        for name, named in places.items()
     }
 
 

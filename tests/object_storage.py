@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.contract.remote.bucket import Bucket
-from stages.contract.remote.store import RemoteStore
+from stages.store.remote.bucket import Bucket
+from stages.store.remote.store import RemoteStore
 
 BUCKET = "experiments"
 # Objects in one answer to a listing; S3 has 1000.

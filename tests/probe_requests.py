@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources, make_request
+from stages.store.base import Store
 from tests.probe_stage import ProbeParams
 
 
-def probe_request(store: LocalStore, resources: Resources | None = None, **params: Any) -> Request:
+def probe_request(store: Store, resources: Resources | None = None, **params: Any) -> Request:
     """A request for one probe.
 
     Args:

@@ -8,16 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     import pytest
 
 import stages
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.params import StageParams, speed_only
-from stages.contract.program import Stage
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
 
 ROOT = Path(stages.__file__).parent.parent
 
@@ -49,33 +49,9 @@ class ProbeParams(StageParams):
     ] = "work"
     path: str = ""
     pace: int = speed_only(1)
-    loads: str = speed_only("")
-
-    def engine(self) -> Any:
-        return self.loads or None
-
-
-class Engine:
-    """An engine that tells when it is loaded and closed."""
-
-    def __init__(self, ctx: StageContext[ProbeParams]) -> None:
-        self._events = ctx.events
-        self._name = ctx.params.loads
-        self._events.info(f"loads {self._name}")
-
-    def close(self) -> None:
-        self._events.info(f"closes {self._name}")
 
 
 def run(ctx: StageContext[ProbeParams]) -> None:
-    if ctx.params.loads:
-        with ctx.kept.use(ctx.params.loads, lambda: Engine(ctx)):
-            _work(ctx)
-    else:
-        _work(ctx)
-
-
-def _work(ctx: StageContext[ProbeParams]) -> None:
     print(ctx.params.prints)
     ctx.events.progress(0, 1, "things")
     ctx.events.info(ctx.params.message)
@@ -139,9 +115,7 @@ def _hang(ctx: StageContext[ProbeParams]) -> None:
 STAGE = Stage(ProbeParams, run)
 
 
-MAIN = (
-    "from stages.contract.program import main\nfrom tests.probe_stage import STAGE\nmain(STAGE)\n"
-)
+MAIN = "from stages.harness.program import main\nfrom tests.probe_stage import STAGE\nmain(STAGE)\n"
 """Its ``__main__.py``."""
 
 

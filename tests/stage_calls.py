@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.contract.context import StageContext
 from stages.contract.digests import digest_of, prompt_id
 from stages.contract.events import Emitter, Event, parse_event
-from stages.contract.local_store import LocalStore
-from stages.contract.params import StageParams
-from stages.contract.program import Stage, execute
+from stages.contract.params import OutputSpec, StageParams
 from stages.contract.request import FileInput, Input, Request, Resources, make_request
-from stages.contract.signature import OutputSpec
-from stages.contract.store import Artifact
-from stages.contract.tables import PROMPTS, RESPONSES, SCORES, write_table
+from stages.harness.context import StageContext
+from stages.harness.program import Stage, execute
 from stages.score.params import ORACLES, ScoreParams
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import PROMPTS, RESPONSES, SCORES, write_table
 
 
 def file_input(path: Path) -> FileInput:
@@ -60,7 +58,7 @@ def request_for(
     resources: Resources | None = None,
 ) -> Request:
     """A request whose inputs are files, folders or references to artifacts."""
-    LocalStore.open(str(store), create=True)
+    Store.open(str(store), create=True)
     return make_request(
         params,
         inputs={
@@ -90,7 +88,7 @@ def call(
     stage: Stage[Any],
     params: StageParams,
     inputs: Mapping[str, Sequence[Input | Path]],
-    store: LocalStore,
+    store: Store,
     *,
     seed: int = 0,
     events: Emitter | None = None,
@@ -114,7 +112,7 @@ class TrainedParams(StageParams):
     weights: str
 
 
-def checkpoint_artifact(store: LocalStore, weights: str) -> Artifact:
+def checkpoint_artifact(store: Store, weights: str) -> Artifact:
     """An artifact with a checkpoint folder whose weights are a text."""
 
     def run(ctx: StageContext[TrainedParams]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stages.contract.context import ModelSource
+from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
 from stages.training.adapters import add_adapters, save_adapters
 from stages.training.params import LoraParams

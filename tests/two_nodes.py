@@ -1,22 +1,124 @@
-"""Processes and steps of a training on two nodes that both are on this machine."""
+"""Training on two nodes of a cluster, both on this machine; the second one is disturbed."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import psutil
 
+from flows.runners.base import OnEvent, Runner
+from stages.contract.errors import StageFailedError
 from stages.contract.events import Event, Metric
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Artifact, Store
+from tests.at_work import AtWork, at_work
+from tests.stages.train.train_helpers import make_pairs, request_for
+from tests.tiny_models import make_tiny_llama
+
+# Some 80 steps: a node is disturbed five times before the last ones.
+SETTINGS: dict[str, Any] = {
+    "epochs": 32,
+    "micro_batch_tokens": 16,
+    "checkpoint_every_steps": 4,
+    "deepspeed": {"zero_stage": 2},
+}
 
 
-def is_under_way(event: Event) -> bool:
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to the second node of a training.
+
+    Attributes:
+        strike: Holds it within its block; gets the training and its processes on that node.
+        runner: Makes the runner of the attempt.
+        error: Error of the attempt.
+        message: Pattern of its message.
+        saves: Whether the stage saves first, so that the next attempt starts at a later step.
+    """
+
+    strike: Callable[[AtWork, set[psutil.Process]], AbstractContextManager[None]]
+    runner: Callable[[], Runner]
+    error: type[StageFailedError] = StageFailedError
+    message: str = ""
+    saves: bool = False
+
+
+def make_inputs(folder: Path) -> Path:
+    """A folder with a policy and pairs, which other users may read."""
+    make_tiny_llama(folder / "policy")
+    make_pairs(folder / "pairs.parquet", 16, ties=(3, 7))
+    # safetensors writes for the tests' user alone, whom a pod is not.
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+def training(inputs: Path, store: Path, **resources: Any) -> Request:
+    """A training of some seconds, under ZeRO-2 on gloo, in a store of its own."""
+    pairs = [inputs / "pairs.parquet"]
+    request = request_for(store, inputs / "policy", pairs, nodes=2, **SETTINGS)
+    wanted = request.resources.model_copy(update=resources)
+    return request.model_copy(update={"run": "test", "step": "train", "resources": wanted})
+
+
+def train(request: Request, runner: Runner, on_event: OnEvent) -> Artifact:
+    """Trains to the end."""
+    runner.run(request, on_event)
+    artifact = Store.open(request.store).load(request.stage, request.key)
+    assert artifact is not None
+    return artifact
+
+
+def outlives(request: Request, faults: Sequence[Fault], undisturbed: Artifact) -> None:
+    """Asserts that a training ends in the bytes of an undisturbed one, whatever faults it meets."""
+    steps = []
+    for fault in faults:
+        error, step = _disturb(request, fault)
+        assert isinstance(error, fault.error), error
+        assert re.search(fault.message, str(error)), error
+        steps.append(step)
+    heard: list[Event] = []
+    made = train(request, faults[0].runner(), heard.append)
+    steps.append(first_step(heard))
+    print("first steps of the attempts:", *steps)
+    assert steps[0] == 1 < steps[1], "from a checkpoint"
+    for fault, step, later in zip(faults, steps, steps[1:], strict=False):
+        assert later > step if fault.saves else later >= step, "and never from an earlier one"
+    assert made.manifest.digest("") == undisturbed.manifest.digest("")
+
+
+def _disturb(request: Request, fault: Fault) -> tuple[BaseException | None, int]:
+    """Disturbs an attempt; returns its error and its first step."""
+    started = time.monotonic()
+    with at_work(request, fault.runner(), _is_under_way) as work:
+        under_way = time.monotonic() - started
+        processes = processes_of_second_node(request)
+        assert processes
+        with fault.strike(work, processes):
+            struck = time.monotonic()
+            error = work.join()
+            over = time.monotonic() - struck
+    assert end(processes), "at the latest when the node is heard of again"
+    # `pytest -s` shows it: when the next attempt may start.
+    name = fault.strike.__name__
+    print(f"{name}: steps {under_way:.0f} s after the start, over {over:.0f} s after it")
+    return error, first_step(work.heard)
+
+
+def _is_under_way(event: Event) -> bool:
     """True once a training has made steps; with a first checkpoint if it began anew."""
     return isinstance(event, Metric) and event.step > 6
 
 
 def processes_of_second_node(request: Request) -> set[psutil.Process]:
     """All of a training's processes on its second node."""
-    work = str(LocalStore.open(request.store).work_path(request.stage, request.key))
+    work = str(Store.open(request.store).work_path(request.stage, request.key))
     found = [
         each
         for each in psutil.process_iter(["cmdline", "name"])
@@ -33,21 +135,3 @@ def end(processes: set[psutil.Process]) -> bool:
 def first_step(heard: list[Event]) -> int:
     """The first step that an attempt told of."""
     return min(each.step for each in heard if isinstance(each, Metric))
-
-
-def weights(request: Request) -> bytes:
-    """The trained weights."""
-    artifact = LocalStore.open(request.store).load(request.stage, request.key)
-    assert artifact is not None
-    return artifact.file("checkpoint/model.safetensors").read_bytes()
-
-
-def tell(fault: str, steps_after: float, over_after: float) -> None:
-    """Prints the seconds of an attempt, which `pytest -s` shows.
-
-    Args:
-        fault: Name of the fault.
-        steps_after: Seconds from the attempt's start to its steps.
-        over_after: Seconds from the fault to the attempt's end, when the next one may start.
-    """
-    print(f"{fault}: steps {steps_after:.0f} s after the start, over {over_after:.0f} s after it")

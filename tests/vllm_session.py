@@ -63,11 +63,11 @@ class VllmSession:
 
     def finish(self, request: Any, path: Path) -> Path:
         """Executes a request that must succeed and returns the artifact's folder."""
-        from stages.contract.local_store import LocalStore
+        from stages.store.base import Store
 
         code, events = self.execute(request, path)
         assert code == 0, f"{events}\n{self.log.read_text()[-4000:]}"
-        artifact = LocalStore.open(request.store).load(request.stage, request.key)
+        artifact = Store.open(request.store).load(request.stage, request.key)
         assert artifact is not None
         return artifact.path
 
@@ -103,16 +103,15 @@ def _serve() -> None:
 def _execute(path: Path) -> tuple[int, io.StringIO]:
     from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
     from stages.contract.events import Emitter, Failure
-    from stages.contract.program import execute_all
     from stages.contract.request import Request
+    from stages.harness.program import execute
 
     stream = io.StringIO()
     events = Emitter(stream)
     request = Request.read(path)
     stage = importlib.import_module(f"stages.{request.stage}.run").STAGE
     try:
-        for _ in execute_all(stage, request, events):
-            pass
+        execute(stage, request, events)
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         return EXIT_USER, stream

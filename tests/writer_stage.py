@@ -6,11 +6,10 @@ import io
 from typing import ClassVar
 
 from stages.contract.events import Emitter
-from stages.contract.local_store import LocalStore
 from stages.contract.params import StageParams
-from stages.contract.program import Stage, execute
 from stages.contract.request import Request, make_request
-from stages.contract.store import Artifact
+from stages.harness.program import Stage, execute
+from stages.store.base import Artifact, Store
 
 
 class WriterParams(StageParams):
@@ -35,11 +34,9 @@ def write_files(ctx) -> None:
 WRITER = Stage(WriterParams, write_files)
 
 
-def request(store: LocalStore, text: str = "content") -> Request:
+def request(store: Store, text: str = "content") -> Request:
     return make_request(WriterParams(text=text), inputs={}, seed=0, store=str(store.root))
 
 
-def compute(
-    store: LocalStore, stage: Stage = WRITER, text: str = "content", events=None
-) -> Artifact:
+def compute(store: Store, stage: Stage = WRITER, text: str = "content", events=None) -> Artifact:
     return execute(stage, request(store, text), events or Emitter(io.StringIO()))

@@ -42,18 +42,16 @@ SMALL: dict[str, Any] = {
         "retries": 0,
         "grace_seconds": 5,
         "sync_seconds": 2,
-        "work_pool": {"poll_seconds": 0.5},
     },
 }
-# Out of eleven runs.
+# Out of ten runs.
 WEIGHTS: dict[Setting, int] = {
     Setting("process"): 4,
     Setting("process", server="own"): 2,
     Setting("process", store="bucket"): 3,
-    Setting("work_pool"): 1,
     Setting("docker"): 1,
 }
-# A stage on a worker or in a container starts for longer than it computes.
+# A stage in a container starts for longer than it computes.
 _MOST_STEPS_ELSEWHERE = 3
 # Share of a calm run that goes by before its first step and after its last.
 _SHARE_OF_START = 0.4
@@ -178,8 +176,6 @@ class Campaign:
             environment = bucket_environment(gate.port)
             place = calm.copy_to(f"s3://{BUCKET}/{folder.name}", folder)
         else:
-            if setting.runner == "work_pool":
-                self._services.need_worker()
             place = self._calm.copy_to(folder / "store", setting.runner)
         return Trial(
             setting=setting,

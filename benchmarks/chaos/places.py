@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.local_store import LocalStore
-from stages.contract.remote.bucket import Bucket
-from stages.contract.remote.store import RemoteStore
-from stages.contract.store import Store
+from stages.store.base import Store
+from stages.store.remote.bucket import Bucket
+from stages.store.remote.store import RemoteStore
 
 RUN = "chaos"
 # Folders of a bucket whose objects are damaged.
-_DAMAGED = ("artifacts", "commits", "work")
+_DAMAGED = ("artifacts", "work")
 
 
 class Place(ABC):
@@ -110,7 +109,7 @@ class FolderPlace(Place):
 
     def open(self) -> Store:
         """See :class:`Place`."""
-        return LocalStore.open(self.location)
+        return Store.open(self.location)
 
     def forget(self, keys: Iterable[tuple[str, str]]) -> None:
         """See :class:`Place`."""

@@ -1,10 +1,9 @@
-"""Services that the runs of a campaign share: a Prefect server, a worker, and an S3 server."""
+"""Services that the runs of a campaign share: a Prefect server and an S3 server."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,9 @@ from docker.errors import ImageNotFound
 
 from flows.images.table import CODE_LABEL, IMAGES
 from flows.runners.docker.container import connect
-from flows.standing.server import start_server
+from flows.standing.server import free_port, start_server
 from stages.contract.errors import UserError
-from stages.contract.provenance import stages_digest
+from stages.contract.manifest import stages_digest
 from tests.object_storage import aws_environment, make_bucket, s3_server
 
 # A cut of the network is drawn shorter and longer than this.
@@ -32,9 +31,7 @@ class PrefectServer:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self._address = f"http://127.0.0.1:{free_port()}"
         self.api = f"{self._address}/api"
         self.restarts = 0
         self._lock = threading.Lock()
@@ -55,9 +52,7 @@ class PrefectServer:
 
     def end(self) -> None:
         """Ends it; its database stays."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait()
+        self._server.communicate()
 
     def _start(self) -> None:
         environment = {"PREFECT_HOME": str(self._home)}
@@ -76,7 +71,6 @@ class Services:
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._s3_port: int | None = None
-        self._has_worker = False
         self.prefect = PrefectServer(folder / "prefect")
         # All that is started from here reports to it, but for runs with a server of their own.
         os.environ["PREFECT_API_URL"] = self.prefect.api
@@ -96,22 +90,6 @@ class Services:
                 os.environ |= bucket_environment(self._s3_port)
                 make_bucket()
             return self._s3_port
-
-    def need_worker(self) -> None:
-        """Starts a worker with a work pool of its own, and deploys the flow `stage` to it."""
-        # Imported here: Prefect takes seconds to load.
-        from prefect.client.orchestration import SyncPrefectClient
-
-        from tests.flows.cluster import deploy_stage, make_pool, worker
-
-        with self._lock, self.prefect.undisturbed():
-            if self._has_worker:
-                return
-            client = SyncPrefectClient(self.prefect.api)
-            make_pool(client, "chaos", "cpu")
-            deploy_stage(client, "cpu", "chaos", "cpu")
-            self._stack.enter_context(worker(client, self._folder, "chaos", "cpu", "worker"))
-            self._has_worker = True
 
 
 def bucket_environment(port: int) -> dict[str, str]:

@@ -120,9 +120,6 @@ class Trial:
             process.kill()
             code = process.wait()
         self.tracebacks = self.log.read_bytes().count(b"Traceback (most recent call last)")
-        # A stage on a worker goes on without its orchestrator, and the next one waits for it.
-        if code and self.setting.runner == "work_pool":
-            return code
         deadline = time.monotonic() + self.orphan_seconds
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -158,7 +155,6 @@ def role(process: psutil.Process) -> str:
         ("prefect", "server"),
         ("fork_server", "fork server"),
         ("supervisor", "supervisor"),
-        (".worker", "worker"),
         ("-m stages.", "stage"),
     ):
         if part in command:

@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.inputs import file_input
 from stages.contract.events import Emitter
-from stages.contract.local_store import LocalStore
-from stages.contract.program import execute
 from stages.contract.request import Resources, make_request
-from stages.contract.tables import PAIRS, read_rows
+from stages.harness.program import execute
+from stages.store.base import Store
+from stages.tables.schemas import PAIRS, read_rows
 from stages.train.params import TrainParams
 
 BETA, LEARNING_RATE = 0.1, 1e-4
@@ -91,7 +91,7 @@ class _Clock(Emitter):
 def train_ours(job: TrainingJob, **changes: Any) -> Training:
     """The train stage, plain DPO, one epoch."""
     store = Path(job.folder) / "store"
-    LocalStore.open(str(store), create=True)
+    Store.open(str(store), create=True)
     settings: dict[str, Any] = {
         "design": "none",
         "kappa": 0.0,
@@ -118,7 +118,6 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         resources=Resources(gpus=int(job.gpu)),
     )
     from stages.train.run import STAGE
-    from stages.training.timing import PARTS
 
     clock = _Clock()
     artifact = execute(STAGE, request, clock)
@@ -129,7 +128,7 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
     end, cpu_end = max((at, cpu) for at, cpu, event in clock.said if event.type == "metric")
     records = [json.loads(line) for line in (artifact.path / "metrics.jsonl").open()]
     reference_seconds = passes[-1] - start if passes else 0.0
-    parts = {part: sum(record[f"{part}_seconds"] for record in records) for part in PARTS}
+    steps_seconds = sum(record["step_seconds"] for record in records)
     steps_tflop = sum(record["model_tflop"] for record in records)
     return Training(
         seconds=end - start,
@@ -139,8 +138,8 @@ def train_ours(job: TrainingJob, **changes: Any) -> Training:
         losses=[record["loss"] for record in records],
         parts={
             "reference": reference_seconds,
-            **parts,
-            "rest": end - start - reference_seconds - sum(parts.values()),
+            "steps": steps_seconds,
+            "rest": end - start - reference_seconds - steps_seconds,
         },
         # The reference's pass is a forward pass, a third of a step of full fine-tuning.
         tflop=steps_tflop * (4 / 3 if passes else 1.0),
@@ -159,7 +158,7 @@ def train_trl(job: TrainingJob, *, precompute: bool, **changes: Any) -> Training
     from stages.training.batches import Plan
 
     ours, _ = load_pairs([Path(job.pairs)], TrainParams())
-    plan = Plan(ours, 1, job.batch_pairs, 1, 0, "padded", 1 << 40)
+    plan = Plan(ours, TrainParams(epochs=1), job.batch_pairs, world_size=1, seed=0)
     rows = list(read_rows(Path(job.pairs), PAIRS))
     order = [place for step in range(plan.num_steps) for place in plan.places_of(step)]
     names = {"prompt": "prompt_token_ids", "chosen": "chosen_token_ids"}

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stages.contract.digests import prompt_id
-from stages.contract.tables import PAIRS, write_table
+from stages.tables.schemas import PAIRS, write_table
 
 EOS = 0
 BATCH_PAIRS = 4

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 
 from experiments.bandit import BanditConfig, bandit_step
 from experiments.bandit import bandit as bandit_flow
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.values import BANDIT, SCALES, Findings, Result, paper_rows
+from experiments.paper.values import BANDIT, SCALES, Findings, paper_rows, value_of
 from experiments.study import (
     Row,
     StudyRun,
@@ -23,23 +22,21 @@ from experiments.study import (
     reported_runs,
     tuning_runs,
 )
-from flows.execution.cancellation import ends_cancelled
-from flows.execution.hooks import remove_containers
-from flows.execution.outage import survives_outage
-from flows.execution.prefect_progress import artifact_key
+from flows.execution.cancellation import stage_flow
+from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.form import FormOf, OneOf
 from flows.pipeline.loading import load_settings
 from flows.pipeline.presets import configs_folder, store_of
-from flows.report.failure import failed
+from flows.report.prefect_artifacts import failed
 from flows.sweep import run_cells
 from stages.contract.digests import sha256_of
-from stages.contract.errors import GebError, RunCancelledError, UserError
+from stages.contract.errors import GebError, UserError
 from stages.contract.request import key_fields
-from stages.contract.store import Artifact
-from stages.contract.stores import open_store
+from stages.store.base import Artifact
+from stages.store.opening import open_store
 
 Scale = Annotated[str, OneOf(lambda: SCALES)]
 LaidOver = Annotated[
@@ -53,14 +50,7 @@ def report_name(scale: str) -> str:
     return f"paper-{scale}"
 
 
-@flow(
-    name="paper",
-    flow_run_name="paper, {scale} scale",
-    persist_result=False,
-    on_cancellation=[remove_containers],
-    on_crashed=[remove_containers],
-)
-@ends_cancelled
+@stage_flow("paper", "paper, {scale} scale")
 def paper(
     scale: Scale = "small",
     only: list[str] = _ALL,
@@ -82,8 +72,6 @@ def paper(
     """
     try:
         return _paper(scale, paper_rows(scale, only), seeds, parallel_runs, config)
-    except RunCancelledError:
-        raise
     except GebError as error:
         return failed(error, report_name(scale))
 
@@ -113,7 +101,7 @@ def _paper(
         known = [row for row in rows if row.experiment != BANDIT]
         artifact = _bandit(rows, asked, overrides)
         tuning, chosen = _tuned(known, overrides)
-        reported = _results(reported_runs(known, overrides, chosen))
+        reported = finished(reported_runs(known, overrides, chosen))
     store = open_store(store_of(overrides), create=True)
     found = Findings(scale, rows, reported, tuning, chosen, errors)
     written = write_report(store, report_name(scale), found, artifact)
@@ -145,26 +133,21 @@ def _bandit(
 
 def _compute(runs: Sequence[StudyRun], parallel_runs: int) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
-    missing = [each.cell for each in by_name(runs).values() if finished(each.cell) is None]
+    known = {each.name for each in finished(runs)}
+    missing = [each.cell for name, each in by_name(runs).items() if name not in known]
     found = run_cells(missing, parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}
 
 
 def _tuned(
     rows: Sequence[Row], overrides: Mapping[str, Any]
-) -> tuple[list[Result], dict[Row, Mapping[str, Any]]]:
+) -> tuple[list[StudyRun], dict[Row, Mapping[str, Any]]]:
     """Finished tuning runs of the store, and the coefficients with the highest mean reward."""
     runs = tuning_runs(rows, overrides)
-    found = _results(runs)
-    rewards = {each.run.name: each.value("AvgR") for each in found}
+    found = finished(runs)
+    rewards = {each.name: value_of(each, "AvgR") for each in found}
     known = {name: reward.value for name, reward in rewards.items() if reward is not None}
     return found, choose(runs, known)
-
-
-def _results(runs: Sequence[StudyRun]) -> list[Result]:
-    """Finished runs; one that several cells ask for stands in each."""
-    summaries = {name: finished(each.cell) for name, each in by_name(runs).items()}
-    return [Result(each, found) for each in runs if (found := summaries[each.name])]
 
 
 @survives_outage

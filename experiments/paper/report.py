@@ -1,22 +1,34 @@
-"""The paper's report: one page with every table and figure, and its Markdown, LaTeX and JSON."""
+"""The paper's report: one page with every table and figure, and its Markdown and JSON."""
 
 from __future__ import annotations
 
 import base64
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper.plots import paper_figures
-from experiments.paper.tables import PaperTable, paper_tables, statements
-from experiments.paper.values import BANDIT, Findings, coverage, headline
-from flows.report.comparison_tables import latex
-from flows.report.files import json_text, render, write_file
-from flows.report.plots import png, svg
-from flows.report.table import markdown_table
-from stages.contract.store import Artifact, Store
+from matplotlib.figure import Figure
 
+from experiments.paper.tables import (
+    BASELINE,
+    DIVERGENCES,
+    PaperTable,
+    file_name,
+    paper_tables,
+)
+from experiments.paper.values import BANDIT, Findings, coverage, value_of
+from experiments.study import StudyRun
+from flows.report.comparison import training_log_pi_ref
+from flows.report.files import json_text, render, write_file
+from flows.report.plots import Line, course_figure, histogram_figure, png, svg
+from flows.report.statistics import over_seeds
+from stages.store.base import Artifact, Store
+
+_KAPPA_FIELD = "train.kappa"
+_GEB = "GEB"
 _BANDIT_FIGURES = ("reference", "policies")
 # Places of the tables and figures in the paper's order.
 _ORDER = (
@@ -39,21 +51,19 @@ class WrittenReport:
     """The report, and the places of its files.
 
     Attributes:
-        findings: Statements on the methods.
-        page: Place of the page; an address where the store is a bucket.
+        page: Place of the page; an address if the store is a bucket.
         markdown: The same as Markdown.
         figures: The figures that the Markdown shows, PNG files beside it.
         document: The same for JSON.
     """
 
-    findings: Sequence[str]
     page: str
     markdown: Path
     figures: Sequence[Path]
     document: dict[str, Any]
 
     def copy_to(self, folder: Path) -> None:
-        """Copies the Markdown and its figures into a folder, which is made where it lacks."""
+        """Copies the Markdown and its figures into a folder, which is made if it lacks."""
         for each in (self.markdown, *self.figures):
             write_file(folder / each.name, each.read_bytes())
 
@@ -74,36 +84,34 @@ def write_report(
         bandit: Artifact of the bandit experiment; None where it was not run.
     """
     folder = store.run_path(name)
-    said, shown = statements(found), paper_tables(found)
-    drawn = paper_figures(found)
+    shown = paper_tables(found)
+    drawn = {**_log_pi_ref(found), **kappa_figures(found)}
     images = _images(bandit)
     pictures = {file: png(figure) for file, figure in drawn.items()} | images
     for file, picture in pictures.items():
         write_file(folder / f"{file}.png", picture)
     for table in shown:
-        write_file(folder / f"{table.name}.tex", latex(table.plain()))
+        write_file(folder / f"{table.name}.tex", table.plain().latex())
     plots = {file: svg(figure) for file, figure in drawn.items()}
     sections = [_section(key, title, shown, plots, images) for key, title in _ORDER]
-    covered = coverage(found)
-    head = headline(found, covered)
+    headline, covered = coverage(found)
     values: dict[str, Any] = {
         "scale": found.scale,
         "command": f"geb paper --scale {found.scale}",
-        "head": head,
-        "statements": said,
-        "covered": [each.cells() for each in covered],
+        "head": headline,
+        "covered": covered,
         "failed": dict(found.failed),
     }
     written = render("paper.html.jinja", sections=sections, **values)
     page = write_file(folder / "report.html", written)
-    tables = {each.name: _markdown(each) for each in shown}
+    tables = {each.name: each.plain().markdown() for each in shown}
     text = render("paper.md.jinja", sections=sections, rendered=tables, **values)
     markdown = write_file(folder / "report.md", text)
-    document = _document(found, shown, said, head)
+    document = _document(found, shown, headline)
     write_file(folder / "report.json", json_text(document))
     store.share(folder)
     figures = [folder / f"{file}.png" for file in pictures]
-    return WrittenReport(said, store.share(page), markdown, figures, document)
+    return WrittenReport(store.share(page), markdown, figures, document)
 
 
 def _section(
@@ -136,18 +144,10 @@ def _images(bandit: Artifact | None) -> dict[str, bytes]:
     return {f"{BANDIT}-{name}": bandit.file(f"{name}.png").read_bytes() for name in _BANDIT_FIGURES}
 
 
-def _markdown(table: PaperTable) -> str:
-    plain = table.plain()
-    return markdown_table(plain.header, plain.rows)
-
-
-def _document(
-    found: Findings, shown: Sequence[PaperTable], said: Sequence[str], headline: str
-) -> dict[str, Any]:
+def _document(found: Findings, shown: Sequence[PaperTable], headline: str) -> dict[str, Any]:
     return {
         "scale": found.scale,
         "coverage": headline,
-        "statements": list(said),
         "failed": dict(found.failed),
         "tables": [
             {
@@ -161,13 +161,70 @@ def _document(
         ],
         "runs": [
             {
-                "run": each.run.name,
-                "cell": " · ".join(each.run.row.names()),
-                "seed": each.run.cell.config.seed,
-                "coefficient": dict(each.run.coefficient),
-                "tunes": each.run.tunes,
-                "figures": dict(each.row()),
+                "run": each.name,
+                "cell": " · ".join(each.row.names()),
+                "seed": each.cell.config.seed,
+                "coefficient": dict(each.coefficient),
+                "tunes": each.tunes,
+                "figures": dict(each.figures()),
             }
             for each in (*found.tuning, *found.reported)
         ],
+    }
+
+
+def _log_pi_ref(found: Findings) -> dict[str, Figure]:
+    """Training responses of the last iteration under KL: each design of GEB beside f-DPO."""
+    drawn: dict[str, Figure] = {}
+    for experiment in ("main", "hard"):
+        for setting in found.settings(experiment):
+            base = _samples(found.results((experiment, setting, BASELINE, "KL")))
+            for method in found.methods(setting, experiment):
+                own = _samples(found.results((experiment, setting, method, "KL")))
+                if method.startswith(_GEB) and own and base:
+                    drawn[file_name("log-pi-ref", setting, method)] = histogram_figure(
+                        f"{setting}, KL: training responses",
+                        {BASELINE: base, method: own},
+                        "log π_ref",
+                    )
+    return drawn
+
+
+def _samples(results: list[StudyRun]) -> list[float]:
+    summaries = [each.summary for each in results if each.summary]
+    return [value for each in summaries for value in training_log_pi_ref(each)]
+
+
+def kappa_figures(found: Findings) -> dict[str, Figure]:
+    """Mean reward over κ, for each setting and divergence a figure, for each design a line."""
+    drawn: dict[str, Figure] = {}
+    settings = dict.fromkeys(each.row.setting for each in found.tuning)
+    for setting in settings:
+        for divergence in DIVERGENCES:
+            lines = _kappa_lines(found, setting, divergence)
+            if any(len(line.x) > 1 for line in lines.values()):
+                drawn[file_name("kappa", setting, divergence)] = course_figure(
+                    f"{setting}, {divergence}", lines, "log₁₀ κ", "mean reward"
+                )
+    return drawn
+
+
+def _kappa_lines(found: Findings, setting: str, divergence: str) -> Mapping[str, Line]:
+    values: dict[str, dict[float, list[float]]] = {}
+    for each in found.tuning:
+        row = each.row
+        # The designs of GEB on rejected responses, as in the paper; ten lines hide each other.
+        if not row.method.startswith(_GEB) or row.experiment == "responses":
+            continue
+        kappa = float(each.coefficient.get(_KAPPA_FIELD, 0.0))
+        reward = value_of(each, "AvgR")
+        if (row.setting, row.divergence) == (setting, divergence) and kappa > 0 and reward:
+            values.setdefault(row.method, {}).setdefault(kappa, []).append(reward.value)
+    return {
+        method: Line(
+            [math.log10(kappa) for kappa in sorted(by_kappa)],
+            [statistics.fmean(by_kappa[kappa]) for kappa in sorted(by_kappa)],
+            [over_seeds(by_kappa[kappa]).interval for kappa in sorted(by_kappa)],
+        )
+        for method, by_kappa in values.items()
     }

@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.paper.values import AVERAGE, PASS, Findings, whole_of
-from flows.report.between import p_text
-from flows.report.comparison_tables import TextTable
-from flows.report.shares import difference_over_seeds
-from flows.report.statistics import Difference, Estimate, holm
-from flows.report.table import Cell
+from flows.report.rows import p_text
+from flows.report.statistics import Estimate, holm, welch
+from flows.report.table import Cell, FittedTable
 
 DIVERGENCES = ("KL", "Hellinger", "forward KL")
 BASELINE = "f-DPO"
 MISSING = "–"
-_FORMS = {"WR": ".2f", "AvgR": ".4f", "coherence": ".2f"}
 _MAIN = ("main", "hard")
 
 Names = tuple[str, str, str, str]
@@ -29,7 +26,7 @@ class PaperFigure:
 
     Attributes:
         ours: Ours; a dash if it is not computed.
-        interval: Its 95 % interval.
+        interval: Its 95 % interval, and p-values if it is tested.
         paper: The paper's own figure; empty if it gives none.
     """
 
@@ -67,10 +64,11 @@ class PaperTable:
         """True if this project computed at least one of the figures."""
         return any(each.ours != MISSING for _, row in self.rows for each in row)
 
-    def plain(self) -> TextTable:
+    def plain(self) -> FittedTable:
         """The same for LaTeX and Markdown."""
         rows = [[method, *map(str, figures)] for method, figures in self.rows]
-        return TextTable(self.name, f"{self.title}: {self.setting}", self.note, self.header, rows)
+        title = f"{self.title}: {self.setting}"
+        return FittedTable(title, self.header, rows, note=self.note, name=self.name)
 
 
 def _mean(found: Findings, cell: Names, figure: str) -> PaperFigure:
@@ -84,10 +82,10 @@ def _mean(found: Findings, cell: Names, figure: str) -> PaperFigure:
     return _shown(found.over_seeds(cell, figure)[1], figure)
 
 
-def _shown(estimate: Estimate | None, figure: str) -> PaperFigure:
+def _shown(estimate: Estimate | None, figure: str, sign: str = "") -> PaperFigure:
     if estimate is None:
         return PaperFigure()
-    cell = Cell.of(estimate, form_of(figure))
+    cell = Cell.of(estimate, f"{sign}{form_of(figure)}")
     return PaperFigure(cell.text, cell.interval)
 
 
@@ -101,12 +99,21 @@ def _spread(found: Findings, cell: Names, figure: str) -> PaperFigure:
 
 
 def _tested(found: Findings, cell: Names, figure: str) -> PaperFigure:
-    """Difference from f-DPO under the same divergence, and p of Welch's test over seeds."""
+    """Difference from f-DPO under the same divergence, p of Welch's test over seeds, p by Holm."""
     difference = against_baseline(found, cell, figure)
     if difference is None or difference.p_value is None:
         return PaperFigure()
-    value = format(difference.estimate.value, f"+{form_of(figure)}")
-    return PaperFigure(f"{value}, {p_text(difference.p_value)}")
+    family: list[Names] = [
+        (*cell[:2], method, divergence)
+        for method in found.methods(cell[1], cell[0])
+        for divergence in DIVERGENCES
+        if method != BASELINE
+    ]
+    tests = [against_baseline(found, each, figure) for each in family]
+    adjusted = dict(zip(family, holm([t.p_value if t else None for t in tests]), strict=True))
+    shown = _shown(difference, figure, "+")
+    p_values = f"{p_text(difference.p_value)}, by Holm {p_text(adjusted.get(cell))}"
+    return replace(shown, interval=f"{shown.interval}, {p_values}")
 
 
 def _bonus_on(found: Findings, cell: Names, figure: str) -> PaperFigure:
@@ -149,12 +156,18 @@ def _of(divergences: Sequence[str], figures: Sequence[str]) -> _Columns:
 
 def _hard_columns(found: Findings, setting: str) -> list[tuple[str, str, str]]:
     """Held-out prompts if pass@16 is asked of them, the runs' suites, and the paper's."""
-    own = [each for each in found.reported if each.run.row.names()[:2] == ("hard", setting)]
-    asked = any(16 in each.run.cell.config.evaluation.pass_at_k for each in own)
+    own = [each for each in found.reported if each.row.names()[:2] == ("hard", setting)]
+    asked = any(16 in each.cell.config.evaluation.pass_at_k for each in own)
     figures = [PASS] if asked else []
-    figures += [name for each in own for name in each.run.cell.config.suites]
+    figures += [name for each in own for name in each.cell.config.suites]
     figures += [p.figure for p in found.published if (p.table, p.setting) == ("hard", setting)]
     return [("KL", figure, figure) for figure in dict.fromkeys(figures)]
+
+
+def _tested_columns(found: Findings, setting: str) -> list[tuple[str, str, str]]:
+    """Win rate and mean reward; on hard prompts pass@16 as well."""
+    hard = _hard_columns(found, setting) if setting in found.settings("hard") else []
+    return [*_of(DIVERGENCES, ("WR", "AvgR"))(found, setting), *hard]
 
 
 _WITH_AVERAGE = (*DIVERGENCES, AVERAGE)
@@ -203,10 +216,11 @@ _KINDS = (
     _Kind(
         "p-values",
         f"Table 7 · p-values of the difference from {BASELINE}",
-        "Difference of means over seeds, and p of Welch's t test, as it is; those by Holm stand "
-        "under what was found. A dash: fewer than two seeds, or no variation at all.",
+        "Difference of means over seeds with its 95 % interval, p of Welch's t test as it is, and "
+        "by Holm over the methods and divergences of a setting, figure by figure: below 0.05 the "
+        "difference is shown. A dash: fewer than two seeds, or no variation at all.",
         _MAIN,
-        _of(DIVERGENCES, ("WR", "AvgR")),
+        _tested_columns,
         _tested,
         left_out=BASELINE,
     ),
@@ -279,66 +293,17 @@ def _table(found: Findings, kind: _Kind, setting: str) -> PaperTable:
     return PaperTable(file_name(kind.name, setting), kind.title, setting, kind.note, header, rows)
 
 
-def against_baseline(found: Findings, cell: Names, figure: str) -> Difference | None:
+def against_baseline(found: Findings, cell: Names, figure: str) -> Estimate | None:
     """A method's figure minus that of f-DPO under its divergence; None if one is missing."""
     experiment, setting, _, divergence = cell
     own, _ = found.over_seeds(cell, figure)
     base, _ = found.over_seeds((experiment, setting, BASELINE, divergence), figure)
-    return difference_over_seeds(base, own, whole_of(figure)) if own and base else None
-
-
-def statements(found: Findings) -> list[str]:
-    """Statements that hold or not: every method against f-DPO, in each setting.
-
-    Tested is the mean reward, on hard prompts pass@16 as well; p-values are by Holm over the
-    methods and divergences of a setting, figure by figure.
-    """
-    lines = []
-    for experiment in _MAIN:
-        for setting in found.settings(experiment):
-            figures = ["AvgR"]
-            if experiment == "hard":
-                figures += [PASS, *(figure for _, figure, _ in _hard_columns(found, setting))]
-            for figure in dict.fromkeys(figures):
-                lines += _statements(found, experiment, setting, figure)
-    return lines
-
-
-def _statements(found: Findings, experiment: str, setting: str, figure: str) -> list[str]:
-    tested: list[tuple[Names, Difference]] = []
-    for method in found.methods(setting, experiment):
-        for divergence in DIVERGENCES if method != BASELINE else ():
-            cell = experiment, setting, method, divergence
-            difference = against_baseline(found, cell, figure)
-            if difference is not None:
-                tested.append((cell, difference))
-    adjusted = holm([difference.p_value for _, difference in tested])
-    return [
-        _statement(found, cell, figure, difference.estimate, p_value)
-        for (cell, difference), p_value in zip(tested, adjusted, strict=True)
-    ]
-
-
-def _statement(
-    found: Findings, cell: Names, figure: str, estimate: Estimate, p_value: float | None
-) -> str:
-    verdict = "no difference shown"
-    if p_value is not None and p_value < 0.05:
-        verdict = "above" if estimate.value > 0 else "below"
-    experiment, setting, method, divergence = cell
-    own, base = (
-        len(found.results((experiment, setting, each, divergence))) for each in (method, BASELINE)
-    )
-    difference = Cell.of(estimate, f"+{form_of(figure)}")
-    return (
-        f"{setting}, {divergence}, {figure}: {method} − {BASELINE} = {difference}, "
-        f"{p_text(p_value)} (Welch, Holm; {own} and {base} seeds): {verdict}"
-    )
+    return welch(base, own, whole_of(figure)) if own and base else None
 
 
 def form_of(figure: str) -> str:
     """Format of a figure by its name: as many decimals as the paper gives."""
-    return _FORMS.get(figure, ".4f" if figure.startswith("dist-") else ".2f")
+    return ".4f" if figure == "AvgR" or figure.startswith("dist-") else ".2f"
 
 
 def file_name(*words: str) -> str:

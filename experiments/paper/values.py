@@ -10,11 +10,8 @@ from typing import Any, Literal, get_args
 
 from experiments.study import Row, StudyRun, read_rows
 from flows.pipeline.presets import configs_folder
-from flows.report.last_iteration import last_iteration
-from flows.report.shares import mean_over_seeds
-from flows.report.solved import LENGTH_CONTROLLED
-from flows.report.statistics import Estimate
-from flows.report.summary import Summary
+from flows.report.prompt_figures import LENGTH_CONTROLLED
+from flows.report.statistics import Estimate, over_seeds
 from stages.contract.errors import UserError
 
 Scale = Literal["small", "full"]
@@ -27,15 +24,16 @@ AVERAGE = "average"
 """In place of a divergence, or of a figure: the mean over all of them."""
 PASS = "pass@16"
 _PERCENT = 100.0
-# Figures by the paper's names: the suite, None for held-out prompts; the name; the paper's unit.
+# Figures by the paper's names: the suite, None for held-out prompts; the name; the largest share in
+# the paper's unit, or None: only shares have one.
 _FIGURES = {
     "WR": (None, "win_rate", _PERCENT),
-    "AvgR": (None, "mean_reward", 1.0),
+    "AvgR": (None, "mean_reward", None),
     PASS: (None, PASS, _PERCENT),
     **{f"dist-{n}": (None, f"distinct_{n}", 1.0) for n in range(1, 5)},
     "Alpaca": ("alpaca_eval", LENGTH_CONTROLLED, _PERCENT),
     "Math": ("math500", "accuracy", _PERCENT),
-    "coherence": ("coherence", "mean_reward", 1.0),
+    "coherence": ("coherence", "mean_reward", None),
 }
 
 
@@ -47,51 +45,32 @@ def paper_rows(scale: str, only: Sequence[str] = ()) -> list[Row]:
     """
     if scale not in SCALES:
         raise UserError(f"there is no scale {scale!r}", f"one of: {', '.join(SCALES)}")
-    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only)
+    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
 
 
-@dataclass(frozen=True)
-class Result:
-    """One finished run of a cell."""
+def value_of(run: StudyRun, figure: str) -> Estimate | None:
+    """A figure in the paper's unit, with its interval over prompts; None if it is not known.
 
-    run: StudyRun
-    summary: Summary
-
-    def row(self, suite: str | None = None) -> Mapping[str, Any]:
-        """Figures of the last evaluated iteration; none before it, or if a suite was not run."""
-        if suite is None:
-            last = last_iteration(self.summary)
-            return {} if last is None else self.summary.rows[last]
-        found = [each for each in self.summary.suites if each.name == suite]
-        return found[0].rows[-1] if found else {}
-
-    def value(self, figure: str) -> Estimate | None:
-        """A figure in the paper's unit, with its interval over prompts; None where it is not known.
-
-        Args:
-            figure: ``WR`` (win rate, percent), ``AvgR``, ``dist-1`` … ``dist-4``, ``Alpaca``,
-                ``Math``, ``coherence``, ``pass@16`` on held-out prompts, or the name of a suite for
-                its pass@16 (all percent).
-        """
-        suite, name, factor = _FIGURES.get(figure, (figure, PASS, _PERCENT))
-        row = self.row(suite)
-        value = row.get(name, row.get("solved", {}).get(name))
-        if value is None:
-            return None
-        low, high = row["intervals"].get(name) or (None, None)
-        ends = (None if end is None else factor * end for end in (low, high))
-        return Estimate(factor * value, *ends)
+    Args:
+        run: A finished run.
+        figure: ``WR`` (win rate, percent), ``AvgR``, ``dist-1`` … ``dist-4``, ``Alpaca``, ``Math``,
+            ``coherence``, ``pass@16`` on held-out prompts, or the name of a suite for its pass@16
+            (all percent).
+    """
+    suite, name, whole = _FIGURES.get(figure, (figure, PASS, _PERCENT))
+    factor = whole or 1.0
+    row = run.figures(suite)
+    value = row.get(name, row.get("solved", {}).get(name))
+    if value is None:
+        return None
+    low, high = row["intervals"].get(name) or (None, None)
+    ends = (None if end is None else factor * end for end in (low, high))
+    return Estimate(factor * value, *ends)
 
 
 def whole_of(figure: str) -> float | None:
-    """The largest share in the unit of the paper, 1 or 100; None for a figure that is no share.
-
-    Args:
-        figure: See :meth:`Result.value`.
-    """
-    if figure in ("AvgR", "coherence"):
-        return None
-    return 1.0 if figure.startswith("dist-") else _PERCENT
+    """Upper bound of a figure in the paper's unit, 1 or 100; None if the figure has no bound."""
+    return _FIGURES[figure][2] if figure in _FIGURES else _PERCENT
 
 
 @dataclass(frozen=True)
@@ -132,8 +111,8 @@ class Findings:
 
     scale: str
     rows: Sequence[Row]
-    reported: Sequence[Result]
-    tuning: Sequence[Result]
+    reported: Sequence[StudyRun]
+    tuning: Sequence[StudyRun]
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
 
@@ -153,64 +132,48 @@ class Findings:
         rows = [each for each in self.rows if each.experiment in experiments]
         return list(dict.fromkeys(each.method for each in rows if each.setting == setting))
 
-    def results(self, cell: tuple[str, str, str, str]) -> list[Result]:
+    def results(self, cell: tuple[str, str, str, str]) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed; see :meth:`Row.names`."""
-        return [each for each in self.reported if each.run.row.names() == cell]
+        return [each for each in self.reported if each.row.names() == cell]
 
     def over_seeds(
         self, cell: tuple[str, str, str, str], figure: str
     ) -> tuple[list[float], Estimate | None]:
         """A cell's figure: its value in each run, and their mean.
 
-        Its interval is Student's over seeds; that over prompts where there is one run.
+        Its interval is Student's over seeds; that over prompts if there is one run.
         """
         runs = self.results(cell)
-        found = [each for each in (run.value(figure) for run in runs) if each is not None]
+        found = [each for each in (value_of(run, figure) for run in runs) if each is not None]
         values = [each.value for each in found]
         if len(found) == 1:
             return values, found[0]
-        return values, mean_over_seeds(values, whole_of(figure)) if values else None
+        return values, over_seeds(values, whole_of(figure)) if values else None
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Numbers of seeds of one cell: those computed, and those asked for."""
+def coverage(found: Findings) -> tuple[str, list[list[str]]]:
+    """Seeds of each cell that are computed and asked for: a sentence, and a row for each cell.
 
-    row: Row
-    coefficient: str
-    done: int
-    asked: int
-
-    def cells(self) -> list[str]:
-        """Cells of the table of coverage."""
-        fields = ", ".join(f"{name}={value}" for name, value in self.row.fields.items())
-        configuration = ", ".join(filter(None, (self.row.configuration, fields)))
-        return [*self.row.names(), configuration, self.coefficient, f"{self.done} of {self.asked}"]
-
-
-def coverage(found: Findings) -> list[Coverage]:
-    """Numbers of seeds of each cell, for the κ experiment over its grid."""
-    rows = []
+    The κ experiment counts over its grid.
+    """
+    rows, whole, some = [], 0, 0
     for row in found.rows:
         if row.experiment == BANDIT:
             continue
-        tuned = sum(each.run.row == row for each in found.tuning)
-        done, asked = sum(each.run.row == row for each in found.reported), len(row.seeds)
+        tuned = sum(each.row == row for each in found.tuning)
+        done, asked = sum(each.row == row for each in found.reported), len(row.seeds)
         if row.experiment == KAPPA:
             done, asked = tuned, len(row.coefficients()) * len(row.tuning_seeds)
+        whole, some = whole + (done >= asked), some + (0 < done < asked)
         chosen = found.chosen.get(row, {})
         coefficient = ", ".join(f"{name} = {value}" for name, value in chosen.items())
         shown = f"{coefficient} (of {tuned} runs)" if coefficient else "–"
-        rows.append(Coverage(row, shown, done, asked))
-    return rows
-
-
-def headline(found: Findings, covered: Sequence[Coverage]) -> str:
-    """A sentence that counts the cells and runs that are computed."""
-    whole = sum(each.done >= each.asked for each in covered)
-    some = sum(0 < each.done < each.asked for each in covered)
-    runs = len({each.run.name for each in (*found.reported, *found.tuning)})
+        fields = ", ".join(f"{name}={value}" for name, value in row.fields.items())
+        configuration = ", ".join(filter(None, (row.configuration, fields)))
+        rows.append([*row.names(), configuration, shown, f"{done} of {asked}"])
+    runs = len({each.name for each in (*found.reported, *found.tuning)})
     return (
-        f"{whole} of {len(covered)} cells are computed whole, {some} in part; {runs} runs are "
-        "finished, those that chose coefficients included."
+        f"{whole} of {len(rows)} cells are computed whole, {some} in part; {runs} runs are "
+        "finished, those that chose coefficients included.",
+        rows,
     )

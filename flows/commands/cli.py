@@ -15,9 +15,9 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
-    bandit,
     doctor,
     evaluate,
+    fetch,
     images,
     init,
     inspect,
@@ -45,6 +45,7 @@ from stages.contract.errors import (
 _EXIT_INTERRUPTED = 130
 # Of a failed stage's log; all of it is in the file that the message names.
 _SHOWN_LINES = 20
+_MOST_CHARACTERS = 3000
 _STOPPED = "stopped"
 
 app = typer.Typer(
@@ -53,21 +54,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (
-    init,
-    run,
-    status,
-    evaluate,
-    inspect,
-    models,
-    store,
-    doctor,
-    bandit,
-    paper,
-    up,
-    images,
-):
-    module.register(app)
+for module in (init, fetch, run, status, evaluate, inspect, models, store, doctor, paper, up):
+    for command in module.COMMANDS:
+        app.command()(command)
+app.add_typer(images.images, name="images")
 
 
 def _version(asked: bool) -> None:
@@ -96,82 +86,79 @@ def main() -> None:
 
 
 def _run() -> int:
-    errors = messages()
     try:
         result = typer.main.get_command(app).main(prog_name="geb", standalone_mode=False)
-        if result == _EXIT_INTERRUPTED:
-            errors.print(_STOPPED)
-        return result if isinstance(result, int) else 0
-    except UserError as error:
-        errors.print(f"[bold red]error[/] {escape(error.message)}")
-        if error.remedy:
-            errors.print(f"[bold]remedy[/] {escape(error.remedy)}")
-        return EXIT_USER
-    except TyperException as error:
-        errors.print(f"[bold red]error[/] {escape(error.format_message())}")
-        errors.print("[bold]remedy[/] add --help to the command to see what it takes")
-        return EXIT_USER
-    except StageFailedError as error:
-        for line in error.last_lines[-_SHOWN_LINES:]:
-            errors.print(f"[dim]│[/] {escape(line)}")
-        errors.print(f"[bold red]error[/] {escape(str(error))}")
-        errors.print(
-            "[bold]remedy[/] fix the cause, then run the command again: what is done stays done"
-        )
-        return EXIT_FAILED
-    except RunCancelledError as error:
-        errors.print(escape(str(error)))
-        return _EXIT_INTERRUPTED
-    except NoStoreError as error:
-        errors.print(f"[bold red]error[/] {escape(str(error))}")
-        errors.print("[bold]remedy[/] correct --store, GEB_STORE or `store` of the configuration")
-        return EXIT_USER
-    except GebError as error:
-        errors.print(f"[bold red]error[/] {escape(str(error))}")
-        return EXIT_FAILED
-    except (typer.Abort, StoppedError):
-        errors.print(_STOPPED)
-        return _EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output, such as `head`, has closed it; Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            # What did not fit may be the output; Python must not try it once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            errors.print(f"[bold red]error[/] a file or the output: {error.strerror}")
-            errors.print("[bold]remedy[/] make room on the disk, then call the command again")
-            return EXIT_FAILED
-        if error.filename is None:
-            raise
-        # Permissions, a full disk, a folder where a file should be.
-        errors.print(f"[bold red]error[/] {escape(str(error.filename))}: {error.strerror}")
-        errors.print("[bold]remedy[/] check that the place exists, is yours, and has room")
-        return EXIT_FAILED
-    except Exception as error:
-        if any(isinstance(each, KeyboardInterrupt) for each in _causes(error)):
-            # pydantic makes an error of its own of a signal that comes while it serialises.
-            errors.print(_STOPPED)
+    except (Exception, StoppedError) as error:
+        return _tell(error)
+    if result == _EXIT_INTERRUPTED:
+        messages().print(_STOPPED)
+    return result if isinstance(result, int) else 0
+
+
+def _tell(error: BaseException) -> int:
+    """Prints the message and the remedy of an error and returns the exit code.
+
+    Raises:
+        BaseException: The error is a defect of the program: a traceback tells more.
+    """
+    match error:
+        case UserError():
+            return _say(EXIT_USER, error.message, error.remedy)
+        case TyperException():
+            remedy = "add --help to the command to see what it takes"
+            return _say(EXIT_USER, error.format_message(), remedy)
+        case StageFailedError():
+            for line in error.last_lines[-_SHOWN_LINES:]:
+                messages().print(f"[dim]│[/] {escape(line)}")
+            remedy = "fix the cause, then run the command again: what is done stays done"
+            return _say(EXIT_FAILED, str(error), remedy)
+        case RunCancelledError():
+            messages().print(escape(str(error)))
             return _EXIT_INTERRUPTED
-        if not _is_of_connection(error):
-            raise
-        said = str(error) or type(error).__name__
-        errors.print(f"[bold red]error[/] the Prefect server does not answer: {escape(said)}")
-        errors.print(
-            "[bold]remedy[/] start it, or correct PREFECT_API_URL; then resume: what is done stays "
-            "done"
-        )
-        return EXIT_FAILED
-
-
-def _is_of_connection(error: Exception) -> bool:
-    # Prefect's client loads httpx; the commands that do without it start faster.
+        case NoStoreError():
+            remedy = "correct --store, GEB_STORE or `store` of the configuration"
+            return _say(EXIT_USER, str(error), remedy)
+        case GebError():
+            return _say(EXIT_FAILED, str(error))
+        case BrokenPipeError():
+            _drop_output()
+            return EXIT_FAILED
+        case OSError(filename=None, errno=errno.ENOSPC | errno.EDQUOT):
+            _drop_output()
+            remedy = "make room on the disk, then call the command again"
+            return _say(EXIT_FAILED, f"a file or the output: {error.strerror}", remedy)
+        case OSError(filename=str() | bytes()):
+            # Permissions, a full disk, a folder where a file should be.
+            remedy = "check that the place exists, is yours, and has room"
+            return _say(EXIT_FAILED, f"{error.filename!s}: {error.strerror}", remedy)
+    causes = list(_causes(error))
+    # pydantic makes an error of its own of a signal that comes while it serialises.
+    if any(isinstance(each, typer.Abort | StoppedError | KeyboardInterrupt) for each in causes):
+        messages().print(_STOPPED)
+        return _EXIT_INTERRUPTED
+    # Prefect's client loads httpx and wraps the error of its first request; the commands that do
+    # without it start faster.
     httpx = sys.modules.get("httpx")
-    # Of a client's first request Prefect makes another error.
-    return httpx is not None and any(
-        isinstance(each, httpx.TransportError) for each in _causes(error)
-    )
+    if httpx is not None and any(isinstance(each, httpx.TransportError) for each in causes):
+        said = f"the Prefect server does not answer: {error or type(error).__name__}"
+        remedy = "start it, or correct PREFECT_API_URL; then resume: what is done stays done"
+        return _say(EXIT_FAILED, said, remedy)
+    raise error
+
+
+def _say(code: int, message: str, remedy: str = "") -> int:
+    if len(message) > _MOST_CHARACTERS:
+        cut = len(message) - _MOST_CHARACTERS
+        message = f"{message[:_MOST_CHARACTERS]} … ({cut:,} more characters)"
+    messages().print(f"[bold red]error[/] {escape(message)}")
+    if remedy:
+        messages().print(f"[bold]remedy[/] {escape(remedy)}")
+    return code
+
+
+def _drop_output() -> None:
+    """Discards what stdout still holds: Python must not try to write it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from flows.commands.terminal import TerminalConsole
-from flows.execution.run_record import RunRecord
+from flows.commands.terminal import TerminalConsole, messages
+from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
+from flows.pipeline.presets import DEFAULT_STORE
 from flows.pipeline.step import Step
-from stages.contract.errors import UserError
-from stages.contract.stores import location_of, open_store
+from flows.standing.home import Home
+from stages.contract.errors import StoreError, UserError
+from stages.store.opening import location_of, open_store
 
 _WIDE_COLUMNS = 200
 
@@ -41,6 +46,16 @@ ConfigStore = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done and start nothing.")
+]
+ParallelRuns = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", file_okay=False, help="Copy tables and figures there as well."
+    ),
+]
 RunnerName = Annotated[
     str | None,
     typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner."),
@@ -63,8 +78,25 @@ console = TerminalConsole(
 def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
-    """The configuration that a command line names."""
+    """The configuration that a command line names.
+
+    Raises:
+        UserError: There is no such file, or it is wrong.
+    """
+    if not path.exists() and str(path) in _runs_at(store or DEFAULT_STORE):
+        raise UserError(
+            f"{path} is a run in the store, not a configuration file",
+            f"`geb resume {path}` goes on with it; `geb run FILE.yaml` starts one",
+        )
     return load_config(path, chosen(overrides, store=store, runner=runner))
+
+
+def _runs_at(store: str) -> list[str]:
+    """Names of the runs of a store; none if there is no store."""
+    try:
+        return runs(open_store(store))
+    except StoreError:
+        return []
 
 
 def chosen(
@@ -125,23 +157,57 @@ def forced_from(
     return forced
 
 
-def require_folder(out: Path | None) -> None:
-    """Checks the folder of ``--out`` before the work of which the files are.
+def quiet_prefect() -> None:
+    """Prefect's settings for a terminal: no log lines beside the observer's, no analytics."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
-    Raises:
-        UserError: Something else is in its place.
+
+def watched(as_json: bool) -> Console:
+    """The console for what a command says at work; with --json, stdout is for the document."""
+    return messages() if as_json else console
+
+
+@contextmanager
+def prefect_session(
+    store: str, run: str, as_json: bool, num_steps: int | None = None
+) -> Iterator[None]:
+    """A Prefect server for the flows of the block, and a display of their steps.
+
+    SIGTERM ends the block as Ctrl-C does.
+
+    Args:
+        store: The store of the runs.
+        run: Name whose folder in the store gets the log of a server that is started here.
+        as_json: Whether stdout is for a document.
+        num_steps: Steps of the one run; None shows a line for each step of several runs.
     """
-    if out is not None and out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is no folder", "name a folder, which is made where it lacks")
+    quiet_prefect()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.execution.console import ConsoleObserver, LineObserver
+    from flows.execution.observer import observing
+    from flows.standing.server import ensure_prefect_server
+
+    shown = watched(as_json)
+    log = open_store(store, create=True).run_path(run) / "prefect-server.log"
+    if ui := ensure_prefect_server(log, lambda line: shown.print(line, markup=False)):
+        shown.print(f"Prefect UI while it runs: {ui}")
+        if standing := Home().standing():
+            said = f"`geb up` is at {standing.ui}; to see runs there: {standing.exports}"
+            shown.print(said, soft_wrap=True)
+    with observing(ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)):
+        yield
 
 
-def as_it_is(to: Console) -> Callable[[str], None]:
-    """Prints lines on a console as they are, brackets included."""
-
-    def print_line(line: str) -> None:
-        to.print(line, markup=False)
-
-    return print_line
+def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
+    """Prints a JSON document for programs to read, or what a person reads; text as it is."""
+    if as_json:
+        print_json(document)
+        return
+    for each in shown:
+        # The console's setting holds for the cells of a table, too.
+        console.print(each, markup=not isinstance(each, str))
 
 
 def print_json(value: Any) -> None:

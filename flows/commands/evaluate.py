@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
@@ -12,22 +11,21 @@ from flows.commands.common import (
     AsJson,
     ConfigPath,
     ConfigStore,
+    DryRun,
     Overrides,
+    ParallelRuns,
     RunnerName,
-    as_it_is,
+    answer,
     configured,
-    console,
-    print_json,
+    prefect_session,
 )
-from flows.commands.run import interrupt, quiet_prefect
-from flows.commands.terminal import messages
 from flows.execution.plan import plan
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.report.outputs import Outputs, export, parse_export
+from flows.pipeline.presets import NO_PRESET
+from flows.report.files import export, parse_export
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
 
 Policy = Annotated[
     str,
@@ -36,12 +34,6 @@ Policy = Annotated[
         help="Registered model (NAME, NAME@ALIAS, NAME:VERSION), checkpoint folder, or hub id.",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.command()(evaluate)
-    app.command()(sweep)
 
 
 def evaluate(
@@ -64,12 +56,8 @@ def evaluate(
         typer.Option(
             "--export",
             metavar="FORMAT=FILE",
-            help="Write MODEL's responses as alpaca_eval, arena_hard or lm_eval have them.",
+            help="Write MODEL's responses; FORMAT is alpaca_eval.",
         ),
-    ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Arena-Hard's question.jsonl, for its prompts' ids."),
     ] = None,
     overrides: Overrides = None,
     runner: RunnerName = None,
@@ -78,32 +66,20 @@ def evaluate(
 ) -> None:
     """Compare a model with a base on prompts, with the sampling and the oracle of CONFIG."""
     settings = configured(config, overrides, runner, store)
-    wanted = [parse_export(each, questions) for each in exports or ()]
-    quiet_prefect()
-    signal.signal(signal.SIGTERM, interrupt)
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.evaluate import evaluate_resolved, num_steps
-    from flows.execution.console import ConsoleObserver
-    from flows.execution.observer import observing
-    from flows.report.two_models import Models
-    from flows.standing.server import ensure_prefect_server
+    wanted = [parse_export(each) for each in exports or ()]
+    evaluation = settings.for_suite(suite).evaluation if suite else settings.evaluation
+    # Prompts, both models' samples and their scores, and the metrics.
+    num_steps = 2 + 4 * evaluation.num_shards
+    with prefect_session(settings.store, f"{settings.name}-evaluation", as_json, num_steps):
+        # Imported here: Prefect takes seconds to load, and the other commands do without it.
+        from flows.evaluate import evaluate as evaluate_flow
 
-    watched = messages() if as_json else console
-    log = _server_log(settings.store, f"{settings.name}-evaluation")
-    ensure_prefect_server(log, as_it_is(watched))
-    with ConsoleObserver(watched, num_steps(settings, suite)) as observer, observing(observer):
-        found = evaluate_resolved(settings, Models(policy, base, prompts, suite))
-    task = suite or "held-out"
-    outputs = Outputs(policy, task, found.responses, found.scores, questions)
-    for name, path in wanted:
-        export(name, path, outputs)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console.print(found.table())
-    console.print(f"metrics  {found.artifact}", markup=False)
-    for name, path in wanted:
-        console.print(f"outputs  {path} ({name})", markup=False)
+        places = base or "", prompts or "", suite or ""
+        found = evaluate_flow(policy, *places, NO_PRESET, json.loads(settings.to_json()))
+    for path in wanted:
+        export(path, policy, suite or "held-out", found.responses)
+    lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]
+    answer(as_json, found.to_json(), found.table(), *lines)
 
 
 def sweep(
@@ -118,13 +94,11 @@ def sweep(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the sweep; that of CONFIG if unset.")
     ] = None,
-    parallel_runs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,
     runner: RunnerName = None,
     store: ConfigStore = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs and start nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of settings over seeds; ends with mean ± standard deviation and tests."""
@@ -135,27 +109,14 @@ def sweep(
         with inputs_resolved_once():
             _show_runs(planned, as_json)
         return
-    quiet_prefect()
-    signal.signal(signal.SIGTERM, interrupt)
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from flows.execution.console import LineObserver
-    from flows.execution.observer import observing
-    from flows.standing.server import ensure_prefect_server
-    from flows.sweep import sweep_resolved
+    with prefect_session(settings.store, title, as_json):
+        # Imported here: Prefect takes seconds to load, and the other commands do without it.
+        from flows.sweep import sweep as sweep_flow
 
-    watched = messages() if as_json else console
-    if ui := ensure_prefect_server(_server_log(settings.store, title), as_it_is(watched)):
-        watched.print(f"Prefect UI while it runs: {ui}")
-    with observing(LineObserver(watched)):
-        found = sweep_resolved(title, settings, grid or [], _seeds(seeds), parallel_runs)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console.print(found.table())
-    for line in found.notes():
-        console.print(line, markup=False)
-    for what, place in found.files.items():
-        console.print(f"{what:6}  {place}", markup=False)
+        whole = json.loads(settings.to_json())
+        found = sweep_flow(title, grid or [], _seeds(seeds), parallel_runs, NO_PRESET, whole)
+    files = (f"{what:6}  {place}" for what, place in found.files.items())
+    answer(as_json, found.to_json(), found.table(), *found.notes(), *files)
 
 
 def _seeds(text: str) -> list[int]:
@@ -167,12 +128,8 @@ def _seeds(text: str) -> list[int]:
         ) from None
 
 
-def _server_log(store: str, run: str) -> Path:
-    return open_store(store, create=True).run_path(run) / "prefect-server.log"
-
-
 def _show_runs(planned: list[Cell], as_json: bool) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for cell in planned:
         actions = [line.action for line in plan(cell.config)]
         rows.append(
@@ -184,12 +141,13 @@ def _show_runs(planned: list[Cell], as_json: bool) -> None:
                 "compute": actions.count("run"),
             }
         )
-    if as_json:
-        print_json(rows)
-        return
     header = ("run", "grid", "seed", "in the store", "to compute")
     shown = [
-        [cell.config.name, cell.label(), *(str(row[name]) for name in ("seed", "reuse", "compute"))]
+        [row["run"], cell.label(), *(str(row[name]) for name in ("seed", "reuse", "compute"))]
         for cell, row in zip(planned, rows, strict=True)
     ]
-    console.print(FittedTable("", header, shown, kept=len(header), left=len(header)))
+    table = FittedTable("", header, shown, kept=len(header), left=len(header))
+    answer(as_json, rows, table)
+
+
+COMMANDS = (evaluate, sweep)

@@ -7,16 +7,11 @@ from typing import Annotated
 import typer
 
 from flows.commands.common import AsJson, console, print_json
-from flows.images.table import IMAGES, Image
+from flows.images.table import IMAGES, Flavour, Image
 from stages.contract.errors import UserError
 
 _NAMES = ", ".join(dict.fromkeys(image.name for image in IMAGES))
 images = typer.Typer(help="Container images of the stages and of the orchestrator.")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.add_typer(images, name="images")
 
 
 @images.command("build")
@@ -25,9 +20,7 @@ def build(
         list[str] | None,
         typer.Argument(metavar="IMAGE...", help=f"{_NAMES}; all if none is named."),
     ] = None,
-    flavour: Annotated[
-        str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
-    ] = "cpu",
+    flavour: Annotated[Flavour, typer.Option(help="Which builds of torch and vLLM.")] = "cpu",
     base: Annotated[
         str | None,
         typer.Option(envvar="GEB_BASE_IMAGE", help="Base image; python:3.X-slim if unset."),
@@ -39,36 +32,17 @@ def build(
     uid: Annotated[int, typer.Option(min=1, help="User and group id of what runs there.")] = 10001,
 ) -> None:
     """Build images, with wheels that are downloaded here first."""
-    from flows.images.build import DEFAULT_BASE, Options
+    from flows.images.build import DEFAULT_BASE, engine_errors_explained
     from flows.images.build import build as build_image
     from flows.runners.docker.container import connect
 
     chosen = _choose(names or [], flavour)
     client = connect()
-    options = Options(base=base or DEFAULT_BASE, index=index, uid=uid)
     for image in chosen:
         console.print(f"[bold]{image.tag}[/] [dim]{image.purpose}[/]")
-        built = build_image(client, image, options, lambda line: console.print(line, markup=False))
-        size = f"{built.bytes / 2**20:,.0f} MiB"
-        console.print(f"[green]✓[/] {built.tag}: {size}, {built.seconds:.1f} s")
-
-
-@images.command("sbom")
-def sbom(
-    name: Annotated[str, typer.Argument(metavar="IMAGE", help=f"{_NAMES}.")],
-    flavour: Annotated[
-        str, typer.Option(help="cpu or gpu: which builds of torch and vLLM.")
-    ] = "cpu",
-) -> None:
-    """Print an image's bill of materials: CycloneDX 1.6, JSON."""
-    from flows.images.build import engine_errors_explained
-    from flows.images.sbom import bill_of_materials
-    from flows.runners.docker.container import connect
-
-    [image] = _choose([name], flavour)
-    with engine_errors_explained(f"bill of materials of {image.tag}"):
-        told = bill_of_materials(connect(), image)
-    typer.echo(told)
+        with engine_errors_explained():
+            size = build_image(client, image, base or DEFAULT_BASE, index, uid, typer.echo)
+        console.print(f"[green]✓[/] {image.tag}: {size / 2**20:,.0f} MiB")
 
 
 @images.command("list")
@@ -77,7 +51,7 @@ def list_images(as_json: AsJson = False) -> None:
     from flows.images.build import engine_errors_explained, find_image
     from flows.images.table import CODE_LABEL, REVISION_LABEL
     from flows.runners.docker.container import connect
-    from stages.contract.provenance import stages_digest
+    from stages.contract.manifest import stages_digest
 
     client = connect()
     here = stages_digest()
@@ -85,7 +59,7 @@ def list_images(as_json: AsJson = False) -> None:
     for image in IMAGES:
         line = {"image": image.title, "tag": image.tag, "purpose": image.purpose, "state": "none"}
         found.append(line)
-        with engine_errors_explained(f"image {image.tag}"):
+        with engine_errors_explained():
             there = find_image(client, image.tag)
         if there is None:
             continue
@@ -104,9 +78,7 @@ def list_images(as_json: AsJson = False) -> None:
         console.print(f"{line['tag']:<24} {size}  {state:<28} [dim]{line['purpose']}[/]")
 
 
-def _choose(names: list[str], flavour: str) -> list[Image]:
-    if flavour not in ("cpu", "gpu"):
-        raise UserError(f"--flavour {flavour}: no such flavour", "cpu or gpu")
+def _choose(names: list[str], flavour: Flavour) -> list[Image]:
     offered = {image.name: image for image in IMAGES if image.flavour in (None, flavour)}
     if unknown := [name for name in names if name not in offered]:
         raise UserError(f"no image {', '.join(unknown)}", f"images: {', '.join(offered)}")

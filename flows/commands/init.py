@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import jinja2
 import typer
-import yaml
 from rich.markup import escape
 
 from flows.commands.common import console
 from flows.pipeline.loading import load_config
-from flows.runners.local.gpu_locks import gpus_of_this_host
+from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.errors import UserError
 
 
@@ -32,27 +30,30 @@ class Kind(StrEnum):
     JUDGE = "judge"
 
 
-_MEANING = {
-    Kind.FUNCTION: "a Python function of yours",
-    Kind.MODEL: "a reward model (sequence classifier)",
-    Kind.ANSWERS: "reference answers that can be verified (mathematics)",
-    Kind.JUDGE: "a judge: a chat model at an OpenAI-compatible address",
-}
 _CODE = ("oracle.py", "test_oracle.py")
 # Of a run.
 _MAX_NAME = 100
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this command."""
-    app.command()(init)
+_NUM_PROMPTS = 640
+_NUM_CONVERSATIONS = 1500
+_ASKING = ("Please bring {} to room {}.", "We need {} in room {}.", "Could room {1} have {0}?")
+_NUMBERS = ("two", "three", "four", "five")
+_THINGS = ("towels", "pillows", "cups", "keys", "maps", "lamps", "chairs", "plates")
+_ROOMS = range(1, 41)
+_OPENINGS = ("Okay", "Yes", "Certainly")
+# Prime to the number of orders, so that steps of it visit each of them once.
+_STRIDE = 1009
 
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
     kind: Annotated[
-        Kind | None, typer.Option(help="What scores responses; asked for on a terminal.")
-    ] = None,
+        Kind,
+        typer.Option(
+            help="What scores responses: a Python function of yours, a reward model (sequence "
+            "classifier), reference answers that can be verified (mathematics), or a judge (a chat "
+            "model at an OpenAI-compatible address)."
+        ),
+    ] = Kind.FUNCTION,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -74,15 +75,17 @@ def init(
     target = folder.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} is there and not empty", "name a new folder")
-    chosen = kind or _ask_kind()
     needed = {
         Kind.MODEL: {"reward_model": reward_model},
         Kind.JUDGE: {"judge_url": judge_url, "judge_model": judge_model},
-    }
-    answers = {name: given or _ask(name) for name, given in needed.get(chosen, {}).items()}
+    }.get(kind, {})
+    for name, given in needed.items():
+        if given is None:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} is missing", f"give {option}: --kind {kind} needs it")
     # Folders are named from here; the configuration names them from its own.
-    found: dict[str, str | None] = {name: _from_here(value) for name, value in answers.items()}
-    write_task(target, chosen, found | {"policy": _from_here(policy) if policy else None})
+    answers = {name: given and _from_here(given) for name, given in needed.items()}
+    write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
     console.print(f"{target} is ready; what each file is: {target / 'README.md'}", markup=False)
     console.print(f"next: [bold]cd {escape(str(folder))}[/], then [bold]geb run geb.yaml[/]")
 
@@ -91,7 +94,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
     """Writes the files of a task.
 
     Args:
-        folder: An absolute path; made where it is not there.
+        folder: An absolute path; made if it is not there.
         kind: What scores responses.
         answers: `policy`, and what the kind needs: `reward_model`, or `judge_url`, `judge_model`.
     """
@@ -103,29 +106,27 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["yaml"] = _yaml
+    # A string of JSON is one of YAML, whatever it would be read as without its quotes.
+    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     values = {
         **answers,
         "name": _name(folder),
         "kind": str(kind),
         "gpus": len(gpus_of_this_host()),
-        "num_prompts": NUM_PROMPTS,
+        "num_prompts": _NUM_PROMPTS,
         "store": str(folder / "store"),
     }
     files = ["geb.yaml", "README.md", *(_CODE if kind is Kind.FUNCTION else ())]
     for name in files:
         page = environment.get_template(f"{name}.jinja").render(values)
         (folder / name).write_text(page, encoding="utf-8")
-    _write_rows(folder / "prompts.jsonl", prompts(kind))
+    rows = _sums() if kind is Kind.ANSWERS else _orders()
+    _write_rows(folder / "prompts.jsonl", rows[:_NUM_PROMPTS])
     if answers["policy"] is None:
-        _write_rows(folder / "conversations.jsonl", conversations(kind))
+        # On other prompts than the samples.
+        others = rows[_NUM_PROMPTS : _NUM_PROMPTS + _NUM_CONVERSATIONS]
+        _write_rows(folder / "conversations.jsonl", _conversations(kind, others))
     load_config(folder / "geb.yaml")
-
-
-def _yaml(text: str) -> str:
-    """A string as YAML, quoted where it would be read as something else: ``2024``, ``a #b``."""
-    shown = yaml.safe_dump([text], default_flow_style=True, width=math.inf, allow_unicode=True)
-    return shown.strip()[1:-1]
 
 
 def _name(folder: Path) -> str:
@@ -140,89 +141,46 @@ def _from_here(place: str) -> str:
     return str(path.absolute()) if path.exists() else place
 
 
-def _ask_kind() -> Kind:
-    if not sys.stdin.isatty():
-        return Kind.FUNCTION
-    for each in Kind:
-        console.print(f"  {each:<9} {_MEANING[each]}")
-    said = typer.prompt("What scores the responses?", default=Kind.FUNCTION.value)
-    try:
-        return Kind(said)
-    except ValueError:
-        raise UserError(f"{said!r} is none of these", f"one of: {', '.join(Kind)}") from None
-
-
-def _ask(name: str) -> str:
-    if not sys.stdin.isatty():
-        option = f"--{name.replace('_', '-')}"
-        raise UserError(f"{option} is missing", f"give {option}, or call geb init on a terminal")
-    return str(typer.prompt(name.replace("_", " ").capitalize()))
-
-
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text(text, encoding="utf-8")
 
 
-NUM_PROMPTS = 640
-NUM_CONVERSATIONS = 1500
-
-_ASKING = ("Please bring {} to room {}.", "We need {} in room {}.", "Could room {1} have {0}?")
-_NUMBERS = ("two", "three", "four", "five")
-_THINGS = ("towels", "pillows", "cups", "keys", "maps", "lamps", "chairs", "plates")
-_ROOMS = range(1, 41)
-_OPENINGS = ("Okay", "Yes", "Certainly")
-# Prime to the number of orders, so that steps of it visit each of them once.
-_STRIDE = 1009
-
-
-def orders() -> Iterator[dict[str, Any]]:
+def _orders() -> list[dict[str, Any]]:
     """Prompts of a hotel's front desk, with what a right answer repeats."""
-    found = [
-        {
-            "prompt": asking.format(f"{number} {thing}", room),
-            "reference_answer": f"{number} {thing} for room {room}",
-        }
+    return _shuffled(
+        (asking.format(f"{number} {thing}", room), f"{number} {thing} for room {room}")
         for asking, number, thing, room in itertools.product(_ASKING, _NUMBERS, _THINGS, _ROOMS)
-    ]
-    return (found[place * _STRIDE % len(found)] for place in range(len(found)))
+    )
 
 
-def sums() -> Iterator[dict[str, Any]]:
+def _sums() -> list[dict[str, Any]]:
     """Prompts with an answer that can be verified."""
-    found = [
-        {"prompt": f"What is {a} plus {b}?", "reference_answer": str(a + b)}
+    return _shuffled(
+        (f"What is {a} plus {b}?", str(a + b))
         for a, b in itertools.product(range(1, 49), range(1, 81))
-    ]
-    return (found[place * _STRIDE % len(found)] for place in range(len(found)))
+    )
 
 
-def prompts(kind: str) -> list[dict[str, Any]]:
-    """Sample prompts of a kind of task."""
-    return list(itertools.islice(_rows(kind), NUM_PROMPTS))
+def _shuffled(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    rows = [{"prompt": prompt, "reference_answer": answer} for prompt, answer in pairs]
+    return [rows[place * _STRIDE % len(rows)] for place in range(len(rows))]
 
 
-def conversations(kind: str) -> list[dict[str, Any]]:
-    """Sample conversations for the warm start, on other prompts than :func:`prompts`."""
-    rows = itertools.islice(_rows(kind), NUM_PROMPTS, NUM_PROMPTS + NUM_CONVERSATIONS)
-    return [
-        {
+def _conversations(kind: Kind, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Sample conversations for the warm start."""
+    for place, row in enumerate(rows):
+        opening, reference = _OPENINGS[place % len(_OPENINGS)], row["reference_answer"]
+        answer = f"{opening}, {reference}."
+        if kind is Kind.ANSWERS:
+            # Every third is wrong: there is something to learn from its rewards.
+            answer = f"It is {int(reference) + (opening == _OPENINGS[0])}."
+        yield {
             "messages": [
                 {"role": "user", "content": row["prompt"]},
-                {"role": "assistant", "content": _answer(kind, row["reference_answer"], place)},
+                {"role": "assistant", "content": answer},
             ]
         }
-        for place, row in enumerate(rows)
-    ]
 
 
-def _rows(kind: str) -> Iterator[dict[str, Any]]:
-    return sums() if kind == "answers" else orders()
-
-
-def _answer(kind: str, reference: str, place: int) -> str:
-    if kind == "answers":
-        # Every third is wrong: there is something to learn from its rewards.
-        wrong = place % len(_OPENINGS) == 0
-        return f"It is {int(reference) + 1 if wrong else reference}."
-    return f"{_OPENINGS[place % len(_OPENINGS)]}, {reference}."
+COMMANDS = (init,)

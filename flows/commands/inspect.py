@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from flows.commands.common import AsJson, RunName, StorePath, configured_run, console, print_json
+from flows.commands.common import (
+    AsJson,
+    RunName,
+    StorePath,
+    answer,
+    configured_run,
+    console,
+    print_json,
+)
 from flows.execution.plan import differences
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import RunRecord, run_of
 from flows.pipeline.config import RunConfig
-from flows.pipeline.fields import field_rows
-from flows.report.lineage import Ancestor, lineage_of, write_graph
+from flows.pipeline.fields import run_rows
+from flows.report.lineage import Ancestor, lineage_of, write_page
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
-from stages.contract.store import Store
-from stages.contract.stores import open_store
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    for command in (compare, diff, lineage, fields):
-        app.command()(command)
+from stages.store.base import Store
+from stages.store.opening import open_store
+from stages.store.registry import ModelRegistry
 
 
 def diff(
     first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
-    """Compare two runs: their configurations, their metrics, and tests of the differences."""
+    """Compare two runs: their configurations, their metrics, and tests of the differences.
+
+    A model (NAME, NAME@ALIAS, NAME:VERSION) means the run that made it.
+    """
     # Imported here, since scipy takes a second to load, and the other commands do without it.
-    from flows.report.between import compared
+    from flows.report.rows import compared, p_text
     from flows.report.summary import Summary, summarise
 
     opened = open_store(store)
 
-    def facts(run: str) -> tuple[dict[str, Any], dict[str, Any], Summary]:
+    def facts(name: str) -> tuple[dict[str, Any], dict[str, Any], Summary]:
+        run, _ = run_of(opened, name)
         config = json.loads(configured_run(store, run).to_json())
         found = summarise(RunRecord.existing(opened, run))
         rows = [{**row, "intervals": None} for row in found.rows]
@@ -54,15 +63,17 @@ def diff(
         "configuration": list(differences(config_before, config_now)),
         "metrics": list(differences(metrics_before, metrics_now)),
     }
-    if as_json:
-        print_json(changes | {"differences": [each.to_json() for each in tested]})
-        return
-    shown = [f"iteration {each.iteration}, {each.figure}: {each}" for each in tested]
+    shown = [
+        f"iteration {each.iteration}, {each.figure}: {each.first:.3f} → {each.second:.3f}, "
+        f"difference {each.shown()}, {p_text(each.adjusted_p_value)}, {each.prompts} prompts"
+        for each in tested
+    ]
     note = "differences (paired by prompt, 95 % intervals, p by permutation, adjusted by Holm)"
-    for title, lines in (*changes.items(), (note, shown)):
-        console.print(f"[bold]{title}[/]")
-        for line in lines or ["the same"]:
-            console.print(f"  {line}", markup=False)
+    lines: list[Text] = []
+    for title, found in (*changes.items(), (note, shown)):
+        lines.append(Text(title, style="bold"))
+        lines += [Text(f"  {line}") for line in found or ["the same"]]
+    answer(as_json, changes | {"differences": [asdict(each) for each in tested]}, *lines)
 
 
 def fields(
@@ -72,34 +83,30 @@ def fields(
     as_json: AsJson = False,
 ) -> None:
     """List the fields of the configuration with their defaults and meanings."""
-    rows = [row for row in field_rows(RunConfig) if row.name.startswith(prefix)]
+    rows = run_rows(prefix)
     if not rows:
         raise UserError(
             f"no field begins with {prefix!r}",
             f"sections: {', '.join(RunConfig.model_fields)}",
         )
-    if as_json:
-        print_json(
-            {
-                row.name: {
-                    "required": row.default is None,
-                    "default": None if row.default is None else json.loads(row.default),
-                    "values": row.kind,
-                    "unit": row.unit,
-                    "meaning": row.meaning,
-                }
-                for row in rows
-            }
-        )
-        return
+    document = {
+        row.name: {
+            "required": row.default is None,
+            "default": None if row.default is None else json.loads(row.default),
+            "values": row.kind,
+            "meaning": row.meaning,
+        }
+        for row in rows
+    }
     shown = [(row.name, row.default or "required", row.meaning) for row in rows]
-    console.print(FittedTable("", ("field", "default", "meaning"), shown, kept=3, left=3))
+    header = ("field", "default", "meaning")
+    answer(as_json, document, FittedTable("", header, shown, kept=3, left=3))
 
 
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN…", help="Runs; the others stand against the first."),
+        typer.Argument(metavar="RUN RUN…", help="Runs or models; others stand against the first."),
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the comparison; of the runs if unset.")
@@ -107,24 +114,18 @@ def compare(
     store: StorePath = "store",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: tables with intervals and p-values, curves; HTML, PNG, LaTeX, CSV, JSON."""
-    # Imported here: the other commands do without scipy and matplotlib.
-    from flows.report.comparison_files import compare_runs
-    from flows.report.comparison_tables import tables
+    """Compare runs: tables with intervals and p-values, curves; HTML, PNG, LaTeX, CSV, JSON.
 
-    found = compare_runs(open_store(store), runs, name)
-    if as_json:
-        print_json(found.comparison.to_json() | {"page": found.page})
-        return
-    for each in tables(found.comparison):
-        table = Table(title=each.title, title_justify="left", box=None, pad_edge=False)
-        for place, title in enumerate(each.header):
-            table.add_column(title, justify="right" if place else "left")
-        for row in each.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-        console.print(f"[dim]{each.note}[/]\n")
-    console.print(f"page  {found.page}", markup=False)
+    A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
+    """
+    # Imported here: the other commands do without scipy and matplotlib.
+    from flows.report.comparison import compare_runs
+
+    found, _, page = compare_runs(open_store(store), runs, name)
+    shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
+    for each in found.tables():
+        shown += [each, Text(f"{each.note}\n", style="dim")]
+    answer(as_json, found.to_json() | {"page": page}, *shown, f"page  {page}")
 
 
 # Of artifacts that a beginning of a key fits.
@@ -132,10 +133,13 @@ _SHOWN = 10
 
 
 def lineage(
-    artifact: Annotated[str, typer.Argument(metavar="ARTIFACT", help="A key, or its beginning.")],
+    artifact: Annotated[
+        str, typer.Argument(metavar="ARTIFACT", help="A model, a key, or its beginning.")
+    ],
     store: StorePath = "store",
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Draw the graph into a page.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write them into a page, with links."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,15 +147,20 @@ def lineage(
     opened = open_store(store)
     ancestors = lineage_of(opened, *_named(opened, artifact))
     if html is not None:
-        write_graph(ancestors, html)
+        write_page(ancestors, html)
         typer.echo(str(html.absolute()), err=as_json)
     if as_json:
-        print_json([each.to_json() for each in ancestors])
+        print_json([asdict(each) for each in ancestors])
     elif html is None:
         _print(ancestors)
 
 
 def _named(store: Store, artifact: str) -> tuple[str, str]:
+    """Stage and key of an artifact: of a model's checkpoint, or by the beginning of its key."""
+    registry = ModelRegistry(store)
+    if registry.has(artifact):
+        checkpoint = registry.find(artifact).checkpoint
+        return checkpoint.stage, checkpoint.key
     matches = [(stage, key) for stage, key in store.artifacts() if key.startswith(artifact)]
     if len(matches) != 1:
         shown = [f"{stage}/{key[:16]}" for stage, key in matches[:_SHOWN]]
@@ -171,3 +180,6 @@ def _print(ancestors: list[Ancestor]) -> None:
         for name, sources in each.inputs.items():
             shown = ", ".join(escape(source.title()) for source in sources)
             console.print(f"  {name}: {shown}")
+
+
+COMMANDS = (compare, diff, lineage, fields)

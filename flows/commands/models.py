@@ -10,26 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.common import AsJson, StorePath, console, print_json
-from flows.report.exported import base_of, export, place_of
+from flows.commands.common import AsJson, StorePath, answer, console
+from flows.report.model_card import base_of, place_of
+from flows.report.model_card import export as export_to
 from flows.report.table import FittedTable, formatted, interval_text
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import EXIT_USER, GebError
-from stages.contract.registry import LATEST, ModelRegistry, ModelVersion
-from stages.contract.registry import Alias as AliasState
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
+from stages.store.registry import LATEST, ModelRegistry, ModelVersion
+from stages.store.registry import Alias as AliasState
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
 Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    for command in (models, promote, rollback):
-        app.command()(command)
-    app.command("export")(export_model)
-    app.command()(chat)
 
 
 def models(store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -37,23 +30,19 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     registry = ModelRegistry(open_store(store))
     found = {name: registry.versions(name) for name in registry.names()}
     aliases = {name: registry.aliases(name) for name in found}
-    if as_json:
-        print_json(
-            {
-                name: {
-                    "versions": [each.model_dump(mode="json") for each in versions],
-                    "aliases": {each.alias: each.version for each in aliases[name]},
-                }
-                for name, versions in found.items()
-            }
-        )
-        return
+    document = {
+        name: {
+            "versions": [each.model_dump(mode="json") for each in versions],
+            "aliases": {each.alias: each.version for each in aliases[name]},
+        }
+        for name, versions in found.items()
+    }
     rows = [
         _row(each, aliases[name], newest=each is versions[-1])
         for name, versions in found.items()
         for each in versions
     ]
-    console.print(FittedTable("", _HEADER, rows, kept=3, left=6))
+    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=6))
 
 
 def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
@@ -70,7 +59,7 @@ def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) 
 
 
 def _win_rate(metrics: Mapping[str, Any]) -> str:
-    """The rate with its 95 % interval, where the registered metrics tell of how many prompts."""
+    """The rate with its 95 % interval, if the registered metrics tell of how many prompts."""
     rate, prompts = metrics.get("win_rate"), metrics.get("compared_prompts")
     if rate is None or not prompts:
         return formatted(rate, ".3f")
@@ -114,14 +103,14 @@ Model = Annotated[
 ]
 
 
-def export_model(
+def export(
     model: Model,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
     store: StorePath = "store",
 ) -> None:
     """Copy a registered checkpoint or adapter, with a model card: lineage, figures, licence."""
     target = folder.expanduser().absolute()
-    version = export(open_store(store), model, target)
+    version = export_to(open_store(store), model, target)
     console.print(f"{version.name}:{version.version} is in {target}", markup=False)
     console.print(f"model card {target / 'README.md'}", markup=False)
 
@@ -160,3 +149,6 @@ def chat(
         raise typer.Exit(EXIT_USER)
     if done.returncode:
         raise GebError(f"the dialogue with {name} ended with exit code {done.returncode}")
+
+
+COMMANDS = (models, promote, rollback, export, chat)

@@ -1,38 +1,36 @@
-"""Command ``geb paper``: the paper's tables and figures, at its size or at that of this machine."""
+"""Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
 from __future__ import annotations
 
-import signal
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markdown import Markdown
 from rich.markup import escape
 
-from experiments.paper.budget import Budget, budget
+from experiments.paper.budget import budget, budget_lines
 from experiments.paper.values import paper_rows
 from flows.commands.common import (
     AsJson,
     ConfigStore,
+    DryRun,
+    Out,
     Overrides,
-    as_it_is,
+    ParallelRuns,
+    answer,
     chosen,
     console,
+    prefect_session,
     print_json,
-    require_folder,
+    quiet_prefect,
+    watched,
 )
-from flows.commands.run import interrupt, quiet_prefect
-from flows.commands.terminal import messages
 from flows.pipeline.external import inputs_resolved_once
-from flows.pipeline.loading import overrides_of
-from flows.planning.show import count
+from flows.pipeline.loading import load_settings, overrides_of
 from flows.report.table import FittedTable
-from stages.contract.stores import open_store
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this command."""
-    app.command("paper")(paper)
 
 
 def paper(
@@ -48,70 +46,77 @@ def paper(
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="The first N seeds of each cell alone.")
     ] = None,
-    parallel_runs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    parallel_runs: ParallelRuns = 1,
     overrides: Overrides = None,
     store: ConfigStore = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show cells and budget, and start nothing.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Copy the report as Markdown, with figures."),
-    ] = None,
+    dry_run: DryRun = False,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
-    require_folder(out)
     laid_over = overrides_of(chosen(overrides, store=store))
     rows = paper_rows(scale, only or ())
-    watched = messages() if as_json else console
     with inputs_resolved_once():
-        expected = budget(rows, laid_over, seeds)
+        expected = budget(rows, laid_over, seeds, parallel_runs)
         if dry_run and as_json:
-            print_json(expected.to_json(parallel_runs))
+            print_json(expected)
             return
         if dry_run:
-            console.print(_table(expected))
-        for line in expected.lines(parallel_runs):
-            watched.print(escape(line))
+            console.print(_table(expected["cells"]))
+        for line in budget_lines(expected):
+            watched(as_json).print(escape(line))
     if dry_run:
         return
     quiet_prefect()
-    signal.signal(signal.SIGTERM, interrupt)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
     from experiments.paper.flow import report_name
-    from flows.execution.console import LineObserver
-    from flows.execution.observer import observing
-    from flows.standing.server import ensure_prefect_server
 
-    folder = open_store(expected.store, create=True).run_path(report_name(scale))
-    if ui := ensure_prefect_server(folder / "prefect-server.log", as_it_is(watched)):
-        watched.print(f"Prefect UI while it runs: {ui}")
-    with observing(LineObserver(watched)):
+    with prefect_session(expected["store"], report_name(scale), as_json):
         found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
         found.copy_to(out)
-    if as_json:
-        print_json(found.to_json())
-        return
-    for line in found.findings:
-        console.print(line, markup=False)
-    console.print(f"report  {found.page}", markup=False)
+    answer(as_json, found.to_json(), found.document["coverage"], f"report  {found.page}")
 
 
-def _table(expected: Budget) -> FittedTable:
+def _table(cells: Sequence[Mapping[str, Any]]) -> FittedTable:
     words = ("experiment", "setting", "method", "divergence", "configuration", "fields")
-    header = (*words, "seeds", "runs", "tokens", "steps", "of them shared", "in the store")
+    header = (*words, "seeds")
     rows = []
-    for cell in expected.cells:
+    for cell in cells:
         seeds = " ".join(map(str, cell["seeds"])) or "-"
-        rows.append(
-            [
-                *(cell[name] for name in words),
-                f"{seeds} (tuning)" if cell["tunes"] else seeds,
-                *(str(len(cell["runs"])), count(cell["tokens"])),
-                *(str(cell[name]) for name in ("steps", "shared", "cached")),
-            ]
-        )
+        shown = f"{seeds} (tuning)" if cell["tunes"] else seeds
+        rows.append([*(cell[name] for name in words), shown])
     return FittedTable("", header, rows, kept=len(header), left=len(words))
+
+
+def bandit(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="Configuration file; the paper's size without."),
+    ] = None,
+    overrides: Overrides = None,
+    store: ConfigStore = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
+    quiet_prefect()
+    # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from experiments.bandit import BanditConfig
+    from experiments.bandit import bandit as bandit_flow
+
+    settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
+    with prefect_session(settings.store, settings.name, as_json, num_steps=1):
+        artifact = bandit_flow(settings)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in artifact.manifest.files:
+            shutil.copyfile(artifact.file(name), out / name)
+    text = artifact.file("table.md").read_text()
+    place, metrics = artifact.address(), artifact.read_json("metrics.json")
+    table = Markdown(text) if console.is_terminal else text
+    answer(as_json, {"artifact": place, "table": text, **metrics}, table, f"figures  {place}")
+
+
+COMMANDS = (bandit, paper)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from flows.commands.common import AsJson, RunName, StorePath, console, print_json
@@ -20,8 +20,8 @@ from flows.commands.terminal import neutral
 from flows.execution.run_record import RunRecord, runs
 from flows.report.status import RunStatus, StepStatus, clock, duration, run_status, step_logs
 from stages.contract.errors import UserError
-from stages.contract.store import Store
-from stages.contract.stores import open_store
+from stages.store.base import Store
+from stages.store.opening import open_store
 
 _COLOURS = {
     "done": "green",
@@ -42,12 +42,6 @@ _FOLLOW_SECONDS = 0.3
 _ROWS_AROUND = 8
 
 
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.command()(status)
-    app.command()(logs)
-
-
 def status(
     name: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="A run; all if left out.")
@@ -60,19 +54,16 @@ def status(
 ) -> None:
     """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
     opened = open_store(store)
-    found = _statuses(opened, name, detailed=as_json)
+    found = _statuses(opened, name)
     if as_json:
         print_json({each.name: each.to_json() for each in found})
         return
-    if not watch:
-        console.print(_shown(opened, found, name))
-        return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        while any(each.state == "running" for each in found):
+        while watch and any(each.state == "running" for each in found):
             rows = max(1, console.height - _ROWS_AROUND)
             live.update(_shown(opened, found, name, rows), refresh=True)
             time.sleep(_WATCH_SECONDS)
-            found = _statuses(opened, name, detailed=False)
+            found = _statuses(opened, name)
     console.print(_shown(opened, found, name))
 
 
@@ -132,9 +123,7 @@ class _LogPrinter:
             self._offsets[path] = 0
             number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
             console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{escape(str(path))}")
-        with path.open("rb") as file:
-            file.seek(self._offsets[path])
-            new = file.read()
+        new = path.read_bytes()[self._offsets[path] :]
         if step.state in _AT_WORK:
             # A line that is still being written comes with the next look.
             new = new[: new.rfind(b"\n") + 1]
@@ -159,13 +148,11 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
     return []
 
 
-def _statuses(store: Store, name: str | None, *, detailed: bool) -> list[RunStatus]:
-    """The state of one run in full, or of all, in full where that is asked for."""
+def _statuses(store: Store, name: str | None) -> list[RunStatus]:
+    """The state of one run, or of all."""
     if name:
         return [run_status(RunRecord.existing(store, name))]
-    return [
-        run_status(RunRecord(store, each, refresh=False), detailed=detailed) for each in runs(store)
-    ]
+    return [run_status(RunRecord(store, each, refresh=False)) for each in runs(store)]
 
 
 def _shown(
@@ -176,9 +163,9 @@ def _shown(
         return _one(store, found[0], rows)
     if not found:
         return Text(f"no runs in {store.location}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "steps", "started", "took", "left", "attempts"):
-        table.add_column(column, justify="right" if column in ("steps", "attempts") else "left")
+    steps, tries = Column("steps", justify="right"), Column("attempts", justify="right")
+    columns = ("run", "state", steps, "started", "took", "left", tries)
+    table = Table(*columns, box=None, pad_edge=False)
     for each in found:
         table.add_row(
             each.name,
@@ -186,7 +173,7 @@ def _shown(
             f"{each.num_done}/{each.num_steps}",
             clock(each.started),
             duration(each.elapsed),
-            _about(each.left),
+            "-" if each.left is None else f"~{duration(each.left)}",
             str(len(each.attempts) or "-"),
         )
     return table
@@ -201,9 +188,8 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
         f"started {clock(found.started)}, {duration(found.elapsed)}{left}{number}\n"
         f"store   {escape(store.location)}\n"
     )
-    table = Table(box=None, pad_edge=False)
-    for column in ("step", "state", "took", "attempts", "key"):
-        table.add_column(column, justify="right" if column in ("took", "attempts") else "left")
+    took, tries = Column("took", justify="right"), Column("attempts", justify="right")
+    table = Table("step", "state", took, tries, "key", box=None, pad_edge=False)
     for each in found.steps[-rows:] if rows else found.steps:
         table.add_row(
             each.record.step,
@@ -214,17 +200,16 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
         )
     for name in [] if rows else found.waiting:
         table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
-    parts: list[RenderableType] = [head, table]
-    for each in found.steps:
-        if each.state in ("failed", "crashed") and each.record.message:
-            message = escape(each.record.message.splitlines()[0])
-            parts.append(f"[red]{each.record.step}[/]: {message}")
-    return Group(*parts)
+    errors = [
+        f"[red]{each.record.step}[/]: {escape(each.record.message.splitlines()[0])}"
+        for each in found.steps
+        if each.state in ("failed", "crashed") and each.record.message
+    ]
+    return Group(head, table, *errors)
 
 
 def _coloured(state: str) -> str:
     return f"[{_COLOURS[state]}]{state}[/]"
 
 
-def _about(seconds: float | None) -> str:
-    return "-" if seconds is None else f"~{duration(seconds)}"
+COMMANDS = (status, logs)

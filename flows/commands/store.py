@@ -1,28 +1,32 @@
-"""Commands ``geb verify`` and ``geb gc``: health and size of a store."""
+"""Commands ``geb verify`` and ``geb gc``: damage in a store, and what nothing in it refers to."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
 
 from flows.commands.common import AsJson, StorePath, console, print_json
-from flows.commands.gc import Garbage, collect, remove
+from flows.execution.run_record import RunRecord, recorded
 from flows.pipeline.external import inputs_resolved_once, resolve
 from stages.contract.adapters import BASE, base_of_adapter
-from stages.contract.errors import DamagedArtifactError, UserError
+from stages.contract.errors import EXIT_FAILED, DamagedArtifactError, UserError
 from stages.contract.manifest import Manifest
 from stages.contract.request import ArtifactInput, HubInput
-from stages.contract.store import Store
-from stages.contract.stores import open_store
+from stages.store.base import Store
+from stages.store.local_usage import Held
+from stages.store.opening import open_store
+from stages.store.registry import ModelRegistry
 
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.command()(verify)
-    app.command()(gc)
+# Nobody takes so long to write a record.
+_WRITE_SECONDS = 3600.0
+_Name = tuple[str, str]
+"""Stage and key of an artifact."""
 
 
 def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -39,15 +43,15 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
         for message in damaged.values():
             console.print(f"[red]✗[/] {escape(message)}")
         console.print(f"{len(keys)} artifacts, {len(damaged)} damaged")
-    if damaged:
-        if not as_json:
+        if damaged:
             console.print("a run that needs a damaged artifact sets it aside and computes it again")
-        raise typer.Exit(1)
+    if damaged:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _fault(store: Store, stage: str, key: str) -> str | None:
     try:
-        # None where `geb gc` has removed it meanwhile.
+        # None if `geb gc` has removed it meanwhile.
         if (artifact := store.load(stage, key)) is None:
             return None
         store.verify(artifact)
@@ -72,20 +76,17 @@ def gc(
         garbage = remove(opened, garbage)
     total = sum(each.held.bytes for each in garbage)
     if as_json:
-        print_json([each.to_json() for each in garbage])
+        print_json([{"path": held.place, "why": why, "bytes": held.bytes} for held, why in garbage])
         return
-    for each in garbage:
-        console.print(f"{_size(each):>10}  {escape(each.held.place)}  [dim]{each.why}[/]")
+    for held, why in garbage:
+        size = f"{held.bytes / 2**20:.1f} MiB"
+        console.print(f"{size:>10}  {escape(held.place)}  [dim]{why}[/]")
     done = "deleted" if delete else "can go; --delete removes them"
     console.print(f"{len(garbage)} things, {total / 2**20:.1f} MiB, {done}")
 
 
-def _size(garbage: Garbage) -> str:
-    return f"{garbage.held.bytes / 2**20:.1f} MiB"
-
-
 def fault_of_base(store: Store, manifest: Manifest) -> str | None:
-    """Fault of the base of an artifact's adapter; None where all is well, or there is no adapter.
+    """Fault of the base model that an artifact's adapter needs; None without fault or adapter.
 
     The files of a base in the store are hashed as those of its own artifact. A repository of the
     hub is pinned by its commit, and not asked for.
@@ -111,3 +112,135 @@ def fault_of_base(store: Store, manifest: Manifest) -> str | None:
         if now != base.digest:
             return f"{adapter} goes over the base with the digest {base.digest}: {place} has {now}"
     return None
+
+
+class Garbage(NamedTuple):
+    """An artifact or a leftover that can be removed, and why."""
+
+    held: Held
+    why: str
+
+
+def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
+    """Finds artifacts that no run's last steps and no registered model need, and leftovers.
+
+    What a needed artifact was made of is needed too. A key that is being computed is left alone.
+
+    Args:
+        store: The store.
+        older_than: Least time in seconds since something was last written.
+    """
+    # Listed first: what a run makes or comes to need meanwhile is then among the needed.
+    listed = list(store.held())
+    present = {(each.stage, each.key) for each in listed if each.kind == "artifact"}
+    needed = _Needed(store)
+    needed.update()
+    found = [
+        Garbage(held, why)
+        for held in listed
+        if (why := _why(store, held, needed.keys, present)) and _is_older(held, older_than)
+    ]
+    return sorted(found, key=lambda each: each.held.bytes, reverse=True)
+
+
+def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
+    """Deletes what :func:`collect` found, unless a run has come to need it since.
+
+    Returns:
+        What was deleted.
+    """
+    removed = []
+    needed, present = _Needed(store), set(store.artifacts())
+    for each in garbage:
+        # A run writes down the keys that it wants before it computes or reads them.
+        if needed.update():
+            present = set(store.artifacts())
+        if _why(store, each.held, needed.keys, present):
+            store.remove(each.held)
+            removed.append(each)
+    return removed
+
+
+def _is_older(held: Held, seconds: float) -> bool:
+    # Somebody may write a record just now: a temporary file has no lease that would tell.
+    least = max(seconds, _WRITE_SECONDS) if held.kind == "temporary" else seconds
+    return time.time() - held.written >= least
+
+
+def _why(store: Store, held: Held, needed: set[_Name], present: set[_Name]) -> str:
+    """Reason why an entry can be removed; empty if it cannot."""
+    name = held.stage, held.key
+    match held.kind:
+        case "aside":
+            return "set aside"
+        case "temporary":
+            return "a record that was being written when its writer was killed"
+        case "artifact":
+            why = "" if name in needed else "no run and no model refers to it"
+        case "work":
+            wanted = name in needed and name not in present
+            why = "" if wanted else "state of an attempt that no run will go on with"
+        case "scratch":
+            why = "left by an attempt that was killed"
+    return why if why and store.lease(*name).holder() is None else ""
+
+
+class _Needed:
+    """Keys of all runs' last steps and registered models, and of all that they were made of.
+
+    A store may hold hundreds of runs, and each deletion asks anew: records are read again when
+    one of them has changed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[Path, tuple[int, int]] = {}
+        self.keys: set[_Name] = set()
+
+    def update(self) -> bool:
+        """Reads the records if any has changed since the last call; True if so.
+
+        Raises:
+            DamagedRecordError: A record cannot be read, so that nobody knows what it needs.
+        """
+        self._store.refresh("runs")
+        self._store.refresh("models")
+        # Before the records are read: the next call sees a change meanwhile.
+        found = dict(self._modified())
+        if self._records and found == self._records:
+            return False
+        self._records, self.keys = found, set()
+        waiting = list(self._roots())
+        while waiting:
+            name = waiting.pop()
+            if name not in self.keys:
+                self.keys.add(name)
+                with suppress(DamagedArtifactError):
+                    waiting += self._made_of(name)
+        return True
+
+    def _roots(self) -> Iterator[_Name]:
+        for version in ModelRegistry(self._store).all_versions():
+            yield version.checkpoint.stage, version.checkpoint.key
+        for run in recorded(self._store):
+            for step in RunRecord(self._store, run).steps(strict=True):
+                yield step.stage, step.key
+
+    def _made_of(self, name: _Name) -> Iterator[_Name]:
+        manifest = self._store.manifest(*name)
+        for group in manifest.inputs.values() if manifest else ():
+            yield from (
+                (each["stage"], each["key"]) for each in group if each["kind"] == "artifact"
+            )
+
+    def _modified(self) -> Iterator[tuple[Path, tuple[int, int]]]:
+        """Records, each with its time of modification and inode, which every writing changes."""
+        for pattern in ("runs/*/steps/*.json", "models/*/versions/*.json"):
+            for path in self._store.root.glob(pattern):
+                with suppress(FileNotFoundError):
+                    # The link's own: one that leads to itself is told by whoever reads the record.
+                    state = path.lstat()
+                    yield path, (state.st_mtime_ns, state.st_ino)
+
+
+COMMANDS = (verify, gc)

@@ -1,4 +1,4 @@
-"""Commands ``geb up``, ``down``, ``worker``: what serves the Prefect UI on this machine."""
+"""Commands ``geb up``, ``down``, ``automations``: what serves the Prefect UI on this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.common import StorePath, console
-from flows.commands.run import interrupt, quiet_prefect
+from flows.commands.common import StorePath, console, quiet_prefect
 from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
-
-
-from stages.contract.errors import GebError
 
 # A stage's grace period, the worker's and the server's.
 _END_SECONDS = 180.0
@@ -30,17 +26,11 @@ HomePath = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.command()(up)
-    app.command()(down)
-    app.command()(automations)
-    app.command()(worker)
-
-
 def up(
     store: StorePath = "store",
-    port: Annotated[int, typer.Option(help="Port of a Prefect server started here.")] = 4200,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of a Prefect server started here.")
+    ] = 4200,
     limit: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     home: HomePath = DEFAULT_HOME,
     database: Annotated[
@@ -52,26 +42,26 @@ def up(
             "postgresql://USER:PASSWORD@HOST/DATABASE; a file in --home if unset.",
         ),
     ] = None,
+    password: Annotated[
+        bool, typer.Option(help="Let a Prefect server started here ask for a password.")
+    ] = True,
 ) -> None:
     """Start a Prefect server, a worker and the deployments, to use from the UI; Ctrl-C ends them.
 
-    With PREFECT_API_URL set, or a Prefect server at the port already, that server is used.
+    With PREFECT_API_URL set that server is used, and none is started.
     """
     place = Home(home)
     root = open_store(store, create=True).location
     # Imported here: it takes half a second, and the other commands do without it.
-    from flows.standing.database import check_database, parse_database, shown
+    from flows.standing.database import check_database, parse_database
 
     url = None if database is None else parse_database(database)
-    with place.claimed() as free:
-        if not free:
-            _show_running(place, root, None if url is None else shown(url))
-            return
-        if url is not None:
-            check_database(url)
-        # A predecessor that was killed may still be ending.
-        place.end_leftovers(_END_SECONDS)
-        _run(place, root, port, limit, url)
+    if not place.claim():
+        _show_running(place, root, url)
+        return
+    if url is not None:
+        check_database(url)
+    _run(place, root, port, limit, url, password)
 
 
 def down(home: HomePath = DEFAULT_HOME) -> None:
@@ -89,7 +79,7 @@ def automations() -> None:
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from prefect.settings import get_current_settings
 
-    from flows.standing.automations import install_automations
+    from flows.standing.deployments import install_automations
 
     if get_current_settings().api.url is None:
         raise UserError("no Prefect server is named", "set PREFECT_API_URL")
@@ -97,61 +87,66 @@ def automations() -> None:
         console.print(name)
 
 
-def _run(home: Home, store: str, port: int, limit: int, database: URL | None) -> None:
+def _run(
+    home: Home, store: str, port: int, limit: int, database: URL | None, password: bool
+) -> None:
     quiet_prefect()
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console.print("starting; the first start takes half a minute")
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from prefect.settings import get_current_settings
 
-    from flows.standing.database import shown
     from flows.standing.deployments import register as register_deployments
-    from flows.standing.machine import Machine
+    from flows.standing.server import require_access
+    from flows.standing.services import Services
 
-    machine: Machine | None = None
+    services = Services(home)
+    configured = get_current_settings().api.url
+    if configured and database is not None:
+        raise UserError(
+            "--database is for a Prefect server that is started here, and PREFECT_API_URL names "
+            f"{configured}",
+            "leave --database out, or unset PREFECT_API_URL",
+        )
     try:
-        machine = Machine.with_server(home, port, database)
+        if configured:
+            require_access()
+            ui = get_current_settings().ui_url or configured.removesuffix("/api")
+        else:
+            ui = services.start_server(port, database, password)
         deployments = register_deployments(store, Path.cwd(), limit)
-        machine.start_worker()
-        api = get_current_settings().api.url
-        assert api is not None
+        services.start_worker()
         standing = Standing(
             pid=os.getpid(),
-            ui=machine.ui,
-            api=api,
+            ui=ui,
+            api=str(get_current_settings().api.url),
             store=store,
-            database=None if database is None else shown(database),
-            supervisors=machine.supervisors,
+            database=None if database is None else database.render_as_string(),
+            password_file=str(home.password_file) if password and not configured else None,
         )
         home.announce(standing)
         console.print(f"deployments    {', '.join(deployments)}")
         _show(standing)
         console.print("Ctrl-C, or `geb down` in another terminal, ends it")
-        machine.wait()
+        services.wait()
     except KeyboardInterrupt:
         pass
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if machine is not None:
-            machine.stop(console.print)
-        home.retract()
+        services.end(console.print)
 
 
-def _show_running(home: Home, store: str, database: str | None) -> None:
+def _show_running(home: Home, store: str, database: URL | None) -> None:
     standing = home.standing()
     if standing is None:
         raise UserError(
             f"another `geb up` of {home.path} is starting or ending", "try again in a moment"
         )
-    if standing.store != store:
+    if standing.store != store or (database and standing.database != database.render_as_string()):
         raise UserError(
-            f"`geb up` is running already, with the store {standing.store} and not {store}",
-            "`geb down` first, or use another --home and --port beside it",
-        )
-    if database is not None and standing.database != database:
-        raise UserError(
-            f"`geb up` is running already, with {standing.database or 'a file'} as its database",
+            f"`geb up` is running already, with the store {standing.store} and the database "
+            f"{standing.database or 'in its home'}",
             "`geb down` first, or use another --home and --port beside it",
         )
     console.print(f"running already, pid {standing.pid}")
@@ -160,55 +155,13 @@ def _show_running(home: Home, store: str, database: str | None) -> None:
 
 def _show(standing: Standing) -> None:
     console.print(f"Prefect UI     [bold]{standing.ui}[/]")
+    if standing.password_file is not None:
+        password = Path(standing.password_file).read_text()
+        console.print(f"password       {password}", markup=False, soft_wrap=True)
     console.print(f"store          {standing.store}", markup=False)
     if standing.database is not None:
         console.print(f"database       {standing.database}", markup=False)
-    console.print(f"to have `geb run` report there: export PREFECT_API_URL={standing.api}")
+    console.print(f"to have `geb run` report there: {standing.exports}", soft_wrap=True)
 
 
-def worker(
-    pool: Annotated[str, typer.Argument(metavar="POOL", help="Prefect work pool to serve.")],
-    queue: Annotated[
-        list[str] | None, typer.Option("--queue", help="Queue of the pool; all without.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Flow runs at the same time; no limit without.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of this worker alone: what one of its name left is found."),
-    ] = None,
-) -> None:
-    """Serve a Prefect work pool until Ctrl-C or SIGTERM; PREFECT_API_URL names the server.
-
-    Flow runs at work then stop their stages and end as Crashed: Retry goes on with them, and so
-    does the run that waits for them, on another worker.
-    """
-    signal.signal(signal.SIGTERM, interrupt)
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from prefect.settings import get_current_settings
-
-    from flows.standing.worker import Worker, report_left_runs
-
-    if not get_current_settings().api.url:
-        raise UserError(
-            "no Prefect server is configured",
-            "set PREFECT_API_URL to the cluster's, http://HOST:4200/api",
-        )
-    if name is not None:
-        for left in report_left_runs(pool, name):
-            said = f"flow run {left!r}, which the worker before this one left, has crashed"
-            console.print(said, markup=False)
-    options = [f"--work-queue={each}" for each in queue or ()]
-    options += [f"--limit={limit}"] if limit is not None else []
-    options += [f"--name={name}"] if name is not None else []
-    started = Worker(["--pool", pool, *options])
-    try:
-        code = started.wait()
-    except KeyboardInterrupt:
-        # Once only: a second signal must not interrupt the flow runs' end.
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_IGN)
-        started.end()
-        return
-    raise GebError(f"the worker has ended by itself, with exit code {code}; see above")
+COMMANDS = (up, down, automations)

@@ -1,4 +1,4 @@
-"""Cancellation from the Prefect UI or API: stops a run's stages, wherever the run is executed.
+"""Flows that start stages, and their end by cancellation from the Prefect UI or API.
 
 Prefect's worker ends the flow run's process when it is cancelled; a flow run that was started in a
 terminal has no worker that could. So every run polls its own state, every two seconds.
@@ -16,13 +16,16 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
+from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import StateType
-from prefect.runtime import flow_run
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.logging.loggers import flow_run_logger
+from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
 
-from flows.execution.outage import survives_outage
+from flows.execution.prefect_progress import survives_outage
+from flows.pipeline.placement import KubernetesSettings
 from stages.contract.errors import RunCancelledError, RunInterruptedError
 
 P = ParamSpec("P")
@@ -94,10 +97,62 @@ def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
     return run
 
 
+def stage_flow(
+    name: str, run_name: str | Callable[[], str]
+) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
+    """Makes a function a flow that starts stages: cancelled it ends so, and no container stays.
+
+    Args:
+        name: Name of the flow.
+        run_name: Name of a flow run, with its parameters in braces, or what makes it.
+    """
+
+    def decorate(function: Callable[P, R | State[Any]]) -> Flow[P, R]:
+        return flow(
+            name=name,
+            flow_run_name=run_name,
+            persist_result=False,
+            on_cancellation=[remove_containers],
+            on_crashed=[remove_containers],
+        )(ends_cancelled(function))
+
+    return decorate
+
+
+def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Removes containers and pods whose orchestrator was killed; those to outlive it stay.
+
+    For ``on_cancellation`` and ``on_crashed``: these run in the worker when the flow run's process
+    is gone. Prefect wants exactly these names of the parameters.
+    """
+    if _settings_of("docker", flow_run.parameters) is not None:
+        # Here: only these runs need the engine's client.
+        from flows.runners.docker.container import reap
+
+        for line in reap():
+            flow_run_logger(flow_run, flow).warning(line)
+    cluster = _settings_of("kubernetes", flow_run.parameters)
+    if cluster is not None:
+        from flows.runners.kubernetes.runner import reap_cluster
+
+        for line in reap_cluster(KubernetesSettings.model_validate(cluster), keep_running=True):
+            flow_run_logger(flow_run, flow).warning(line)
+
+
+def _settings_of(runner: str, parameters: Any) -> dict[str, Any] | None:
+    """A runner's settings where a flow run's parameters name it, wherever they do."""
+    if not isinstance(parameters, dict):
+        return None
+    if parameters.get("runner") == runner:
+        return parameters.get(runner) or {}
+    found = (_settings_of(runner, each) for each in parameters.values())
+    return next((each for each in found if each is not None), None)
+
+
 @survives_outage
 def _own_flow_runs() -> list[UUID]:
     """The present flow run, and those that it is part of."""
-    ids = (flow_run.id, flow_run.parent_flow_run_id, flow_run.root_flow_run_id)
+    ids = (present.id, present.parent_flow_run_id, present.root_flow_run_id)
     return list({UUID(each) for each in ids if each is not None})
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -38,7 +40,7 @@ _MARKS = {
 
 
 class LineObserver(Observer):
-    """Prints a line per step, for several runs at once.
+    """Prints a line for each step that has ended, for several runs at once.
 
     Args:
         console: Where to print; each line begins with the run's name.
@@ -49,17 +51,34 @@ class LineObserver(Observer):
 
     def run_warning(self, run: str, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        self._console.print(f"{escape(run)}  [yellow]{escape(message)}[/]")
+        self._say(run, f"[bold yellow]warning[/] {escape(message)}")
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
-        how = _how(state, seconds)
-        self._console.print(f"{escape(request.run)}  {_MARKS[state]} {request.step} [dim]{how}[/]")
+        how = "cached" if state == "reused" else f"{seconds:.1f} s"
+        how = f"stopped after {how}" if state == "stopped" else how
+        head = f"{self._count(state)}{_MARKS[state]}"
+        self._say(request.run, f"{head} {request.step} [dim]{how}[/]")
         if state == "failed":
-            self._console.print(f"  [red]{escape(message)}[/]")
+            self._say(request.run, f"      [red]{escape(message)}[/]")
+
+    def _count(self, state: State) -> str:
+        return ""
+
+    def _say(self, run: str, text: str) -> None:
+        self._console.print(f"{escape(run)}  {text}")
 
 
-class ConsoleObserver(Observer):
+@dataclass
+class _Shown:
+    """A running step: its bar, its last metrics, and when each of its phases printed a line."""
+
+    bar: TaskID
+    metrics: str = ""
+    printed: dict[str, float] = field(default_factory=dict)
+
+
+class ConsoleObserver(LineObserver):
     """Prints a line per step, and bars (in a terminal) or lines (elsewhere) while it runs.
 
     Args:
@@ -68,15 +87,12 @@ class ConsoleObserver(Observer):
     """
 
     def __init__(self, console: Console, num_steps: int) -> None:
-        self._console = console
+        super().__init__(console)
         self._num_steps = num_steps
         self._num_ended = 0
         self._lock = threading.Lock()
         self._begun = time.monotonic()
-        self._tasks: dict[str, TaskID] = {}
-        # By step and unit, so that the next phase of a stage has a line at once.
-        self._throttles: dict[str, defaultdict[str, Throttle]] = {}
-        self._metrics: dict[str, str] = {}
+        self._running: dict[str, _Shown] = {}
         self._bars = Bars(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=24),
@@ -90,106 +106,69 @@ class ConsoleObserver(Observer):
             disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> ConsoleObserver:
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Takes the bars away."""
         self._bars.stop()
-
-    def run_warning(self, run: str, message: str) -> None:
-        """See :class:`flows.execution.observer.Observer`."""
-        with self._lock:
-            self._say(f"[bold yellow]warning[/] {escape(message)}")
 
     def step_started(self, request: Request) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            self._throttles[request.step] = defaultdict(lambda: Throttle(_LINE_SECONDS))
-            self._metrics[request.step] = ""
-            self._tasks[request.step] = self._bars.add_task(
-                request.step, total=None, unit="starting", metrics=""
-            )
-            if not self._console.is_terminal:
-                self._say(f"  {request.step}: started")
+            bar = self._bars.add_task(request.step, total=None, unit="starting", metrics="")
+            self._running[request.step] = _Shown(bar)
+        if not self._console.is_terminal:
+            self._say(request.run, f"  {request.step}: started")
 
     def stage_event(self, request: Request, event: Event) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
+            shown = self._running.get(request.step)
             match event:
-                case Progress():
-                    self._progress(request.step, event)
-                case Metric(values=values):
-                    shown = [name for name in _SHOWN_METRICS if name in values]
-                    self._metrics[request.step] = " ".join(f"{k} {values[k]:.3g}" for k in shown)
+                case Progress() if shown is not None:
+                    self._progress(request, shown, event)
+                case Metric(values=values) if shown is not None:
+                    names = [name for name in _SHOWN_METRICS if name in values]
+                    shown.metrics = " ".join(f"{name} {values[name]:.3g}" for name in names)
                 case Log(level=level, message=message):
                     style = {"warning": "[yellow]", "error": "[red]"}.get(level, "[dim]")
-                    self._say(f"  {request.step}: {style}{escape(message)}[/]")
+                    self._say(request.run, f"  {request.step}: {style}{escape(message)}[/]")
 
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            task = self._tasks.pop(request.step, None)
-            if task is not None:
-                self._bars.remove_task(task)
-            if state in ("done", "reused"):
-                self._num_ended += 1
-            how = _how(state, seconds)
-            count = f"{self._num_ended:>3}/{self._num_steps}"
-            self._say(f"{count} {_MARKS[state]} {request.step} [dim]{how}[/]")
-            if state == "failed":
-                self._say(f"      [red]{escape(message)}[/]")
+            self._forget(request.step)
+            super().step_ended(request, state, seconds, message)
 
     def step_preempted(self, request: Request, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         with self._lock:
-            task = self._tasks.pop(request.step, None)
-            if task is not None:
-                self._bars.remove_task(task)
-            self._say(f"  {request.step}: [yellow]preempted: {escape(message)}[/]")
+            self._forget(request.step)
+            self._say(request.run, f"  {request.step}: [yellow]preempted: {escape(message)}[/]")
 
-    def _progress(self, name: str, event: Progress) -> None:
-        metrics = self._metrics.get(name, "")
-        task = self._tasks.get(name)
-        if task is not None:
-            self._bars.update(
-                task, completed=event.done, total=event.total, unit=event.unit, metrics=metrics
-            )
-        throttles = self._throttles.get(name)
-        if self._console.is_terminal or throttles is None:
+    def _forget(self, step: str) -> None:
+        if (shown := self._running.pop(step, None)) is not None:
+            self._bars.remove_task(shown.bar)
+
+    def _progress(self, request: Request, shown: _Shown, event: Progress) -> None:
+        unit, now = event.unit, time.monotonic()
+        self._bars.update(
+            shown.bar, completed=event.done, total=event.total, unit=unit, metrics=shown.metrics
+        )
+        # By unit, so that the next phase of a stage has a line at once.
+        if self._console.is_terminal or now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
             return
-        if throttles[event.unit].ready():
-            share = 100 * event.done / max(event.total, 1)
-            self._say(
-                f"  {name}: {event.done}/{event.total} {event.unit} ({share:.0f} %) {metrics}"
-            )
+        shown.printed[unit] = now
+        share = f"({100 * event.done / max(event.total, 1):.0f} %)"
+        done = f"{event.done}/{event.total} {unit} {share}"
+        self._say(request.run, f"  {request.step}: {done} {shown.metrics}")
 
-    def _say(self, text: str) -> None:
+    def _count(self, state: State) -> str:
+        self._num_ended += state in ("done", "reused")
+        return f"{self._num_ended:>3}/{self._num_steps} "
+
+    def _say(self, run: str, text: str) -> None:
         elapsed = time.monotonic() - self._begun
         self._console.print(f"[dim]{elapsed:7.1f} s[/] {text}", highlight=False)
-
-
-def _how(state: State, seconds: float) -> str:
-    match state:
-        case "reused":
-            return "cached"
-        case "stopped":
-            return f"stopped after {seconds:.1f} s"
-        case _:
-            return f"{seconds:.1f} s"
-
-
-class Throttle:
-    """Ready at first, and again ``seconds`` after each call that returned True."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last = float("-inf")
-
-    def ready(self) -> bool:
-        """True if ``seconds`` have passed since the last True; the wait then begins again."""
-        now = time.monotonic()
-        if now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True

@@ -1,15 +1,17 @@
-"""Observers of runs, set for a block of code: each hears of every step that is run in the block."""
+"""Observers of runs, and steps to compute again, each set for a block of code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Self
 
-from flows.execution.run_record import State
+from flows.execution.run_record import RunRecord, State, StepRecord
+from flows.pipeline.step import Step
 from stages.contract.events import Event
-from stages.contract.request import Request
+from stages.contract.request import Request, key_fields
 
 
 class Observer:
@@ -17,6 +19,12 @@ class Observer:
 
     Calls come from several threads. The request names run, step and stage.
     """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The block that it observes is over."""
 
     def run_warning(self, run: str, message: str) -> None:
         """A run goes on without something that a person asked for."""
@@ -34,20 +42,19 @@ class Observer:
         """A step is done, was found in the store, was stopped, or failed; ``message`` says why."""
 
 
-Observing = TypeVar("Observing", bound=Observer)
-
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
 @contextmanager
-def observing(observer: Observing) -> Iterator[Observing]:
+def observing(observer: Observer) -> Iterator[None]:
     """Adds an observer for the block, and for threads that start with a copy of its context.
 
     Prefect's task threads do; other threads need ``contextvars.copy_context().run``.
     """
     token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
-        yield observer
+        with observer:
+            yield
     finally:
         _OBSERVERS.reset(token)
 
@@ -55,3 +62,86 @@ def observing(observer: Observing) -> Iterator[Observing]:
 def current_observers() -> tuple[Observer, ...]:
     """The observers of the present block, the outermost first."""
     return _OBSERVERS.get()
+
+
+StepFilter = Callable[[Step], bool]
+
+
+def no_step(step: Step) -> bool:
+    """Selects no step."""
+    return False
+
+
+_FORCED: ContextVar[StepFilter] = ContextVar("forced steps", default=no_step)
+
+
+@contextmanager
+def recomputing(forced: StepFilter) -> Iterator[None]:
+    """Runs of the block compute the steps that ``forced`` selects, even if the store has them."""
+    token = _FORCED.set(forced)
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
+
+
+def forced_steps() -> StepFilter:
+    """The filter of the present block."""
+    return _FORCED.get()
+
+
+class StepStatus:
+    """Tells the observers of the present block and the run's record how a step goes.
+
+    Args:
+        record: The run's record.
+        step: The step.
+        request: Its request.
+    """
+
+    def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
+        self._record = record
+        self._step = step
+        self._request = request
+        self._started = time.time()
+        self._observers = current_observers()
+
+    def started(self) -> None:
+        """The stage starts, or starts again."""
+        # Waiting for a slot is not the stage's time.
+        self._started = time.time()
+        self._save("running")
+        for observer in self._observers:
+            observer.step_started(self._request)
+
+    def preempted(self, message: str) -> None:
+        """The stage lost its machine and waits for another one."""
+        for observer in self._observers:
+            observer.step_preempted(self._request, message)
+        self._save("preempted", message)
+
+    def event(self, event: Event) -> None:
+        """The stage reports something."""
+        for observer in self._observers:
+            observer.stage_event(self._request, event)
+
+    def ended(self, state: State, message: str = "") -> None:
+        """The step has ended; the message says why if that is needed."""
+        # Observers before the record: a full disk must not swallow the message.
+        for observer in self._observers:
+            observer.step_ended(self._request, state, time.time() - self._started, message)
+        self._save(state, message)
+
+    def _save(self, state: State, message: str = "") -> None:
+        self._record.save_step(
+            StepRecord(
+                step=self._step.name,
+                stage=self._step.stage,
+                key=self._request.key,
+                key_fields=key_fields(self._step.params, self._step.seed, self._request.inputs),
+                state=state,
+                started=self._started,
+                ended=None if state in ("running", "preempted") else time.time(),
+                message=message,
+            )
+        )

@@ -24,8 +24,8 @@ from stages.prepare.params import PrepareParams
 # An oracle that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
-# What a trial says at its end, see `stages.score.trial`, which flows do not import.
-_CAME_TO_ITS_END = "tried"
+# What a trial says at its end, see `stages.score.python_function`, which flows do not import.
+_CAME_TO_ITS_END, _ALIKE = "tried", "tried alike"
 _PROMPTS = 2
 _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 # Messages, and the reference answer.
@@ -35,7 +35,7 @@ _TRIED: set[tuple[str, str, str, str]] = set()
 _LOCK = threading.Lock()
 
 
-def try_oracle(config: RunConfig) -> None:
+def try_oracle(config: RunConfig) -> str | None:
     """Calls the ``python`` oracle on trial responses, in the environment of the score stage.
 
     Once for each oracle in a process. Oracles of other kinds, and runners that start stages
@@ -43,27 +43,39 @@ def try_oracle(config: RunConfig) -> None:
     here (a data set of the hub, `prepare.reference_columns`), an error within the function is no
     reason to refuse it: it may be the made-up prompt's, or that of a reference answer that lacks.
 
+    Returns:
+        A warning, if the oracle does not tell the responses to a prompt apart.
+
     Raises:
         UserError: The function cannot be loaded, fails, or returns no scores.
     """
     code = config.inputs.oracle_code
     if "python" not in config.score.parts or code is None or config.execution.runner != "process":
-        return
+        return None
     source = resolve(code, "dataset")
     if not isinstance(source, FileInput):
-        return
+        return None
     interpreter = config.execution.interpreters.get("score", sys.executable)
     function = config.score.python.function
     with _LOCK:
         name = source.digest, source.location, function, interpreter
         if name in _TRIED:
-            return
+            return None
         prompts = _prompts(config)
         certainty = "made-up" if prompts is None else "read"
-        program = ["stages.score.trial", source.location, function, certainty]
+        program = ["stages.score.python_function", source.location, function, certainty]
         environment = stage_environment(in_bucket="://" in config.store)
-        _try(interpreter, program, _rows(prompts or [_MADE_UP]), environment)
+        rows = _rows(prompts or [_MADE_UP], _warm_answer(config))
+        is_alike = _try(interpreter, program, rows, environment)
         _TRIED.add(name)
+    # The other parts of a sum may tell them apart.
+    if not is_alike or config.score.oracle != "python":
+        return None
+    return (
+        f"{Path(source.location).name}:{function} gives all trial responses to a prompt the same "
+        "reward. If it does so to the policy's, no pair has a winner, and training learns no "
+        "preference. Make it tell responses apart"
+    )
 
 
 def _try(
@@ -71,7 +83,8 @@ def _try(
     program: list[str],
     rows: list[dict[str, Any]],
     environment: dict[str, str],
-) -> None:
+) -> bool:
+    """Calls the oracle on the rows; True if all responses to each prompt have the same reward."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(rows, file)
         file.flush()
@@ -88,7 +101,7 @@ def _try(
             )
         except OSError:
             # The check of interpreters names one that is missing.
-            return
+            return False
         with trial:
             assert trial.stdin is not None
             assert trial.stdout is not None
@@ -100,7 +113,7 @@ def _try(
             finally:
                 overdue.cancel()
                 trial.stdin.close()
-    if code == EXIT_OK and said_last != _CAME_TO_ITS_END:
+    if code == EXIT_OK and said_last not in (_CAME_TO_ITS_END, _ALIKE):
         raise UserError(
             "the oracle was tried before the run, and ended the process that called it",
             "take os._exit, sys.exit and quit out of it",
@@ -108,10 +121,11 @@ def _try(
     if code == EXIT_USER:
         said = json.loads(said_last)
         raise UserError(f"the oracle was tried before the run: {said['message']}", said["remedy"])
+    return said_last == _ALIKE
 
 
-def _rows(prompts: Sequence[_Prompt]) -> list[dict[str, Any]]:
-    """Rows as the score stage reads them: trial responses to the first prompts."""
+def _rows(prompts: Sequence[_Prompt], answers: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows as the score stage reads them; answers and references may be of a form that scores."""
     return [
         {
             "prompt_id": f"trial-{number}",
@@ -121,14 +135,26 @@ def _rows(prompts: Sequence[_Prompt]) -> list[dict[str, Any]]:
             "reference_answer": reference,
         }
         for number, (messages, reference) in enumerate(prompts)
-        for index, response in enumerate(_RESPONSES)
+        for index, response in enumerate([*_RESPONSES, *answers, *filter(None, [reference])])
     ]
+
+
+def _warm_answer(config: RunConfig) -> list[str]:
+    """The first answer of the warm start's data; none where it is not plain to read."""
+    path = _data_file(config.inputs.warm_start)
+    row = next((row for _, row in read_data_file(path)), {}) if path else {}
+    turns = row.get(config.sft.messages_column) or [
+        {"content": row.get(config.sft.response_column)}
+    ]
+    last = turns[-1] if isinstance(turns, list) else None
+    return [str(last["content"])] if isinstance(last, dict) and last.get("content") else []
 
 
 def _prompts(config: RunConfig) -> list[_Prompt] | None:
     """The first prompts with their reference answers; None where they are not plain to read."""
     params = config.prepare
-    path = _data_file(config)
+    # That none is named, the plan says.
+    path = _data_file(config.inputs.prompts[0] if config.inputs.prompts else None)
     if path is None or params.reference_columns or params.reference_item is not None:
         return None
     rows = [row for _, row in itertools.islice(read_data_file(path), _PROMPTS)]
@@ -138,15 +164,13 @@ def _prompts(config: RunConfig) -> list[_Prompt] | None:
     return [_prompt(row, params) for row in rows] if rows and is_plain else None
 
 
-def _data_file(config: RunConfig) -> Path | None:
-    """The first file of prompts, where it is on this machine."""
-    # That none is named, the plan says.
-    path = Path(next(iter(config.inputs.prompts), "")).expanduser()
-    if path.is_file():
-        return path if path.suffix in FILE_SUFFIXES else None
-    if not config.inputs.prompts or not path.is_dir():
+def _data_file(place: str | None) -> Path | None:
+    """The first file at a place, if it is on this machine."""
+    if place is None:
         return None
-    return next(iter(files_of_folder(path)), None)
+    path = Path(place).expanduser()
+    files = files_of_folder(path) if path.is_dir() else [path]
+    return next((each for each in files if each.is_file() and each.suffix in FILE_SUFFIXES), None)
 
 
 def _prompt(row: dict[str, Any], params: PrepareParams) -> _Prompt:

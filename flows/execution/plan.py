@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.execution.recompute import StepFilter, no_step
+from flows.execution.observer import StepFilter, no_step
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.execution.step_executor import build_request
 from flows.pipeline.algorithm import walk
@@ -15,8 +15,8 @@ from flows.pipeline.step import Output, Step
 from flows.runners.choose import check_place
 from stages.contract.errors import DamagedArtifactError
 from stages.contract.request import Request, key_fields
-from stages.contract.store import Artifact
-from stages.contract.stores import open_store
+from stages.store.base import Artifact
+from stages.store.opening import open_store
 
 _SHOWN_CHANGES = 3
 

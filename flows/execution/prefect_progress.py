@@ -1,12 +1,16 @@
-"""Events of a stage in Prefect: its log, and a progress artifact."""
+"""Events of a stage in Prefect: its log, and a progress artifact; outages of the server."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import time
+from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import StateType
 from prefect.context import TaskRunContext
@@ -18,6 +22,12 @@ from flows.execution.observer import Observer
 from stages.contract.events import Event, Failure, Log, Metric, Progress
 from stages.contract.request import Request
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A server takes up to this long to start again on a busy machine.
+_OUTAGE_SECONDS = 120.0
+_POLL_SECONDS = 1.0
 # A progress update is a request to the server of about 20 ms.
 _PROGRESS_SECONDS = 2.0
 PREEMPTED = "Preempted"
@@ -31,8 +41,28 @@ def artifact_key(*parts: str) -> str:
     return "".join(each if each.isascii() and each.isalnum() else "-" for each in text).strip("-")
 
 
+def survives_outage(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function that calls Prefect's API wait for a server that is being started again.
+
+    Prefect's client does so only once it has connected, and each artifact has a client of its own.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        deadline = time.monotonic() + _OUTAGE_SECONDS
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except httpx.ConnectError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    return call
+
+
 class PrefectProgress(Observer):
-    """Passes the events of one stage on to Prefect; a context manager.
+    """Passes the events of one stage on to Prefect.
 
     To be made inside the task or flow run that shows them. Progress never waits for the server.
 
@@ -46,10 +76,8 @@ class PrefectProgress(Observer):
         self._preempted = False
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
 
-    def __enter__(self) -> PrefectProgress:
-        return self
-
     def __exit__(self, *_: object) -> None:
+        """Ends the bar's thread without waiting for it."""
         self._bar.close()
 
     def step_started(self, request: Request) -> None:
@@ -105,16 +133,13 @@ class _ProgressBar:
         self._key = key
         # Prefect reads off the context which task run an artifact belongs to.
         self._context = copy_context()
-        self._changed = threading.Condition()
-        self._latest: tuple[float, str] | None = None
+        self._latest = (0.0, "")
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def show(self, percent: float, text: str) -> None:
         """Makes this the next value to send."""
-        with self._changed:
-            self._latest = percent, text
-            self._changed.notify()
+        self._latest = percent, text
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._context.run, args=(self._send,), name="progress", daemon=True
@@ -123,26 +148,25 @@ class _ProgressBar:
 
     def close(self) -> None:
         """Ends the thread after the latest value, without waiting for it."""
-        with self._changed:
-            self._closed.set()
-            self._changed.notify()
+        self._closed.set()
 
     def _send(self) -> None:
         artifact: Any = None
-        while (value := self._next()) is not None:
-            percent, text = value
-            try:
-                if artifact is None:
-                    artifact = create_progress_artifact(percent, key=self._key, description=text)
-                else:
-                    update_progress_artifact(artifact, progress=percent, description=text)
-            except Exception as error:
-                _LOGGER.debug("cannot show progress: %s", error)
+        sent: tuple[float, str] | None = None
+        is_last = False
+        while not is_last:
+            # Before the value is read: none comes after the end.
+            is_last = self._closed.is_set()
+            if (value := self._latest) != sent:
+                sent = value
+                try:
+                    artifact = self._show(artifact, *value)
+                except Exception as error:
+                    _LOGGER.debug("cannot show progress: %s", error)
             self._closed.wait(_PROGRESS_SECONDS)
 
-    def _next(self) -> tuple[float, str] | None:
-        """Waits for a value that was not sent yet; None after the last one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._latest is not None or self._closed.is_set())
-            value, self._latest = self._latest, None
-            return value
+    def _show(self, artifact: Any, percent: float, text: str) -> Any:
+        if artifact is None:
+            return create_progress_artifact(percent, key=self._key, description=text)
+        update_progress_artifact(artifact, progress=percent, description=text)
+        return artifact

@@ -20,11 +20,10 @@ from prefect.states import Cancelled, Completed
 from flows.execution.cancellation import stops_when_cancelled
 from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
-from flows.execution.shared_engines import later_with_engine, shares_engines
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Output, Step
 from stages.contract.errors import StageFailedError, StoppedError, UserError
-from stages.contract.store import Artifact
+from stages.store.base import Artifact
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
 _MAX_PENDING = 128
@@ -64,19 +63,6 @@ class StepTasks:
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
-        self._along: dict[str, list[Step]] = {}
-        self._leaders: dict[str, list[str]] = {}
-
-    def submit_all(self, steps: Sequence[Step]) -> None:
-        """Submits steps, inputs first; those with equal engines share one program."""
-        config = self._executor.config
-        if shares_engines(config.execution, config.store):
-            self._along = later_with_engine(steps, lambda stage: getattr(config.resources, stage))
-        for name, later in self._along.items():
-            for each in later:
-                self._leaders.setdefault(each.name, []).append(name)
-        for step in steps:
-            self.submit(step)
 
     def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when the steps that it waits for have completed."""
@@ -86,11 +72,7 @@ class StepTasks:
             # Steps come in topological order, so the oldest can always go on.
             self._pending.pop(0).wait()
         self._steps[step.name] = step
-        read = [
-            name for each in (step, *self._along.get(step.name, ())) for name in each.upstream()
-        ]
-        wanted = (*read, *step.after, *self._leaders.get(step.name, ()))
-        upstream = {name: self._futures[name] for name in wanted}
+        upstream = {name: self._futures[name] for name in (*step.upstream(), *step.after)}
         future = self._task(step).submit(step.name, upstream)
         self._futures[step.name] = future
         self._pending.append(future)
@@ -137,10 +119,8 @@ class StepTasks:
 
     def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
-            with PrefectProgress(self._executor.config.name, name) as progress, observing(progress):
-                result = self._executor.execute(
-                    self._steps[name], upstream, self._along.get(name, ())
-                )
+            with observing(PrefectProgress(self._executor.config.name, name)):
+                result = self._executor.execute(self._steps[name], upstream)
         except StageFailedError as error:
             get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise

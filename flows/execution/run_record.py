@@ -1,4 +1,4 @@
-"""Run records: the configuration of a run, and state and key of each of its steps.
+"""Run records: a run's configuration, state and key of each of its steps, and its attempts.
 
 A record informs people. Whether a step is done, only the store's artifacts tell.
 """
@@ -7,23 +7,39 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from flows.pipeline.checks import is_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config
-from flows.pipeline.names import is_name
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import DamagedRecordError, UserError
-from stages.contract.records import MisplacedError, read_json_record, read_record
-from stages.contract.store import Store
+from stages.contract.errors import (
+    DamagedRecordError,
+    RunCancelledError,
+    RunInterruptedError,
+    StoppedError,
+    StoreError,
+    UserError,
+)
+from stages.contract.records import read_content, read_record
+from stages.store.base import Store
+from stages.store.locks import AliveLock, is_held
+from stages.store.registry import ModelRegistry, ModelVersion
 
+AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
 State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
+
+
+_ATTEMPTS = "attempts"
 
 
 class DamagedRecordWarning(UserWarning):
@@ -67,9 +83,10 @@ class RunRecord:
             UserError: The store has no such run.
         """
         # Before a path is made of it: `../elsewhere` is no name.
-        if not is_name(name):
+        if not is_name(name) or name.endswith((".yaml", ".yml")):
             raise UserError(
-                f"{name!r} is not the name of a run", "`geb status` lists the runs of a store"
+                f"{name!r} is not the name of a run",
+                "name the run, not its file: `geb status` lists the runs of a store",
             )
         record = cls(store, name)
         if not os.path.lexists(record.path / "config.json"):
@@ -86,19 +103,24 @@ class RunRecord:
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
             _keep(path, kept)
             self.store.share(kept)
-        write_atomically(path, text)
-        self.store.share(path)
+        self.write("config.json", text)
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file of the run's folder, for other hosts too."""
+        write_atomically(self.path / name, text)
+        self.store.share(self.path / name)
 
     def holds(self, config: RunConfig) -> bool:
-        """True where the run was last started with this configuration."""
+        """True if the run was last started with this configuration."""
         path = self.path / "config.json"
         return os.path.lexists(path) and _holds(path, config.to_json())
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
         path = self.path / "config.json"
-        values = read_json_record(
+        values = read_record(
             path,
+            dict[str, Any],
             f"start the run again (`geb run CONFIG`), or copy the newest of {self.path}/"
             "config-*.json over it: the configurations that it had before",
         )
@@ -106,14 +128,12 @@ class RunRecord:
 
     def save_step(self, record: StepRecord) -> None:
         """Writes the state of a step."""
-        path = self.path / "steps" / (record.step.replace("/", "~") + ".json")
-        write_atomically(path, record.model_dump_json(indent=2))
-        self.store.share(path)
+        self.write(_step_file(record.step), record.model_dump_json(indent=2))
 
     def step(self, name: str) -> StepRecord | None:
         """Last known state of one step, or None."""
         try:
-            return _read_step(self.path / "steps" / (name.replace("/", "~") + ".json"))
+            return _read_step(self.path / _step_file(name))
         except (FileNotFoundError, DamagedRecordError):
             # The record only informs, so it counts as unknown.
             return None
@@ -139,6 +159,14 @@ class RunRecord:
                 warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
 
 
+def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:
+    """The run that a name means: its own, or that of a registered model, with the version."""
+    registry = ModelRegistry(store)
+    is_model = registry.has(name) and name not in runs(store)
+    found = registry.find(name) if is_model else None
+    return (found.run if found else name), found
+
+
 def resume_command(name: str, store: str) -> str:
     """The command that resumes a run, from any folder."""
     return shlex.join(["geb", "resume", name, "--store", store])
@@ -161,26 +189,104 @@ def recorded(store: Store) -> list[str]:
     return sorted({each.parents[1].name for each in (store.root / "runs").glob("*/steps/*.json")})
 
 
+def _step_file(step: str) -> str:
+    return f"steps/{step.replace('/', '~')}.json"
+
+
 def _read_step(path: Path) -> StepRecord:
-    try:
-        return StepRecord.model_validate_json(read_record(path))
-    except (MisplacedError, ValidationError) as error:
-        raise DamagedRecordError(
-            f"{path} is damaged: it is not the record of a step",
-            "remove it; `geb resume RUN` writes it again",
-        ) from error
+    return read_record(path, StepRecord, "remove it; `geb resume RUN` writes it again")
 
 
 def _holds(path: Path, text: str) -> bool:
     try:
-        return read_record(path) == text.encode()
-    except MisplacedError:
+        return read_content(path) == text.encode()
+    except DamagedRecordError:
         return False
 
 
 def _keep(path: Path, kept: Path) -> None:
     """Copies a configuration, so that the run has one whatever becomes of the next."""
     try:
-        write_atomically(kept, read_record(path))
-    except MisplacedError:
+        write_atomically(kept, read_content(path))
+    except DamagedRecordError:
         path.replace(kept)
+
+
+class Attempt(BaseModel):
+    """One execution of a run's flow.
+
+    `cancelled` is a person's wish in Prefect, `stopped` Ctrl-C or SIGTERM, and `crashed` the end of
+    a process that could not say why.
+    """
+
+    id: str
+    state: AttemptState
+    started: float
+    """Seconds since the epoch, as all times here."""
+    ended: float | None = None
+    host: str
+    pid: int
+    message: str = ""
+
+
+@contextmanager
+def recorded_attempt(record: RunRecord) -> Iterator[None]:
+    """Records the block as an attempt at the run, with its end."""
+    started = time.time()
+    attempt = Attempt(
+        id=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started))}-{uuid.uuid4().hex[:6]}",
+        state="running",
+        started=started,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    # The kernel frees it with the process: "running" without it is said of a dead one.
+    alive = AliveLock(_lock(record, attempt))
+    alive.take()
+    _save(record, attempt)
+    try:
+        yield
+    except BaseException as error:
+        state = _state_of(error)
+        update = {"state": state, "ended": time.time(), "message": str(error)}
+        # Where the store failed as well, the run's own error is the one to report.
+        with suppress(StoreError):
+            _save(record, attempt.model_copy(update=update))
+        raise
+    else:
+        _save(record, attempt.model_copy(update={"state": "completed", "ended": time.time()}))
+    finally:
+        alive.free(remove=True)
+
+
+def attempts(record: RunRecord) -> list[Attempt]:
+    """Attempts at a run, oldest first; one whose process was killed on this host is `crashed`."""
+    found = []
+    for path in (record.path / _ATTEMPTS).glob("*.json"):
+        try:
+            attempt = read_record(path, Attempt)
+        except (FileNotFoundError, DamagedRecordError):
+            # Damaged, or of another version: the record only informs.
+            continue
+        is_here = attempt.host == socket.gethostname()
+        if attempt.state == "running" and is_here and not is_held(_lock(record, attempt)):
+            attempt = attempt.model_copy(update={"state": "crashed"})
+        found.append(attempt)
+    return sorted(found, key=lambda each: each.started)
+
+
+def _state_of(error: BaseException) -> AttemptState:
+    if isinstance(error, RunInterruptedError):
+        return "stopped"
+    if isinstance(error, RunCancelledError):
+        return "cancelled"
+    is_failure = isinstance(error, Exception) and not isinstance(error, StoppedError)
+    return "failed" if is_failure else "stopped"
+
+
+def _save(record: RunRecord, attempt: Attempt) -> None:
+    record.write(f"{_ATTEMPTS}/{attempt.id}.json", attempt.model_dump_json(indent=2))
+
+
+def _lock(record: RunRecord, attempt: Attempt) -> Path:
+    return record.path / _ATTEMPTS / f"{attempt.id}.lock"

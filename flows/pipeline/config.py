@@ -7,12 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from flows.pipeline.estimation import Estimation
-from flows.pipeline.evaluation import UNUSED_BY_SUITES, Evaluation, Suite, SuiteName
-from flows.pipeline.placement import Execution, resources_of
-from flows.pipeline.placement_checks import check_placement
-from flows.pipeline.sample_checks import check_evaluations, check_samples
-from flows.pipeline.shards import resolve_shards
+from flows.pipeline.placement import Estimation, Execution, resolve_shards, resources_of
 from flows.pipeline.tracking import Tracking
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
@@ -58,6 +53,96 @@ class Inputs(Settings):
     """Python file of a programmatic oracle, or a judge's prompt template."""
 
 
+SuiteName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=50)
+]
+UNUSED_BY_SUITES = ("iterations", "test_prompts", "prompts_per_iteration")
+"""Settings of `prepare` that are about training prompts, which a suite has none of."""
+
+_SAMPLING = ("num_samples", "temperature", "top_p", "max_new_tokens", "num_shards", "backend")
+
+
+class Evaluation(Settings):
+    """Sampling on the held-out prompts; the defaults are the paper's in-domain evaluation."""
+
+    num_samples: int = Field(64, ge=1)
+    """Samples per prompt."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Nucleus sampling mass."""
+    max_new_tokens: int = Field(4096, ge=1)
+    """Longest response in tokens."""
+    num_shards: int = Field(1, ge=1, le=1000)
+    """Shards of the held-out prompts, each a task of its own; `auto` as in `generate`."""
+    backend: Literal["transformers", "vllm"] | None = None
+    """Engine that samples; unset takes that of `generate`."""
+    correct_from: float | None = None
+    """Smallest score of a correct response; if it is set, reports have the accuracy (the share
+    of correct responses). Changes reports only."""
+    pass_at_k: tuple[int, ...] = ()
+    """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
+    correct, estimated without bias from `num_samples` (Chen et al. 2021). Changes reports only."""
+
+    @model_validator(mode="after")
+    def _check_numbers_of_tries(self) -> Evaluation:
+        if self.pass_at_k and self.correct_from is None:
+            raise ValueError(
+                "pass_at_k is set and correct_from is not: set the smallest score of a correct "
+                "response (1 for the oracle math_verify)"
+            )
+        for k in self.pass_at_k:
+            if not 1 <= k <= self.num_samples:
+                raise ValueError(
+                    f"pass_at_k has {k}, and num_samples is {self.num_samples}: it takes at "
+                    "least k samples a prompt; raise num_samples, or leave it out"
+                )
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """Sampling settings that replace those of the generate stage."""
+        return self.model_dump(include=set(_SAMPLING), exclude_none=True)
+
+
+class Suite(Evaluation):
+    """An evaluation beside the one on the held-out prompts, with prompts and an oracle of its own.
+
+    It moves no alias and stops no run: gates look at the evaluation on the held-out prompts.
+    """
+
+    prompts: str
+    """Prompts: a file, or a hub data set ``owner/name@revision``."""
+    after: Literal["each", "last"] = "last"
+    """Iterations after which it is run: each, or the last one only."""
+    seed: int = Field(0, ge=0)
+    """Seed of its sampling, not the run's: all runs from one base then share the base's samples."""
+    prepare: PrepareParams = PrepareParams()
+    """Reading of its prompts: columns, `test_split`, `subset`, `system_prompt`, `invalid_rows`."""
+    score: ScoreParams | None = None
+    """Oracle; unset takes the run's, with the run's model and code."""
+    oracle_model: str | None = None
+    """Reward model of an oracle of its own."""
+    oracle_code: str | None = None
+    """Python file, or judge's prompt template, of an oracle of its own."""
+    evaluate: EvaluateParams | None = None
+    """Metrics; unset takes the run's `evaluate`."""
+    length_control: str | None = None
+    """Folder with AlpacaEval's `df_gamed.csv` and `alpaca_eval_gpt4_baseline.json`, for its
+    published length-controlled regression; unset takes the one without difficulties."""
+
+    @model_validator(mode="after")
+    def _check_own(self) -> Suite:
+        for name in UNUSED_BY_SUITES:
+            if name in self.prepare.model_fields_set:
+                raise ValueError(f"prepare.{name} is about training prompts; leave it out")
+        if self.score is None and (self.oracle_model or self.oracle_code):
+            raise ValueError(
+                "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
+                "its section `score`; without one the suite takes the run's oracle"
+            )
+        return self
+
+
 class StageSettings(Settings):
     """Sections of a run's stages, in the order in which the stages first run."""
 
@@ -78,7 +163,7 @@ class StageSettings(Settings):
     prepare: PrepareParams = PrepareParams()
     """Prompts."""
     sft: SftParams = SftParams()
-    """Warm start, used where `inputs.warm_start` names data."""
+    """Warm start, used if `inputs.warm_start` names data."""
     screen: ScreenParams = ScreenParams()
     """Dropping of the prompts that the starting policy solves; off unless it samples."""
     generate: GenerateParams = GenerateParams()
@@ -125,29 +210,11 @@ class RunConfig(StageSettings):
         return resolve_shards(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
-    def _check_whole(self) -> RunConfig:
-        for section, names in SET_BY_THE_RUN.items():
-            for name in names:
-                if name in getattr(self, section).model_fields_set:
-                    raise ValueError(f"{section}.{name} is set by the run; leave it out")
-        sources = len(self.inputs.prompts)
-        if sources > 1 and sources != self.iterations:
-            raise ValueError(
-                f"inputs.prompts names {sources} sources, and iterations is {self.iterations}: "
-                f"name one, which is split, or {self.iterations}, one for each iteration"
-            )
+    def _check_screening(self) -> RunConfig:
         if self.screen.num_samples and self.score.compares:
             raise ValueError(
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
-            )
-        check_samples(self)
-        check_evaluations(self)
-        check_placement(self)
-        if self.sft.lora.save != "merged" and not self.inputs.policy:
-            raise ValueError(
-                f"sft.lora.save is {self.sft.lora.save!r}, and there is no inputs.policy: adapters "
-                "are for a model that is kept, which a new one is not; leave sft.lora.save out"
             )
         return self
 

@@ -1,8 +1,14 @@
-"""Files, folders and hub ids as inputs, addressed by content or by hub revision."""
+"""Files, folders and hub ids as inputs, addressed by content or by hub revision.
+
+A model in a GGUF file is converted once, into a checkpoint in this host's cache.
+"""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +16,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
-from stages.contract.digests import digest_of, files_of, state_of
-from stages.contract.errors import StoreError, UserError
+from stages.contract.digests import digest_of, sha256_file, state_of
+from stages.contract.errors import EXIT_USER, StoreError, UserError
 from stages.contract.request import ArtifactInput, FileInput, HubInput
+from stages.store.locks import exclusive_lock
+from stages.store.opening import cache_home
 
 # Revision in shipped configurations that a person has to choose.
 _UNPINNED = "COMMIT"
@@ -26,16 +34,10 @@ class HubUnreachableError(StoreError):
     """The hub cannot be asked."""
 
 
-class _Resolved:
-    """Inputs that a block has resolved; a thread that wants one waits for another's hashing."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inputs: dict[tuple[str, RepoType, _FileStates], External] = {}
-
-
-_FileStates = tuple[tuple[str, int, int, int], ...]
+_Resolved = dict[tuple[str, RepoType, str], External]
 _RESOLVED: ContextVar[_Resolved | None] = ContextVar("resolved inputs", default=None)
+# A thread that wants an input waits for another's hashing.
+_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -45,7 +47,8 @@ def inputs_resolved_once() -> Iterator[None]:
     A plan and its run, and the runs of a sweep, so have the same inputs. Files whose size or time
     of modification changes meanwhile are hashed again.
     """
-    token = _RESOLVED.set(_RESOLVED.get() or _Resolved())
+    known = _RESOLVED.get()
+    token = _RESOLVED.set({} if known is None else known)
     try:
         yield
     finally:
@@ -66,15 +69,17 @@ def resolve(place: str, repo_type: RepoType) -> External:
     known = _RESOLVED.get()
     if known is None:
         return _resolve(place, repo_type)
-    with known.lock:
-        name = place, repo_type, _file_states(Path(place).expanduser())
-        if name not in known.inputs:
-            known.inputs[name] = _resolve(place, repo_type)
-        return known.inputs[name]
+    with _LOCK:
+        name = place, repo_type, state_of(Path(place).expanduser())
+        if name not in known:
+            known[name] = _resolve(place, repo_type)
+        return known[name]
 
 
 def _resolve(place: str, repo_type: RepoType) -> External:
     path = Path(place).expanduser()
+    if repo_type == "model" and (gguf := gguf_file(path)):
+        path = checkpoint_of(gguf)
     if path.exists():
         # Before it is read: a change meanwhile then shows.
         state = state_of(path)
@@ -105,13 +110,6 @@ def unread(place: str, repo_type: RepoType) -> External:
     if path.exists() or not _HUB_ID.fullmatch(repo):
         return FileInput(location=str(path.absolute()), digest=place)
     return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
-
-
-def _file_states(path: Path) -> _FileStates:
-    """Name, inode, size and time of modification of a file, or of all files of a folder."""
-    files = [path] if path.is_file() else files_of(path)
-    states = [(str(each), each.stat()) for each in files]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in states)
 
 
 def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
@@ -155,3 +153,57 @@ def _resolve_revision(repo: str, revision: str, repo_type: RepoType) -> str:
         ) from error
     assert info.sha is not None
     return info.sha
+
+
+def gguf_file(place: Path) -> Path | None:
+    """The GGUF file that a place is, or that is the only model of a folder; None otherwise.
+
+    Raises:
+        UserError: A folder holds several of them and no checkpoint.
+    """
+    if place.is_file():
+        return place if place.suffix == ".gguf" else None
+    if not place.is_dir() or (place / "config.json").exists():
+        return None
+    files = sorted(place.glob("*.gguf"))
+    if len(files) > 1:
+        raise UserError(f"{place} holds {len(files)} GGUF files", "name one of them")
+    return files[0] if files else None
+
+
+def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
+    """Folder of the checkpoint in safetensors that a GGUF file was converted to.
+
+    The folder is named by the file's digest, so that equal files are converted once.
+
+    Args:
+        file: The GGUF file.
+        dtype: Type of the weights that are written.
+
+    Raises:
+        UserError: The file cannot be converted.
+        StoreError: The conversion was ended, by want of memory for example.
+    """
+    models = cache_home() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    target = models / f"{file.stem}-{dtype}-{sha256_file(file)[:16]}"
+    with exclusive_lock(models / ".lock"):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=models) as scratch:
+                made = Path(scratch) / "checkpoint"
+                _convert(file, made, dtype)
+                made.replace(target)
+    return target
+
+
+def _convert(file: Path, target: Path, dtype: str) -> None:
+    # In a process of its own: an orchestrator loads no torch.
+    command = [sys.executable, "-m", "stages.modeling.gguf", str(file), str(target), dtype]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = done.stderr.strip().splitlines()
+    if done.returncode == EXIT_USER:
+        raise UserError("\n".join(said[-2:-1]), said[-1])
+    if done.returncode:
+        raise StoreError(
+            f"the conversion of {file} ended with code {done.returncode}: " + "\n".join(said[-5:])
+        )

@@ -1,4 +1,4 @@
-"""The fields of the configuration as a table: names, defaults, kinds, units and meanings."""
+"""The fields of the configuration as a table: names, defaults, kinds and meanings."""
 
 from __future__ import annotations
 
@@ -12,38 +12,9 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-# Units by the ends of names, which carry them (`timeout_seconds`).
-_UNITS = {
-    "seconds": "s",
-    "tokens": "tokens",
-    "gib": "GiB",
-    "gpu_hour": "currency/h",
-    "steps": "steps",
-    "epochs": "epochs",
-    "iterations": "iterations",
-    "iteration": "iterations",
-    "rows": "rows",
-    "pairs": "pairs",
-    "prompts": "prompts",
-    "gpus": "GPUs",
-    "processes": "processes",
-    "nodes": "nodes",
-    "ratio": "share",
-    "share": "share",
-    "confidence": "probability",
-}
-# Names that end like one of these and count something else.
-_UNITS_BY_NAME = {
-    "max_position_embeddings": "tokens",
-    "target_ratio": "ratio",
-    "rows_per_batch": "rows",
-    "rows_per_request": "rows",
-    "tokens_per_batch": "tokens",
-    "num_samples": "samples",
-    "samples_per_prompt": "samples",
-    "prompts_per_iteration": "prompts",
-    "num_shards": "shards",
-}
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig, StageResources
+from stages.contract.request import Resources
+
 _BOUNDS = {
     annotated_types.Ge: ("≥", "ge"),
     annotated_types.Gt: (">", "gt"),
@@ -65,9 +36,8 @@ class FieldRow:
 
     Attributes:
         name: Its name with the sections before it; `NAME` stands for a name of one's own.
-        default: The default as JSON; None where a value is required.
+        default: The default as JSON; None if a value is required.
         kind: Values that it takes.
-        unit: Unit of a number; empty where it has none.
         meaning: The field's description on one line.
         speed_only: Whether it changes speed or place alone, so that no artifact's key holds it.
     """
@@ -75,9 +45,25 @@ class FieldRow:
     name: str
     default: str | None
     kind: str
-    unit: str
     meaning: str
     speed_only: bool
+
+
+def run_rows(prefix: str = "") -> list[FieldRow]:
+    """The settings of a run whose names begin with ``prefix``, each once.
+
+    Resources, alike for all stages, stand under `STAGE`; what the run sets itself is left out.
+    """
+    set_by_run = {f"{place}.{name}" for place, names in SET_BY_THE_RUN.items() for name in names}
+    rows = [
+        row
+        for row in field_rows(RunConfig)
+        if row.name not in set_by_run and not row.name.startswith("resources.")
+    ]
+    rows += field_rows(Resources, "resources.STAGE.")
+    stages = "|".join(StageResources.model_fields)
+    prefix = re.sub(rf"^resources\.({stages})\b", "resources.STAGE", prefix)
+    return [row for row in rows if row.name.startswith(prefix)]
 
 
 def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
@@ -87,33 +73,25 @@ def field_rows(model: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
         if isinstance(section, type) and issubclass(section, BaseModel):
             yield from field_rows(section, f"{prefix}{name}.")
             continue
-        yield _row(f"{prefix}{name}", name, field)
+        yield _row(f"{prefix}{name}", field)
         # Sections under names of one's own, such as `suites`.
         inner = get_args(section)[-1] if get_origin(section) is dict else None
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from field_rows(inner, f"{prefix}{name}.NAME.")
 
 
-def _row(place: str, name: str, field: FieldInfo) -> FieldRow:
+def _row(place: str, field: FieldInfo) -> FieldRow:
     default = json.dumps(
         field.get_default(call_default_factory=True), default=str, ensure_ascii=False
     )
     extra = field.json_schema_extra
-    numeric = {int, float} & set(_parts(field.annotation))
     return FieldRow(
         name=place,
         default=None if field.is_required() else default,
         kind=_kind(field),
-        unit=_unit(name) if numeric else "",
         meaning=" ".join((field.description or "").split()),
         speed_only=isinstance(extra, dict) and extra.get("affects_result") is False,
     )
-
-
-def _unit(name: str) -> str:
-    if name in _UNITS_BY_NAME:
-        return _UNITS_BY_NAME[name]
-    return next((unit for end, unit in _UNITS.items() if re.search(rf"(^|_){end}$", name)), "")
 
 
 def _kind(field: FieldInfo) -> str:
@@ -138,12 +116,3 @@ def _kinds(annotation: Any) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return ["section"]
     return [kind for each in arguments for kind in _kinds(each)] or ["text"]
-
-
-def _parts(annotation: Any) -> Iterator[Any]:
-    """The plain types of which an annotation is made."""
-    arguments = () if get_origin(annotation) is Literal else get_args(annotation)
-    if not arguments:
-        yield annotation
-    for each in arguments:
-        yield from _parts(each)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.pipeline.checks import require_name
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import with_fields
-from flows.pipeline.names import require_name
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
@@ -114,11 +114,12 @@ def spread(values: Sequence[float | None], form: str) -> str:
 def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:
     """A name for each run; values that read alike without their signs are told by a digest."""
     whole = [_whole_name(sweep, *each) for each in planned]
-    names = [_cut(_plain(each), _plain(each)) for each in whole]
+    plain = [re.sub(r"[^A-Za-z0-9._-]+", "_", each) for each in whole]
+    names = [each if len(each) <= _MAX_NAME else _with_digest(each, each) for each in plain]
     counted = Counter(names)
     return [
-        _cut(plain, each, always=counted[plain] > 1)
-        for plain, each in zip(names, whole, strict=True)
+        name if counted[name] == 1 else _with_digest(name, each)
+        for name, each in zip(names, whole, strict=True)
     ]
 
 
@@ -127,13 +128,7 @@ def _whole_name(sweep: str, fields: Mapping[str, Any], seed: int) -> str:
     return "-".join([sweep, *parts, f"s{seed}"])
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
-
-
-def _cut(name: str, told_by: str, *, always: bool = False) -> str:
-    """A name that is not too long, with a digest where it is cut."""
-    if len(name) <= _MAX_NAME and not always:
-        return name
+def _with_digest(name: str, told_by: str) -> str:
+    """The name, cut if it is too long, with a digest of what tells it from others."""
     digest = hashlib.sha256(told_by.encode()).hexdigest()[:_HASH_DIGITS]
     return f"{name[: _MAX_NAME - _HASH_DIGITS - 1]}-{digest}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from flows.pipeline.config import RunConfig
-from flows.pipeline.external import External, resolve
+from flows.pipeline.config import Inputs, RunConfig, Suite
+from flows.pipeline.external import External, gguf_file, inputs_resolved_once, resolve, unread
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
-from stages.contract.registry import ModelRegistry
-from stages.contract.store import Store
+from stages.score.params import ScoreParams
+from stages.store.base import Store
+from stages.store.registry import ModelRegistry
 
 ORACLE_INPUTS = {"model": "oracle_model", "code": "oracle_code"}
 """Field of `inputs` for each input of the score stage that comes from outside."""
-MODEL_INPUTS = ("policy", "oracle_model")
-"""Fields of `inputs` that name a model; the others name data or code."""
+# Inputs that are models; the others are data or code.
+_MODEL_INPUTS = ("policy", "oracle_model")
 
 
 def resolve_model(place: str, store: Store) -> list[External]:
@@ -26,7 +27,7 @@ def resolve_model(place: str, store: Store) -> list[External]:
         store: The store whose registry is asked.
 
     Returns:
-        The whole checkpoint, and after it the adapter on it where the registered model is one.
+        The whole checkpoint, and after it the adapter on it if the registered model is one.
 
     Raises:
         UserError: There is no such model.
@@ -39,6 +40,68 @@ def resolve_model(place: str, store: Store) -> list[External]:
     return [version.checkpoint] if base is None else [base, version.checkpoint]
 
 
+def suite_input(suite: str | None, name: str) -> str:
+    """Name of a suite's input among those of its run; without a suite, the input's own."""
+    return name if suite is None else f"suites.{suite}.{name}"
+
+
+def input_places(config: RunConfig, suite: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Places of a run's inputs, or of a suite's under the names that a run's own have."""
+    _, oracle, _ = _oracle_of(config, suite)
+    if suite is None:
+        # The first to be looked for: it tells soonest whether the hub answers.
+        named = {"policy": config.inputs.policy}
+        named |= {name: getattr(oracle, name) for name in type(config.inputs).model_fields}
+    else:
+        own = config.suites[suite]
+        named = {name: getattr(oracle, name) for name in ORACLE_INPUTS.values()}
+        named |= {"prompts": None, "test_prompts": own.prompts}
+        named |= {"length_control": own.length_control}
+    return {
+        name: (place,) if isinstance(place, str) else tuple(place or ())
+        for name, place in named.items()
+    }
+
+
+def every_input(
+    config: RunConfig, turn: Callable[[str | None, str, str], External]
+) -> dict[str, list[External]]:
+    """Inputs of a run and of its suites, by :func:`suite_input`.
+
+    Args:
+        config: The run's configuration.
+        turn: Makes an input of its suite, if any, its name and its place.
+    """
+    return {
+        suite_input(suite, name): [turn(suite, name, place) for place in places]
+        for suite in (None, *config.suites)
+        for name, places in input_places(config, suite).items()
+    }
+
+
+def unread_input(suite: str | None, name: str, place: str) -> External:
+    """An input that is neither read nor looked for; see :func:`every_input`."""
+    return unread(place, "model" if name in _MODEL_INPUTS else "dataset")
+
+
+def resolve_input(suite: str | None, name: str, place: str) -> External:
+    """Finds one input; see :func:`every_input`.
+
+    Raises:
+        UserError: There is no such file.
+        HubUnreachableError: The hub cannot be asked for the revision.
+    """
+    try:
+        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset")
+    except UserError as error:
+        # An oracle's may be the run's.
+        if suite is None or name in ORACLE_INPUTS.values():
+            raise
+        field = "prompts" if name == "test_prompts" else name
+        raise error.at(suite_input(suite, field)) from error
+
+
+@inputs_resolved_once()
 def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
     """Finds everything that comes into a run from outside.
 
@@ -53,78 +116,34 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
             "there is no policy to start from",
             "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
         )
-    require_oracle_inputs(config)
-    models = {"policy": inputs.policy, "oracle_model": inputs.oracle_model}
-    files = {
-        "test_prompts": inputs.test_prompts,
-        "warm_start": inputs.warm_start,
-        "oracle_code": inputs.oracle_code,
-    }
-    found = {name: [resolve(place, "model")] for name, place in models.items() if place}
-    found |= {name: [resolve(place, "dataset")] for name, place in files.items() if place}
-    found["prompts"] = [resolve(place, "dataset") for place in inputs.prompts]
-    whole = {name: found.get(name, []) for name in (*models, *files, "prompts")}
-    for name in config.suites:
-        for place, sources in suite_inputs(config, name, whole).items():
-            whole[suite_input(name, place)] = sources
-    return whole
+    for suite in (None, *config.suites):
+        require_oracle_inputs(config, suite)
+    if inputs.oracle_model and gguf_file(Path(inputs.oracle_model).expanduser()):
+        raise UserError(
+            f"inputs.oracle_model: {inputs.oracle_model} is a GGUF file, which holds no classifier",
+            "name a reward model in safetensors, a folder or a hub id",
+        )
+    return every_input(config, resolve_input)
 
 
-SUITE_INPUTS = ("prompts", "test_prompts", "length_control", *ORACLE_INPUTS.values())
-"""Inputs of a suite, by the names that a run's own have."""
-
-
-def suite_input(suite: str, name: str) -> str:
-    """Name of a suite's input among those of its run."""
-    return f"suites.{suite}.{name}"
-
-
-def suite_inputs(
-    config: RunConfig, name: str, run: Mapping[str, list[External]]
-) -> dict[str, list[External]]:
-    """Finds the inputs of a suite from outside, under the names that a run's own inputs have.
-
-    Args:
-        config: The run's configuration.
-        name: Name of the suite.
-        run: The run's inputs, of which a suite without an oracle takes the oracle's.
-
-    Raises:
-        UserError: Something is missing, or what is needed is not named.
-    """
-    suite = config.suites[name]
-    found: dict[str, list[External]] = {"prompts": [], "length_control": []}
-    places = {"test_prompts": ("prompts", suite.prompts)}
-    if suite.length_control is not None:
-        places["length_control"] = ("length_control", suite.length_control)
-    for each, (field, place) in places.items():
-        try:
-            found[each] = [resolve(place, "dataset")]
-        except UserError as error:
-            raise error.at(f"suites.{name}.{field}") from error
-    if suite.score is None:
-        return found | {place: list(run[place]) for place in ORACLE_INPUTS.values()}
-    for needed, oracle in suite.score.needs.items():
-        if getattr(suite, ORACLE_INPUTS[needed]) is None:
-            raise UserError(
-                f"the oracle {oracle} needs suites.{name}.{ORACLE_INPUTS[needed]}",
-                "name it; docs/oracles.md tells what each oracle needs",
-            )
-    models = [resolve(place, "model") for place in (suite.oracle_model,) if place]
-    code = [resolve(place, "dataset") for place in (suite.oracle_code,) if place]
-    return found | {"oracle_model": models, "oracle_code": code}
-
-
-def require_oracle_inputs(config: RunConfig) -> None:
-    """Checks that the inputs which the oracle needs are named.
+def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
+    """Checks that the inputs which the oracle of a run, or of a suite, needs are named.
 
     Raises:
         UserError: One is not.
     """
-    for name, oracle in config.score.needs.items():
-        place = ORACLE_INPUTS[name]
-        if getattr(config.inputs, place) is None:
+    score, section, place = _oracle_of(config, suite)
+    for needed, oracle in score.needs.items():
+        if getattr(section, ORACLE_INPUTS[needed]) is None:
             raise UserError(
-                f"the oracle {oracle} needs inputs.{place}",
-                "name it, or choose another score.oracle; docs/oracles.md tells what each needs",
+                f"the oracle {oracle} needs {place}.{ORACLE_INPUTS[needed]}",
+                "name it, or choose another oracle; docs/oracles.md tells what each needs",
             )
+
+
+def _oracle_of(config: RunConfig, suite: str | None) -> tuple[ScoreParams, Inputs | Suite, str]:
+    """An oracle's settings, the section with its inputs, and that section's place."""
+    own = None if suite is None else config.suites[suite]
+    if own is None or own.score is None:
+        return config.score, config.inputs, "inputs"
+    return own.score, own, f"suites.{suite}"

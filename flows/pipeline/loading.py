@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
@@ -12,15 +13,17 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from flows.pipeline.checks import check
 from flows.pipeline.config import RunConfig
 from flows.pipeline.places import anchor_paths
-from flows.pipeline.strict_yaml import non_finite, parse_yaml, read_yaml
+from flows.pipeline.strict_yaml import parse_yaml, read_yaml, unusable
 from stages.contract.errors import UserError
-from stages.contract.stores import location_of
+from stages.store.opening import location_of
 
 # Most of a value, and most problems, in a message.
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
+_SUFFIXES = (".yaml", ".yml", ".json")
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -93,7 +96,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     """
     values = json.loads(config.to_json())
     for name, value in fields.items():
-        _set(values, name, value)
+        _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())
     return check_config(values, place)
 
@@ -107,20 +110,21 @@ def _check(
     values: dict[str, Any], place: str, schema: type[S], said: Mapping[str, str] | None = None
 ) -> S:
     """Validates settings; ``said`` are overrides by the name of the setting that each sets."""
+    listed = "; `geb fields` lists all of them with their meaning" if schema is RunConfig else ""
+    remedy = f"correct these settings{listed}"
     try:
         checked = schema.model_validate(values)
     except ValidationError as error:
         problems = [_explain(dict(each), schema, said or {}) for each in error.errors()]
-        listed = "; `geb fields` lists all of them with their meaning"
-        raise _invalid(
-            place, problems, "correct these settings" + (listed if schema is RunConfig else "")
-        ) from error
+        raise _invalid(place, problems, remedy) from error
+    if isinstance(checked, RunConfig):
+        try:
+            check(checked)
+        except ValueError as error:
+            raise _invalid(place, [f"configuration: {error}"], remedy) from error
     # Here, since pydantic reads `1e+999`, to YAML a text, as infinity.
-    infinite = [
-        f"{name}: {value} is no finite number" for name, value in non_finite(checked.model_dump())
-    ]
-    if infinite:
-        raise _invalid(place, infinite, "write finite numbers, or leave these settings out")
+    if wrong := list(unusable(checked.model_dump())):
+        raise _invalid(place, wrong, "correct these settings, or leave them out")
     return checked
 
 
@@ -143,6 +147,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
     if seen and path.exists() and not path.is_file():
         raise UserError(f"{seen[-1]}: extends {path}, which is no file", "name a YAML file")
+    # What a file of another kind holds, such as passwords, is never quoted as unknown settings.
+    if path.suffix not in _SUFFIXES:
+        raise UserError(f"{path} is no configuration", f"name a file that ends in {_SUFFIXES[0]}")
     loaded = read_yaml(path)
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} holds no settings", "write `name: value` lines")
@@ -177,35 +184,32 @@ def _apply(values: dict[str, Any], override: str, schema: type[BaseModel]) -> st
             f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
         )
     value = parse_yaml(text, f"the value of --set {_shown(name)}")
-    _set(values, name, _from_here(name, _as_list(value, schema, name)))
+    names = name.split(".")
+    alone: Any = {}
+    _set(alone, names, _as_list(value, schema, name))
+    anchor_paths(alone, Path.cwd())
+    # A name may be a path, and is absolute now.
+    for depth in range(len(names)):
+        [(names[depth], alone)] = alone.items()
+    _set(values, names, alone)
     return name
 
 
-def _from_here(name: str, value: Any) -> Any:
-    """The value of a setting; where it is a path, it starts in the present folder."""
-    alone: dict[str, Any] = {}
-    _set(alone, name, value)
-    anchor_paths(alone, Path.cwd())
-    for part in name.split("."):
-        alone = alone[part]
-    return alone
-
-
 def _as_list(value: Any, schema: type[BaseModel], name: str) -> Any:
-    """One value in place of a list of one; only where the setting is a list."""
+    """One value in place of a list of one; only if the setting is a list."""
     *sections, last = name.split(".")
     field = _fields_at(schema, sections).get(last)
     is_list = field is not None and get_origin(field.annotation) is tuple
     return [value] if is_list and isinstance(value, str | int | float) else value
 
 
-def _set(values: dict[str, Any], name: str, value: Any) -> None:
+def _set(values: dict[str, Any], names: list[str], value: Any) -> None:
     holder = values
-    *sections, last = name.split(".")
+    *sections, last = names
     for section in sections:
         holder = holder.setdefault(section, {})
         if not isinstance(holder, dict):
-            raise UserError(f"{name}: {section!r} is no section", "check the name")
+            raise UserError(f"{'.'.join(names)}: {section!r} is no section", "check the name")
     holder[last] = value
 
 
@@ -216,17 +220,28 @@ def _explain(error: dict[str, Any], schema: type[BaseModel], said: Mapping[str, 
     name = name if by is None else f"--set {_cut(said[by])}: {name}"
     if error["type"] == "extra_forbidden":
         known = list(_fields_at(schema, place[:-1]))
-        near = difflib.get_close_matches(place[-1], known, n=1)
+        near = _elsewhere(schema, place) or difflib.get_close_matches(place[-1], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
         return f"{name}: no such setting{hint}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(error["input"], dict | BaseModel):
         return f"{name}: {message}"
-    return f"{name}: {message}, not {_shown(error['input'])}"
+    expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
+    near = difflib.get_close_matches(str(error["input"]), expected, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{name}: {message}, not {_shown(error['input'])}{hint}"
+
+
+def _elsewhere(schema: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """Full names of the fields that a name without its section may mean: `kappa`, `train.kappa`."""
+    if len(place) != 1:
+        return []
+    sections = [name for name in schema.model_fields if place[0] in _fields_at(schema, [name])]
+    return [f"{section}.{place[0]}" for section in sections]
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON for a message, cut where it is long."""
+    """A value as JSON for a message, cut if it is long."""
     return _cut(json.dumps(value, default=str))
 
 
@@ -235,7 +250,7 @@ def _cut(text: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], place: Iterable[str]) -> dict[str, FieldInfo]:
-    """Fields of the section at ``place``; none where there is no such section."""
+    """Fields of the section at ``place``; none if there is no such section."""
     for part in place:
         field = model.model_fields.get(part)
         if field is None or not (

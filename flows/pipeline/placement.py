@@ -1,15 +1,14 @@
-"""Settings of execution: how and where stages are started. They never change a result."""
+"""Settings of execution and of its estimate: how and where stages are started."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 
-from flows.pipeline.kubernetes import KubernetesSettings
-from flows.pipeline.slurm import SlurmSettings
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
@@ -41,7 +40,7 @@ class DockerSettings(Settings):
     """Containers of the docker runner. Limits of memory, CPUs and GPUs are in `resources`."""
 
     images: dict[str, str] = Field(default_factory=dict)
-    """Image of a stage where it is not this project's own, by stage name; with a digest
+    """Image of a stage if it is not this project's own, by stage name; with a digest
     (`TAG@sha256:…`) no other image of that name is used."""
     network: dict[str, str] = Field(default_factory=dict)
     """Docker network of a stage that needs one (hub, judge), by stage name; others have none."""
@@ -56,35 +55,155 @@ class DockerSettings(Settings):
     their values reach it through a pipe and are in no container's configuration."""
     user: str | None = Field(None, pattern=r"^\d+:\d+$")
     """User and group id of the stages, `1000:1000`; unset, those of the orchestrator, or the
-    image's where that is root."""
+    image's if that is root."""
     shm_gib: float = Field(2, gt=0)
     """Shared memory of a stage in GiB."""
     tmp_gib: float = Field(4, gt=0)
     """Largest size of a stage's /tmp in GiB; it lives in memory and counts as such."""
-    pids: int = Field(4096, ge=1)
-    """Most processes and threads of a stage."""
     ulimits: dict[str, int] = Field(default_factory=dict)
     """Resource limits, such as `memlock: -1`; hard and soft alike."""
-    on_orchestrator_death: Literal["stop", "keep"] = "stop"
-    """Fate of a stage whose orchestrator is killed: it ends, or goes on and is taken over by the
-    one that resumes the run."""
 
 
-class WorkPoolSettings(Settings):
-    """Stages on the workers of Prefect work pools. Pool and queue are those of the deployment."""
+def _for_stage(kind: type[Settings], everywhere: Settings, own: Settings | None) -> dict[str, Any]:
+    """One stage's settings: its own fields over those of all stages, mappings merged by keys."""
+    merged = {name: getattr(everywhere, name) for name in kind.model_fields}
+    for name in own.model_fields_set if own is not None else ():
+        value = getattr(own, name)
+        merged[name] = merged[name] | value if isinstance(value, dict) else value
+    return merged
 
-    cpu_deployment: str = "stage/cpu"
-    """Deployment of the flow `stage` for stages that ask for no GPU, `flow/deployment`."""
-    gpu_deployment: str = "stage/gpu"
-    """Deployment of the flow `stage` for stages that ask for GPUs."""
-    job_variables: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Job variables by stage name, over the deployment's: image, node selector, limits."""
-    launcher: Literal["process", "docker"] = "process"
-    """Runner by which the host of a worker starts a stage."""
-    poll_seconds: float = Field(2, gt=0)
-    """Time between two looks at the stages on workers."""
-    worker_wait_seconds: float = Field(900, gt=0)
-    """Time that a stage may wait for a worker while none polls its queue, before the run fails."""
+
+def _absolute(path: str) -> str:
+    """A path as it is compared with others; one that starts at a folder of its own is refused."""
+    if not Path(path).is_absolute():
+        raise ValueError(f"{path!r} is not an absolute path")
+    return str(Path(path))
+
+
+class ClaimMount(Settings):
+    """A persistent volume claim, or a folder of it, as stages and orchestrator see it."""
+
+    claim: str
+    """Name of the claim, in the namespace of the pods."""
+    sub_path: str = ""
+    """Folder of the claim; empty for all of it."""
+    writable: bool = False
+    """Write access of stages to the whole claim. Their own folders of the store need none."""
+
+
+class SecretKey(Settings):
+    """One value of a Kubernetes secret."""
+
+    name: str
+    """Name of the secret, in the namespace of the pods."""
+    key: str
+    """Key within it."""
+
+
+class PodSettings(Settings):
+    """Settings of pods that may differ from stage to stage."""
+
+    image: str | None = None
+    """Image; unset takes this project's own, of `registry`."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that a node must have."""
+    tolerations: tuple[dict[str, str | int], ...] = ()
+    """Taints of nodes that do not keep the pods away, in the API's words: `{key: gpu, operator:
+    Exists}`."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables, for all to see: nothing secret."""
+    secrets: dict[str, SecretKey] = Field(default_factory=dict)
+    """Environment variables whose values are in Kubernetes secrets."""
+    priority_class: str | None = None
+    """Priority class."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
+
+
+class KubernetesSettings(PodSettings):
+    """Pods of the kubernetes runner. Limits of memory, CPUs, GPUs and time are in `resources`."""
+
+    stages: dict[str, PodSettings] = Field(default_factory=dict)
+    """Settings of single stages by their names, over the settings beside this one."""
+    context: str | None = None
+    """Context of the file that KUBECONFIG names, or of `~/.kube/config`; unset takes its current
+    one, or within a pod its service account."""
+    namespace: str | None = None
+    """Namespace of the pods; unset takes the context's, or the orchestrator's pod's own."""
+    registry: str = ""
+    """Registry and folder of this project's images, such as `ghcr.io/me`."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets with the credentials of registries."""
+    volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
+        default_factory=dict
+    )
+    """Claims by the path at which orchestrator and stages see them. One of them holds the store,
+    or with a store in a bucket its cache on disk; others hold prompts and models."""
+    user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
+    """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
+    be root then."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """Resource by which a GPU is asked for."""
+    shm_gib: float = Field(2, gt=0)
+    """Shared memory of a stage in GiB; what it fills counts as its memory."""
+    tmp_gib: float = Field(4, gt=0)
+    """Largest size of a stage's /tmp in GiB, on the node's disk."""
+    pending_seconds: float = Field(600, gt=0)
+    """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
+    Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
+
+    def volume_at(self, place: Path) -> tuple[Path, ClaimMount] | None:
+        """The innermost volume that holds a path, with the path at which it is mounted."""
+        holding = [Path(path) for path in self.volumes if place.is_relative_to(path)]
+        if not holding:
+            return None
+        path = max(holding, key=lambda each: len(each.parts))
+        return path, self.volumes[str(path)]
+
+    def pod_of(self, stage: str) -> PodSettings:
+        """Settings of a stage's pods: its own over those of all stages, mappings merged."""
+        own = self.stages.get(stage)
+        return PodSettings.model_construct(**_for_stage(PodSettings, self, own))
+
+
+class SlurmJobSettings(Settings):
+    """Options of a job, beside the `resources` of its stage."""
+
+    partition: str | None = None
+    """Partition; unset takes the cluster's default."""
+    account: str | None = None
+    """Account that is charged."""
+    gpu_type: str | None = None
+    """Type in the request for GPUs (`--gres=gpu:TYPE:N`); unset takes any."""
+    time_limit: str | None = Field(None, pattern=r"^(\d+-)?\d+(:\d+){0,2}$")
+    """Wall-clock limit of a job as Slurm writes it (`90`, `4:00:00`, `2-0`); a stage that comes
+    near it saves, ends, and goes on in another job."""
+    sbatch_options: tuple[str, ...] = ()
+    """Further options of sbatch, such as `--qos=low` and `--constraint=a100`."""
+    srun_options: tuple[str, ...] = ()
+    """Further options of srun, such as `--container-image=…` if pyxis is."""
+    set_up: tuple[str, ...] = ()
+    """Shell lines that each job runs first: `module load cuda`, `. ~/secrets`."""
+    container: str | None = None
+    """Command before the stage's, such as `apptainer exec --nv image.sif`; then set
+    `execution.interpreters` to the Python of the image."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the stage, for all to see: nothing secret. Of the orchestrator's
+    environment it gets none."""
+
+
+class SlurmSettings(SlurmJobSettings):
+    """Jobs of the slurm runner. CPUs, memory, GPUs and nodes are in `resources`."""
+
+    stages: dict[str, SlurmJobSettings] = Field(default_factory=dict)
+    """Settings of single stages by their names, over the settings beside this one."""
+    poll_seconds: float = Field(10, gt=0)
+    """Time between two calls of squeue, one for all jobs."""
+
+    def job(self, stage: str) -> SlurmJobSettings:
+        """Settings of a stage's jobs: its own over those of all stages, mappings merged."""
+        own = self.stages.get(stage)
+        return SlurmJobSettings.model_construct(**_for_stage(SlurmJobSettings, self, own))
 
 
 def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> str:
@@ -102,9 +221,9 @@ def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> s
 class Execution(Settings):
     """Start of the stages. Changes speed and place only."""
 
-    runner: Literal["process", "docker", "work_pool", "kubernetes", "slurm"] = "process"
-    """Place of the stages: subprocesses of this machine, containers of its Docker engine, workers
-    of Prefect work pools, pods of a Kubernetes cluster, or jobs of a Slurm cluster."""
+    runner: Literal["process", "docker", "kubernetes", "slurm"] = "process"
+    """Place of the stages: subprocesses of this machine, containers of its Docker engine, pods of a
+    Kubernetes cluster, or jobs of a Slurm cluster."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
@@ -113,35 +232,59 @@ class Execution(Settings):
     """Pause before another attempt."""
     grace_seconds: float = Field(30, gt=0)
     """Time for a stage to end after it was asked to, before it is killed."""
+    on_orchestrator_death: Literal["stop", "keep"] = "stop"
+    """Pods and Slurm jobs of an orchestrator that is gone: they end after two minutes without a
+    sign of it (stop), or go on (keep). A resumed run takes over those that still run."""
     fork_server: bool = True
     """Fork server of the process runner: stages without a GPU start as forks of a process that has
     loaded torch and transformers already, which saves seconds a stage."""
-    share_engines: bool = True
-    """One engine for the samplings of a policy that are due at the same time, such as its
-    evaluation and the next iteration's: the program of the first goes on with the others. With the
-    runners `process` and `docker` and a store in a folder. Without it each starts its own, so that
-    two can sample at once where there are devices for both."""
     sync_seconds: float = Field(600, gt=0)
     """With a store in a bucket: how often a running stage's state (checkpoints, chunks) goes there,
     so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
-    """Python interpreter of a stage where it is not the orchestrator's, by stage name; under `eval`
+    """Python interpreter of a stage if it is not the orchestrator's, by stage name; under `eval`
     that of steps which need the code of lm-eval or AlpacaEval, whatever their stage; under
     `trackers` that of the packages of `tracking.report_to`."""
-    gpu_limit: str = "gpu"
-    """Global concurrency limit of the Prefect server, a slot for each GPU that stages may use at
-    once over all runs and hosts: `prefect gcl create gpu --limit 8`. Without one, none is set."""
     docker: DockerSettings = DockerSettings()
     """Containers of the docker runner."""
-    work_pool: WorkPoolSettings = WorkPoolSettings()
-    """Deployments and workers of the work-pool runner."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Pods of the kubernetes runner."""
     slurm: SlurmSettings = SlurmSettings()
     """Jobs of the slurm runner."""
 
-    def uses_own_image(self, stage: str) -> bool:
-        """True where a stage is in an image of this project: a container, and none was named."""
-        if self.runner == "docker":
-            return stage not in self.docker.images
-        return self.runner == "kubernetes" and self.kubernetes.pod_of(stage).image is None
+
+class Estimation(Settings):
+    """Assumptions of `geb plan --estimate` (docs/planning.md). They change no result and no key."""
+
+    hardware: Literal["a100-40gb", "a100-80gb", "h100", "h200"] = "h100"
+    """GPU of the stages that have `resources.….gpus`; stages without run on this machine's CPU."""
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+    """Price of an hour of one GPU, in any currency; unset leaves money out."""
+    prompts_per_iteration: int | None = Field(None, ge=1)
+    """Prompts of an iteration if neither `prepare` nor a local file tells their number."""
+
+
+def resolve_shards(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, as written, with a number for each ``num_shards: auto``.
+
+    The number is part of the keys of what is sampled, so it follows from the configuration alone
+    and not from the machine on which that is read: as many as stages may run at once.
+
+    >>> resolve_shards({"generate": {"num_shards": "auto"}, "execution": {"parallel": 4}})
+    {'generate': {'num_shards': 4}, 'execution': {'parallel': 4}}
+    """
+    execution = values.get("execution")
+    number = execution.get("parallel", 1) if isinstance(execution, Mapping) else 1
+    resolved = dict(values)
+    for section in ("generate", "evaluation"):
+        resolved[section] = _resolved(values.get(section), number)
+    suites = values.get("suites")
+    if isinstance(suites, Mapping):
+        resolved["suites"] = {name: _resolved(each, number) for name, each in suites.items()}
+    return {name: each for name, each in resolved.items() if name in values}
+
+
+def _resolved(section: Any, number: Any) -> Any:
+    if isinstance(section, Mapping) and section.get("num_shards") == "auto":
+        return {**section, "num_shards": number}
+    return section

@@ -12,10 +12,10 @@ from stages.contract.errors import UserError
 
 _MODELS_AND_FILES = ("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code")
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
-# A runner's section, its field that is a path, and its table whose names are paths.
+# A runner's section, its field that is a path if it has one, its table whose names are paths.
 _PATHS_OF_RUNNERS = (
     ("docker", "model_cache", "mounts"),
-    ("kubernetes", "kubeconfig", "volumes"),
+    ("kubernetes", None, "volumes"),
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt")

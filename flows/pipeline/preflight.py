@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.pipeline.checks import images
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
-from flows.pipeline.sample_checks import images
 from flows.pipeline.tracking import TRACKERS
 from stages.contract.adapters import ADAPTER_CONFIG
-from stages.contract.compilers import require_compiler
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 # Where transformers keeps a chat template that is not in the tokenizer's configuration.
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
@@ -70,7 +68,8 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
     engine = config.generate.vllm
     pipeline = engine.pipeline_parallel_size
     for each in external["policy"]:
-        sizes = _sizes(Path(each.location)) if isinstance(each, FileInput) else {}
+        file = Path(each.location) / "config.json" if isinstance(each, FileInput) else None
+        sizes = (file and _read(file)) or {}
         heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
         if isinstance(heads, int) and heads % engine.tensor_parallel_size:
             raise UserError(
@@ -86,14 +85,13 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
             )
 
 
-def _sizes(folder: Path) -> dict[str, Any]:
-    """A checkpoint's configuration, or nothing where it is too odd to tell."""
+def _read(file: Path) -> dict[str, Any] | None:
+    """A file of a checkpoint, or None if it is too odd to tell: its stage says what is wrong."""
     try:
-        sizes = json.loads((folder / "config.json").read_text())
+        values = json.loads(file.read_text())
     except (OSError, ValueError):
-        # Its stage says what is wrong with it.
-        return {}
-    return sizes if isinstance(sizes, dict) else {}
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def check_interpreters(config: RunConfig) -> None:
@@ -118,26 +116,6 @@ def check_interpreters(config: RunConfig) -> None:
             require_interpreter(stage, interpreter)
 
 
-def check_compilers(config: RunConfig) -> None:
-    """Checks that stages whose layers are compiled have a compiler, as far as that is known here.
-
-    Raises:
-        UserError: This machine, or this project's own image, has none.
-    """
-    execution = config.execution
-    trained = ("sft", "train") if config.inputs.warm_start else ("train",)
-    for stage in (each for each in trained if getattr(config, each).compile):
-        if execution.runner == "process":
-            resources = getattr(config.resources, stage)
-            require_compiler(stage, on_gpu=resources.gpus > 0)
-        elif execution.uses_own_image(stage):
-            raise UserError(
-                f"{stage}.compile is set, and this project's images have no compiler",
-                f"name one that has for {stage!r} in execution.{execution.runner}, or set "
-                f"{stage}.compile=false",
-            )
-
-
 def require_interpreter(stage: str, interpreter: str) -> None:
     """Checks that a stage's Python interpreter is there, by its path or on PATH.
 
@@ -153,12 +131,7 @@ def require_interpreter(stage: str, interpreter: str) -> None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """True where a checkpoint has a chat template, or is too odd to tell."""
-    if any((folder / name).exists() for name in _TEMPLATE_FILES):
-        return True
-    try:
-        settings = json.loads((folder / _TOKENIZER_CONFIG).read_text())
-    except (OSError, ValueError):
-        # Its stage says what is wrong with it.
-        return True
-    return not isinstance(settings, dict) or bool(settings.get("chat_template"))
+    """True if a checkpoint has a chat template, or is too odd to tell."""
+    settings = _read(folder / "tokenizer_config.json")
+    by_itself = any((folder / name).exists() for name in _TEMPLATE_FILES)
+    return by_itself or settings is None or bool(settings.get("chat_template"))

@@ -13,16 +13,16 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import check_config, load_overridden
 from flows.pipeline.strict_yaml import read_yaml
 from stages.contract.errors import UserError
-from stages.contract.stores import location_of
+from stages.store.opening import location_of
 
 DEFAULT_PRESET = "quickstart"
-# In place of a preset's name where the fields given are a whole configuration.
+# In place of a preset's name if the fields given are a whole configuration.
 NO_PRESET = ""
 # Another folder of configurations takes the shipped one's place, for example in an image.
 _FOLDER_VARIABLE = "GEB_CONFIGS"
 # The store of runs whose parameters name none.
 STORE_VARIABLE = "GEB_STORE"
-_DEFAULT_STORE = "store"
+DEFAULT_STORE = "store"
 _SHIPPED = Path(__file__).parents[2] / "configs"
 # Files here are presets; what they extend lies in folders of its own.
 _PLACES = ("", "paper")
@@ -59,7 +59,7 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 def store_of(overrides: Mapping[str, Any]) -> str:
     """The store that ``overrides`` name, else that of ``GEB_STORE``, else ``store`` here."""
     named = overrides.get("store") or os.environ.get(STORE_VARIABLE)
-    return location_of(named or _DEFAULT_STORE)
+    return location_of(named or DEFAULT_STORE)
 
 
 def configs_folder() -> Path:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from flows.pipeline.external import External
 from stages.contract.adapters import adapter_input
 from stages.contract.errors import UserError
-from stages.contract.params import StageParams
+from stages.contract.params import Kind, StageParams, check_inputs, find_output
 from stages.contract.request import kind_of
-from stages.contract.signature import Kind, check_inputs, find_output
 
 
 @dataclass(frozen=True)

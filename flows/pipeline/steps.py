@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
-from flows.pipeline.inputs import ORACLE_INPUTS, SUITE_INPUTS, suite_input
+from flows.pipeline.inputs import ORACLE_INPUTS, input_places, suite_input
 from flows.pipeline.step import Model, Output, Source, Step
 from stages.contract.digests import derive_seed
 from stages.generate.params import GenerateParams
@@ -59,7 +59,8 @@ class Steps:
 
     def of_suite(self, name: str) -> Steps:
         """Builds the steps of one of the run's suites."""
-        external = {place: self._external[suite_input(name, place)] for place in SUITE_INPUTS}
+        places = input_places(self._config, name)
+        external = {place: self._external[suite_input(name, place)] for place in places}
         return Steps(self._config.for_suite(name), external)
 
     def prepare(self, name: str = "prepare") -> Step:

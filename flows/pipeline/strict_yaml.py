@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def parse_yaml(text: str, place: str) -> Any:
         UserError: It is not YAML, sets a key twice, or is nested or expanded beyond all measure.
     """
     try:
-        return _copied(yaml.load(text, _Loader), _Budget(place), 0)
+        return _copied(yaml.load(text, _Loader), place, itertools.count())
     except (yaml.YAMLError, ValueError) as error:
         # Of a date that no calendar has, PyYAML lets Python's own error through.
         raise UserError(f"{place} is not YAML: {error}", "correct it") from error
@@ -97,34 +98,29 @@ def parse_yaml(text: str, place: str) -> Any:
         raise _too_large(place, f"nested deeper than {_MAX_DEPTH} levels") from error
 
 
-def non_finite(values: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yields name and value of every number that is infinite or not a number."""
+def unusable(values: Any, name: str = "") -> Iterator[str]:
+    """Yields what is wrong with each number that is not finite and each text with a NUL."""
     if isinstance(values, dict):
         for key, value in values.items():
-            yield from non_finite(value, f"{name}.{key}" if name else str(key))
+            yield from unusable(value, f"{name}.{key}" if name else str(key))
     elif isinstance(values, list | tuple):
         for index, value in enumerate(values):
-            yield from non_finite(value, f"{name}.{index}")
+            yield from unusable(value, f"{name}.{index}")
     elif isinstance(values, float) and not math.isfinite(values):
-        yield name, values
+        yield f"{name}: {values} is no finite number"
+    elif isinstance(values, str) and "\0" in values:
+        yield f"{name}: {values!r} has a NUL, which no file, program or server takes"
 
 
-class _Budget:
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.left = _MAX_VALUES
-
-
-def _copied(value: Any, budget: _Budget, depth: int) -> Any:
-    budget.left -= 1
+def _copied(value: Any, place: str, number: Iterator[int], depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
-        raise _too_large(budget.place, f"nested deeper than {_MAX_DEPTH} levels")
-    if budget.left < 0:
-        raise _too_large(budget.place, f"more than {_MAX_VALUES} values, aliases expanded")
+        raise _too_large(place, f"nested deeper than {_MAX_DEPTH} levels")
+    if next(number) >= _MAX_VALUES:
+        raise _too_large(place, f"more than {_MAX_VALUES} values, aliases expanded")
     if isinstance(value, dict):
-        return {key: _copied(each, budget, depth + 1) for key, each in value.items()}
+        return {key: _copied(each, place, number, depth + 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [_copied(each, budget, depth + 1) for each in value]
+        return [_copied(each, place, number, depth + 1) for each in value]
     return value
 
 

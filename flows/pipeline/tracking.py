@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import shutil
 import subprocess
 import sys
 from typing import Literal
@@ -18,12 +16,13 @@ TRACKERS = "trackers"
 """Environment of the trackers' packages in `execution.interpreters`."""
 
 Tracker = Literal["mlflow", "tensorboard", "trackio", "wandb"]
-_PACKAGES: dict[Tracker, str] = {
-    "mlflow": "mlflow",
-    "tensorboard": "tensorboardX",
-    "trackio": "trackio",
-    "wandb": "wandb",
-}
+# The others' packages have their names.
+_PACKAGES = {"tensorboard": "tensorboardX"}
+# The packages of its arguments that it does not find.
+_LOOK = """
+from importlib.util import find_spec; from sys import argv
+print(*[each for each in argv[1:] if find_spec(each) is None])
+"""
 
 
 class Tracking(Settings):
@@ -31,8 +30,7 @@ class Tracking(Settings):
 
     report_to: tuple[Tracker, ...] = ()
     """Trackers that get one session each for the run: metrics of evaluation, generation and reward
-    by iteration, training by step, and the registered model. `train.report_to` is another thing:
-    live curves of the train stage alone, in a session for each training."""
+    by iteration, training by step, and the registered model."""
     project: str = Field("geb", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Project of the sessions; mlflow calls it experiment."""
 
@@ -49,37 +47,26 @@ def check_trackers(tracking: Tracking, interpreter: str | None) -> None:
     """
     if not tracking.report_to:
         return
-    if interpreter is not None and shutil.which(interpreter) is None:
-        raise UserError(
-            f"no Python interpreter at {interpreter} for trackers",
-            "run `make setup-trackers`, or correct execution.interpreters.trackers",
-        )
-    names = tuple(_PACKAGES[each] for each in tracking.report_to)
-    missing = [each for each in names if each not in _installed(interpreter, names)]
+    python = interpreter or sys.executable
+    missing = _missing(python, tuple(_PACKAGES.get(each, each) for each in tracking.report_to))
     if missing:
         raise UserError(
-            f"tracking.report_to: no {', '.join(missing)} in the environment of "
-            f"{interpreter or sys.executable}",
+            f"tracking.report_to: no {', '.join(missing)} in the environment of {python}",
             "install it there, or run `make setup-trackers` and set execution.interpreters."
             "trackers to its .venv-trackers/bin/python",
         )
 
 
 @functools.cache
-def _installed(interpreter: str | None, names: tuple[str, ...]) -> set[str]:
-    """Those of some packages that an interpreter finds."""
-    if interpreter is None:
-        return {name for name in names if importlib.util.find_spec(name) is not None}
-    program = (
-        "import importlib.util, sys\n"
-        "print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
-    )
-    done = subprocess.run(
-        [interpreter, "-c", program, *names], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
+def _missing(python: str, packages: tuple[str, ...]) -> list[str]:
+    # -P: a folder of a tracker's name may be here.
+    command = [python, "-P", "-c", _LOOK, *packages]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
         raise UserError(
-            f"execution.interpreters.trackers: {interpreter} does not run: {done.stderr.strip()}",
-            "name the Python of an environment that has the trackers",
-        )
-    return set(done.stdout.split())
+            f"no Python interpreter at {python} for trackers: {said.strip()}",
+            "run `make setup-trackers`, or correct execution.interpreters.trackers",
+        ) from error
+    return done.stdout.split()

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flows.execution.plan import PlannedStep
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.step import Output, Source, Step
 from flows.planning import sizes
-from flows.planning.cost import DTYPE_BYTES, GIB, GPUS, Cost, Device, this_cpu
-from flows.planning.inference import forward_cost, generation_cost
+from flows.planning.cost import (
+    GIB,
+    GPUS,
+    Cost,
+    Device,
+    Work,
+    forward_cost,
+    generation_cost,
+    this_cpu,
+    training_cost,
+)
 from flows.planning.sizes import ModelShape
-from flows.planning.training import Samples, TrainingSetting, training_cost
 from stages.contract.request import Resources
-from stages.contract.stores import open_store
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.score.params import ORACLES, ScoreParams
 from stages.sft.params import SftParams
+from stages.store.opening import open_store
 from stages.train.params import TrainParams
 
-_SCORE_BYTES = 40
-# A word-level tokenizer of a warm start from scratch has about so many words.
-_NEW_VOCABULARY = 1024
 # Start of a step's program; vLLM's with its graphs.
 _START_SECONDS = 2.0
 _VLLM_START_SECONDS = 60.0
+_SMALLER_TRAINING = (
+    "set {0}.deepspeed.zero_stage=3, {0}.gradient_checkpointing=true, a lower "
+    "{0}.micro_batch_tokens, {0}.deepspeed.offload_optimizer=true, {0}.lora.rank, or more "
+    "devices in resources.{0}"
+)
+# Settings to change if a stage does not fit its device.
+_REMEDIES = {
+    "sft": _SMALLER_TRAINING,
+    "train": _SMALLER_TRAINING,
+    "generate": "raise {0}.vllm.tensor_parallel_size, or lower {0}.transformers.batch_size",
+    "score": "lower tokens_per_batch of the model's section in {0}, or set its dtype to bfloat16",
+    "evaluate": "lower {0}.batch_tokens, or set {0}.dtype=bfloat16 or {0}.log_pi_ref=off",
+}
 # Oracles that load no model and ask no server.
 _LIGHT_ORACLES = frozenset({"python", "math_verify"})
 
@@ -72,21 +90,26 @@ class Estimate:
         steps: Its steps, in an order in which they could be computed.
         seconds: Wall time of the steps that the store lacks.
         price_per_gpu_hour: As configured.
-        warnings: Warnings of the steps that the store lacks, each once, and of the disk.
     """
 
     steps: tuple[StepEstimate, ...]
     seconds: float
     price_per_gpu_hour: float | None
-    warnings: tuple[str, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of the steps that the store lacks, each once."""
+        lacking = [each for each in self.steps if not each.cached]
+        return list(dict.fromkeys(said for each in lacking for said in each.warnings))
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Steps that the store lacks and whose time is not known: no sum has them."""
+        return [each.step for each in self.steps if not each.cached and each.cost.seconds is None]
 
     def gpu_hours(self, *, cached: bool) -> float:
         """GPU-hours of the steps that the store has, or lacks."""
         return sum(each.gpu_hours for each in self.steps if each.cached == cached)
-
-    def disk(self) -> float:
-        """Bytes that the steps still to be computed will keep."""
-        return sum(each.cost.disk for each in self.steps if not each.cached)
 
     def price(self, gpu_hours: float) -> float | None:
         """Money for GPU-hours, if the configuration names a price."""
@@ -107,15 +130,12 @@ def estimate(
     taken = all_steps(config) if steps is None else steps
     costs = _Costs(config)
     found = [costs.estimate(each, cached=each.name in cached) for each in taken]
-    lacking = [each for each in found if not each.cached]
+    lasting = {each.step: each.cost.seconds or 0.0 for each in found if not each.cached}
     upstream = {each.name: each.upstream() for each in taken}
-    lasting = {each.step: each.cost.seconds or 0.0 for each in lacking}
-    warnings = [warning for each in lacking for warning in each.warnings]
     return Estimate(
         tuple(found),
         wall_seconds(lasting, upstream, config.execution.parallel),
         config.estimation.price_per_gpu_hour,
-        tuple(dict.fromkeys([*warnings, *_disk_warnings(config, lacking)])),
     )
 
 
@@ -126,7 +146,7 @@ def wall_seconds(
 
     Args:
         seconds: Time of each step, inputs before the steps that read them.
-        upstream: Names of the steps that each reads from; a step without a time is there.
+        upstream: Names of the steps that each reads from; one without a time is in the store.
         parallel: Steps that may run at the same time.
     """
     ends: dict[str, float] = {}
@@ -135,39 +155,21 @@ def wall_seconds(
     return max([sum(seconds.values()) / parallel, *ends.values()])
 
 
-def _disk_warnings(config: RunConfig, todo: Sequence[StepEstimate]) -> list[str]:
-    if "://" in config.store:
-        return []
-    store = open_store(config.store)
-    needed = sum(each.cost.disk for each in todo)
-    needed += max((each.cost.work_disk for each in todo), default=0.0)
-    free = shutil.disk_usage(store.root).free
-    if needed <= free:
-        return []
-    return [
-        f"the run writes about {needed / GIB:.0f} GiB, and {free / GIB:.0f} GiB are free at "
-        f"{store.root}: name another `store`, or make room (`geb gc --delete`)"
-    ]
-
-
 def _too_large(step: Step, cost: Cost, resources: Resources, device: Device) -> list[str]:
     """A warning if a process does not fit its device, or all do not fit this machine."""
-    local = resources.gpus or resources.processes
-    needed = cost.peak_memory if device.is_gpu else local * cost.peak_memory
-    if needed <= device.memory:
+    local = 1 if device.is_gpu else resources.processes
+    if cost.memory * local <= device.memory:
         return []
-    largest = sorted(cost.memory, key=lambda name: -cost.memory[name])[:3]
-    terms = ", ".join(f"{name} {cost.memory[name] / GIB:.1f}" for name in largest)
     place = f"a {device.name}" if device.is_gpu else "this machine"
+    each = "" if local == 1 else f" in each of {local} processes"
+    remedy = _REMEDIES[step.stage].format(step.stage)
     return [
-        f"{step.stage} does not fit: it takes {needed / GIB:.1f} GiB ({terms}"
-        f"{'' if device.is_gpu or local == 1 else f', in each of {local} processes'}), and "
-        f"{place} has {device.memory / GIB:.1f}: {cost.remedy}"
+        f"{step.stage} does not fit: it takes {cost.memory / GIB:.1f} GiB{each}, and "
+        f"{place} has {device.memory / GIB:.1f}: {remedy}"
     ]
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """Rows of a table; of responses also their mean length and the number of their prompts."""
 
     rows: float
@@ -184,14 +186,19 @@ class _Costs:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._store = open_store(config.store)
-        self._models: dict[str, ModelShape | str] = {}
+        self._models: dict[str, ModelShape] = {}
+        self._unknown: dict[str, str] = {}
         self._tables: dict[str, _Table] = {}
         self._prompt_tokens = 0.0
 
     def estimate(self, step: Step, *, cached: bool) -> StepEstimate:
         """Estimates a step, whether or not the store has it."""
         resources, device = self._place(step)
-        cost = _COSTS.get(step.stage, _Costs._light)(self, step)
+        try:
+            cost = _COSTS.get(step.stage, _Costs._light)(self, step)
+        except sizes.UnknownModelError as error:
+            self._unknown[step.name] = str(error)
+            cost = Cost(notes=(str(error),))
         if cost.seconds is not None:
             vllm = step.params.image_for(from_hub=False) == "vllm"
             start = _VLLM_START_SECONDS if vllm else _START_SECONDS
@@ -200,7 +207,7 @@ class _Costs:
             step=step.name,
             stage=step.stage,
             cached=cached,
-            processes=(resources.gpus or resources.processes) * resources.nodes,
+            processes=resources.devices * resources.nodes,
             gpus=resources.gpus * resources.nodes,
             device=device.name,
             cost=cost,
@@ -212,8 +219,10 @@ class _Costs:
         gpu = GPUS[self._config.estimation.hardware]
         return resources, gpu if resources.gpus else this_cpu(resources.cpus)
 
-    def _model(self, source: Source) -> ModelShape | str:
+    def _model(self, source: Source) -> ModelShape:
         if isinstance(source, Output):
+            if source.step in self._unknown:
+                raise sizes.UnknownModelError(self._unknown[source.step])
             return self._models[source.step]
         return sizes.read_shape(source, self._store)
 
@@ -230,7 +239,7 @@ class _Costs:
         if "responses" in step.inputs:
             read = self._read(step, "responses")
             times = step.params.pairs_per_prompt if isinstance(step.params, PairParams) else 1
-            self._tables[step.name] = replace(read, rows=read.prompts * times)
+            self._tables[step.name] = read._replace(rows=read.prompts * times)
         return Cost(seconds=0.0)
 
     def _prepare(self, step: Step) -> Cost:
@@ -254,53 +263,28 @@ class _Costs:
     def _sft(self, step: Step) -> Cost:
         params = step.params
         assert isinstance(params, SftParams)
-        given = step.inputs.get("policy", ())
-        shape = (
-            self._model(given[0])
-            if given
-            else sizes.new_model(params.architecture, _NEW_VOCABULARY)
-        )
+        given = step.inputs.get("policy")
+        shape = self._model(given[0]) if given else sizes.new_model(params.architecture)
+        self._models[step.name] = shape
         data = sizes.rows_of(step.inputs["data"])
         if data is None:
-            self._models[step.name] = shape
             return Cost(notes=("the rows of inputs.warm_start are not on this machine",))
-        longest = params.max_length_tokens or data.tokens
-        tokens = min(data.tokens, longest)
-        samples = Samples(data.number, tokens, tokens / 2, params.global_batch_rows, False)
-        return self._training(step, shape, samples)
+        tokens = min(data.tokens, params.max_length_tokens or data.tokens)
+        work = Work(data.number, tokens, tokens / 2)
+        batch = params.global_batch_rows
+        return training_cost(shape, params, *self._place(step), work, batch, False)
 
     def _train(self, step: Step) -> Cost:
         params = step.params
         assert isinstance(params, TrainParams)
+        shape = self._models[step.name] = self._model(step.inputs["policy"][0])
         pairs = self._read(step, "pairs")
         prompt = min(self._prompt_tokens, params.max_prompt_tokens)
-        response = min(pairs.response_tokens, params.max_length_tokens - prompt)
+        responses = 2 * min(pairs.response_tokens, params.max_length_tokens - prompt)
         times = 1 if params.row_layout == "packed" else 2
-        samples = Samples(
-            pairs.rows,
-            times * prompt + 2 * response,
-            2 * response,
-            params.global_batch_pairs,
-            params.reference_logprobs == "model",
-        )
-        return self._training(step, self._model(step.inputs["policy"][0]), samples)
-
-    def _training(self, step: Step, shape: ModelShape | str, samples: Samples) -> Cost:
-        params = step.params
-        assert isinstance(params, SftParams | TrainParams)
-        self._models[step.name] = shape
-        if isinstance(shape, str):
-            return Cost(notes=(shape,))
-        resources, device = self._place(step)
-        world = (resources.gpus or resources.processes) * resources.nodes
-        return training_cost(
-            TrainingSetting(shape, params, device, world),
-            resources,
-            samples,
-            self._config.estimation.training_efficiency,
-            save_bytes=DTYPE_BYTES.get(params.save_dtype, shape.dtype_bytes),
-            copies=2 if isinstance(params, TrainParams) and params.reference == "ema" else 1,
-        )
+        work = Work(pairs.rows, times * prompt + responses, responses)
+        batch, reference = params.global_batch_pairs, params.reference_logprobs == "model"
+        return training_cost(shape, params, *self._place(step), work, batch, reference)
 
     def _generate(self, step: Step) -> Cost:
         params = step.params
@@ -311,18 +295,9 @@ class _Costs:
         prompts /= params.num_shards
         tokens = params.counted_response_tokens
         self._tables[step.name] = _Table(prompts * params.num_samples, tokens, prompts)
-        if params.backend == "openai":
-            return Cost(notes=("a server samples (generate.backend=openai)",))
-        shape = self._model(step.inputs["policy"][0])
-        if isinstance(shape, str):
-            return Cost(notes=(shape,))
+        work = Work(prompts, self._prompt_tokens, tokens)
         return generation_cost(
-            shape,
-            params,
-            *self._place(step),
-            prompts=prompts,
-            prompt_tokens=self._prompt_tokens,
-            response_tokens=tokens,
+            self._model(step.inputs["policy"][0]), params, self._place(step)[1], work
         )
 
     def _score(self, step: Step) -> Cost:
@@ -331,16 +306,14 @@ class _Costs:
         table = self._tables[step.name] = self._read(step, "responses")
         if "model" not in step.inputs:
             known = _LIGHT_ORACLES.issuperset(params.parts)
-            return Cost(seconds=0.0 if known else None, disk=table.rows * _SCORE_BYTES)
-        section = ORACLES[params.needs["model"]].section
-        settings = getattr(params, section)
-        cost = self._forward(
-            step,
-            "model",
-            table,
-            dtype=settings.dtype,
-            batch_tokens=settings.tokens_per_batch,
-            remedy=f"lower score.{section}.tokens_per_batch, or set score.{section}.dtype=bfloat16",
+            return Cost(seconds=0.0 if known else None)
+        settings = getattr(params, ORACLES[params.needs["model"]].section)
+        cost = forward_cost(
+            self._model(step.inputs["model"][0]),
+            *self._place(step),
+            Work(table.rows, self._prompt_tokens + table.response_tokens, 0),
+            settings.dtype,
+            settings.tokens_per_batch,
         )
         # Nothing tells how long a server takes that is asked beside the model.
         others = set(params.parts) - {params.needs["model"]}
@@ -352,32 +325,13 @@ class _Costs:
         if params.log_pi_ref == "off":
             return Cost(seconds=0.0)
         sides = ["responses", "base_responses"] if params.log_pi_ref == "both" else ["responses"]
-        return self._forward(
-            step,
-            "reference",
-            self._read(step, *sides),
-            dtype=params.dtype,
-            batch_tokens=params.batch_tokens,
-            remedy="lower evaluate.batch_tokens, or set evaluate.dtype=bfloat16 or "
-            "evaluate.log_pi_ref=off",
-        )
-
-    def _forward(
-        self, step: Step, model: str, read: _Table, *, dtype: str, batch_tokens: int, remedy: str
-    ) -> Cost:
-        shape = self._model(step.inputs[model][0])
-        if isinstance(shape, str):
-            return Cost(notes=(shape,))
+        read = self._read(step, *sides)
         return forward_cost(
-            shape,
+            self._model(step.inputs["reference"][0]),
             *self._place(step),
-            dtype=dtype,
-            batch_tokens=batch_tokens,
-            sequences=read.rows,
-            sequence_tokens=self._prompt_tokens + read.response_tokens,
-            response_tokens=read.response_tokens if step.stage == "evaluate" else 0,
-            row_bytes=_SCORE_BYTES,
-            remedy=remedy,
+            Work(read.rows, self._prompt_tokens + read.response_tokens, read.response_tokens),
+            params.dtype,
+            params.batch_tokens,
         )
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,14 +17,16 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.step import Source
-from flows.planning.cost import DTYPE_BYTES
 from stages.contract.data_files import count_rows, files_of_folder
 from stages.contract.errors import DamagedArtifactError, UserError
 from stages.contract.request import ArtifactInput, FileInput
-from stages.contract.store import Store
 from stages.sft.params import ArchitectureParams
+from stages.store.base import Store
 
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BYTES_PER_TOKEN = 4
+# A word-level tokenizer of a warm start from scratch has about so many words.
+_NEW_VOCABULARY = 1024
 # A prompt of UltraFeedback has about as many.
 _PROMPT_TOKENS = 256
 _SHIPPED_CONFIGS = Path(__file__).parent / "models"
@@ -54,13 +55,6 @@ class ModelShape(BaseModel):
     max_position_embeddings: PositiveInt | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
-    dtype: str | None = None
-    torch_dtype: str | None = None
-
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes of a weight in the checkpoint."""
-        return DTYPE_BYTES.get(self.dtype or self.torch_dtype or "", 4)
 
     @property
     def query_width(self) -> int:
@@ -112,42 +106,49 @@ class ModelShape(BaseModel):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-def new_model(architecture: ArchitectureParams, vocabulary: int) -> ModelShape:
+def new_model(architecture: ArchitectureParams) -> ModelShape:
     """The Llama that a warm start from scratch makes."""
     sizes = architecture.model_dump(include=set(ModelShape.model_fields))
-    return ModelShape(model_type="llama", vocab_size=vocabulary, **sizes)
+    return ModelShape(model_type="llama", vocab_size=_NEW_VOCABULARY, **sizes)
 
 
-def read_shape(source: External, store: Store) -> ModelShape | str:
-    """The shape of a model outside the run, or why it is not known.
+class UnknownModelError(Exception):
+    """A model whose sizes are not known, and why."""
+
+
+def read_shape(source: External, store: Store) -> ModelShape:
+    """The shape of a model outside the run.
 
     Args:
         source: A folder, an artifact of the store, or a model of the hub; of the hub's the local
             cache is asked, and the sizes of the paper's models are known here.
         store: Holds the artifacts.
+
+    Raises:
+        UnknownModelError: It cannot be counted.
     """
     place = _config_path(source, store)
-    if isinstance(place, str):
-        return place
     try:
         return ModelShape.model_validate(json.loads(place.read_text()))
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     except (OSError, ValueError) as error:
         wrong = str(error)
-    return f"{place} does not tell the sizes of a decoder that can be counted ({wrong})"
+    raise UnknownModelError(
+        f"{place} does not tell the sizes of a decoder that can be counted ({wrong})"
+    )
 
 
-def _config_path(source: External, store: Store) -> Path | str:
+def _config_path(source: External, store: Store) -> Path:
     if isinstance(source, FileInput):
         return Path(source.location) / "config.json"
     if isinstance(source, ArtifactInput):
         try:
             artifact = store.load(source.stage, source.key)
         except DamagedArtifactError as error:
-            return str(error)
+            raise UnknownModelError(str(error)) from error
         if artifact is None:
-            return f"the artifact {source.stage}/{source.key[:12]} is gone"
+            raise UnknownModelError(f"the artifact {source.stage}/{source.key[:12]} is gone")
         return artifact.file(f"{source.path}/config.json" if source.path else "config.json")
     # Only here: the client takes a while to load.
     from huggingface_hub import try_to_load_from_cache
@@ -158,20 +159,14 @@ def _config_path(source: External, store: Store) -> Path | str:
     shipped = _SHIPPED_CONFIGS / f"{source.repo.replace('/', '--')}.json"
     if shipped.exists():
         return shipped
-    return (
+    raise UnknownModelError(
         f"the sizes of {source.repo} are not known here: fetch its configuration with "
         f"`hf download {source.repo} config.json --revision {source.revision}`"
     )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of data files outside the store.
-
-    Attributes:
-        number: Rows.
-        tokens: Mean length, at four bytes a token.
-    """
+class Rows(NamedTuple):
+    """Number of rows of data files outside the store, and their mean length in tokens."""
 
     number: int
     tokens: float
@@ -179,11 +174,17 @@ class Rows:
 
 def rows_of(sources: Sequence[Source]) -> Rows | None:
     """Rows of local data files and folders; None if one of them is elsewhere or no table."""
-    local = [Path(each.location) for each in sources if isinstance(each, FileInput)]
-    counted = _sum(local) if len(local) == len(sources) else None
-    if counted is None:
+    files: list[Path] = []
+    for each in sources:
+        if not isinstance(each, FileInput):
+            return None
+        place = Path(each.location)
+        files += files_of_folder(place) if place.is_dir() else [place]
+    counted = [_count(file) for file in files]
+    known = [each for each in counted if each is not None]
+    if not known or len(known) < len(counted):
         return None
-    number, size = counted
+    number, size = (sum(each) for each in zip(*known, strict=True))
     return Rows(number, size / max(number, 1) / _BYTES_PER_TOKEN)
 
 
@@ -200,7 +201,7 @@ def train_prompts(config: RunConfig, data: Rows | None) -> float | None:
 def prompt_tokens(config: RunConfig, data: Rows | None) -> float:
     """Mean length of a prompt."""
     longest = config.generate.max_length_tokens
-    mean = config.estimation.prompt_tokens or (data.tokens if data else _PROMPT_TOKENS)
+    mean = data.tokens if data else _PROMPT_TOKENS
     return min(mean, longest) if longest else mean
 
 
@@ -209,21 +210,8 @@ def held_out_prompts(config: RunConfig, data: Rows | None) -> float:
     return config.prepare.test_prompts if data is None else data.number
 
 
-def _sum(paths: Sequence[Path]) -> tuple[int, int] | None:
-    """Counts rows and bytes of files or folders; None if there are none, or one is no table."""
-    counted = [_count(each) for each in paths]
-    known = [each for each in counted if each is not None]
-    if not known or len(known) < len(counted):
-        return None
-    return sum(rows for rows, _ in known), sum(size for _, size in known)
-
-
 def _count(path: Path) -> tuple[int, int] | None:
-    """Rows and bytes of a file of prompts or conversations, or of a folder of them."""
-    if path.is_dir():
-        return _sum(files_of_folder(path))
-    if not path.is_file():
-        return None
+    """Rows and bytes of a file of prompts or conversations; None for another kind of file."""
     try:
         if path.suffix != ".parquet":
             return count_rows(path), path.stat().st_size

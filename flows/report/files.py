@@ -1,4 +1,4 @@
-"""Files that a person reads or hands on, whole or not at all, and the templates of some."""
+"""Files that a person reads or hands on: pages, CSV, JSON, responses in AlpacaEval's format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from typing import Any
 
 import jinja2
 
-from stages.contract.atomic import write_atomically
-from stages.contract.disk import explain_disk_errors
+from stages.contract.atomic import explain_disk_errors, write_atomically
+from stages.contract.errors import UserError
+from stages.tables.schemas import RESPONSES, read_rows
+
+_FORMAT = "alpaca_eval"
+_COLUMNS = ("prompt_id", "sample_index", "messages", "response")
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
@@ -42,15 +46,10 @@ def json_text(values: Any) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Records with full precision, for programs.
-
-    Args:
-        rows: The records; a name that one lacks is empty in its line.
-        names: Columns in their order.
-    """
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records with full precision, a column for each name that any of them has."""
     written = io.StringIO(newline="")
-    writer = csv.DictWriter(written, names)
+    writer = csv.DictWriter(written, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue()
@@ -67,3 +66,54 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return environment.get_template(template).render(values)
+
+
+def parse_export(text: str) -> Path:
+    """File of ``alpaca_eval=FILE``.
+
+    Raises:
+        UserError: It is another format, or names no file.
+    """
+    name, _, place = text.partition("=")
+    if name != _FORMAT or not place:
+        raise UserError(f"--export {text!r} is not FORMAT=FILE", f"formats: {_FORMAT}")
+    return Path(place).expanduser()
+
+
+def export(path: Path, model: str, task: str, responses: Iterable[Path]) -> None:
+    """Writes `model_outputs` of AlpacaEval: the first sample of each prompt, one JSON array.
+
+    Args:
+        path: The file.
+        model: Name that it gives the model.
+        task: Name that it gives the prompts.
+        responses: Responses, shard by shard.
+
+    Raises:
+        UserError: A prompt is a conversation of several turns, which the format cannot hold.
+    """
+    rows = [
+        {
+            "instruction": _instruction(row),
+            "output": row["response"],
+            "generator": model,
+            "dataset": task,
+            "datasplit": "eval",
+        }
+        for shard in responses
+        for row in read_rows(shard, RESPONSES, columns=_COLUMNS)
+        if row["sample_index"] == 0
+    ]
+    write_file(path, json_text(rows) + "\n")
+
+
+def _instruction(row: Mapping[str, Any]) -> str:
+    """The one user turn of a prompt; a system message before it is not part of the format."""
+    turns = [each for each in row["messages"] if each["role"] != "system"]
+    if len(turns) != 1:
+        raise UserError(
+            f"the prompt {row['prompt_id']} is a conversation of {len(turns)} turns, and "
+            f"{_FORMAT} holds one",
+            "evaluate on prompts of one turn",
+        )
+    return str(turns[0]["content"])

@@ -1,28 +1,28 @@
-"""The HTML report of a run: one file, no network; with its plan against fact by stage."""
+"""The HTML report of a run, one file without network, and the verdict that it begins with."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import yaml
 
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import RunRecord, resume_command
 from flows.pipeline.config import RunConfig
-from flows.planning.show import PlannedCost, planned_costs
-from flows.report.figures import Plot
 from flows.report.files import render
+from flows.report.plots import Plot
+from flows.report.status import duration
 from flows.report.summary import Summary
-from flows.report.verdict import facts, verdict
-from flows.runners.attempt_log import attempt_logs, started
+from flows.report.table import interval_text
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
-from stages.contract.store import Artifact
+from stages.store.base import Artifact
 
+_SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
 _GROUPS = (
     ("results", "Results by iteration"),
     ("learning", "Learning"),
@@ -37,7 +37,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
     Args:
         record: The run.
         summary: Its results.
-        plots: Its figures, see :func:`flows.report.figures.draw`.
+        plots: Its figures, see :func:`flows.report.plots.draw`.
     """
     values = json.loads(summary.config.to_json())
     page = render(
@@ -52,7 +52,6 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         ],
         samples=_samples(summary.last("evaluate")),
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        spending=spending(record, summary),
         changed=list(_changed(values, json.loads(RunConfig().to_json()))),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
@@ -67,14 +66,10 @@ def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
         return []
     rows = [row for _, row in read_data_file(artifact.file("samples.jsonl"))]
     for row in rows:
-        means = [_mean(row[side]) for side in ("policy", "base")]
-        row["gain"] = None if None in means else means[0] - means[1]
+        sides = ([each["score"] for each in row[side]] for side in ("policy", "base"))
+        own, base = ([score for score in side if score is not None] for side in sides)
+        row["gain"] = statistics.fmean(own) - statistics.fmean(base) if own and base else None
     return sorted(rows, key=lambda row: -abs(row["gain"] or 0.0))
-
-
-def _mean(samples: Sequence[Mapping[str, Any]]) -> Any:
-    scores = [each["score"] for each in samples if each["score"] is not None]
-    return statistics.fmean(scores) if scores else None
 
 
 def _changed(
@@ -93,80 +88,122 @@ def _short(value: Any) -> str:
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-@dataclass
-class StageSpending:
-    """One stage of a run; seconds are summed over its steps.
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence on a run.
 
     Attributes:
-        stage: Its name.
-        planned_seconds: Estimate of the steps that this run has computed; None where one of them
-            has none.
-        seconds: What their last attempts took.
-        planned_gib: Largest estimate of a process's memory in GiB, where there is one.
-        gib: Largest measured, of a training's first process.
-        spent: GPU-hours of the last attempts.
-        saved: GPU-hours of steps that an earlier run had computed.
-        lost: GPU-hours of attempts that failed or were stopped. What they had done may have been
-            gone on from, so it is an upper bound.
+        tone: `good` if the last model was promoted; `bad` if the run did not come to its end, an
+            artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
+        sentence: What was found, with its interval.
+        reasons: What stands in the way: failed steps, damaged artifacts, gates, pairs that tie.
     """
 
-    stage: str
-    planned_seconds: float | None = 0.0
-    seconds: float = 0.0
-    planned_gib: float | None = None
-    gib: float | None = None
-    spent: float = 0.0
-    saved: float = 0.0
-    lost: float = 0.0
+    tone: Literal["good", "bad", "open"]
+    sentence: str
+    reasons: tuple[str, ...] = ()
 
 
-def spending(record: RunRecord, summary: Summary) -> list[StageSpending]:
-    """The stages of a run, as far as its steps have ended."""
-    found: dict[str, StageSpending] = {}
-    planned = planned_costs(record)
-    for step in record.steps():
-        stage = found.setdefault(step.stage, StageSpending(step.stage))
-        resources = getattr(summary.config.resources, step.stage)
-        gpus = resources.gpus * resources.nodes
-        artifact = summary.artifacts.get(step.step)
-        stage.lost += gpus * _lost_seconds(record, step, artifact) / 3600
-        if artifact is None:
-            continue
-        seconds = artifact.manifest.seconds
-        if artifact.manifest.run == record.name:
-            stage.spent += gpus * seconds / 3600
-            stage.seconds += seconds
-            _compare(stage, planned.get(step.step), artifact)
-        else:
-            stage.saved += gpus * seconds / 3600
-    return list(found.values())
+def verdict(summary: Summary) -> Verdict:
+    """Verdict after the last iteration that has been evaluated.
+
+    A run that failed, was stopped or lacks steps gets no other verdict than this.
+    """
+    found, status = _of_models(summary), summary.status
+    found = replace(found, reasons=(*found.reasons, *_ties(summary)))
+    resume = resume_command(summary.run, summary.store)
+    if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
+        done = f"{status.num_done} of {status.num_steps} steps are done"
+        if status.state == "running":
+            return Verdict("open", f"The run is at work: {done}. {found.sentence}", found.reasons)
+        ended = _ENDS.get(status.state, "is not complete")
+        # The first line of a message has the cause; the remedy follows it.
+        lacking = [
+            f"{each.record.step} {each.state}: " + each.record.message.strip().partition("\n")[0]
+            for each in status.steps
+            if each.state not in ("done", "reused")
+        ]
+        lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
+        sentence = f"The run {ended}: {done}. Go on with `{resume}`."
+        return Verdict("bad", f"{sentence} So far: {found.sentence}", (*lacking, *found.reasons))
+    if summary.damaged:
+        number = len(summary.damaged)
+        damaged = f"{number} {'artifact is' if number == 1 else 'artifacts are'} damaged"
+        sentence = f"{damaged}, and figures are missing here. `{resume}` computes them again."
+        sentence += f" {found.sentence}"
+        return Verdict("bad", sentence, (*summary.damaged, *found.reasons))
+    return found
 
 
-def _compare(stage: StageSpending, planned: PlannedCost | None, artifact: Artifact) -> None:
-    """Adds the estimate of a step, and what a training has measured."""
-    seconds = None if planned is None else planned.seconds
-    if seconds is None or stage.planned_seconds is None:
-        stage.planned_seconds = None
-    else:
-        stage.planned_seconds += seconds
-    if planned is not None and planned.gib:
-        stage.planned_gib = max(stage.planned_gib or 0.0, planned.gib)
-    if "metrics.jsonl" in artifact.manifest.files:
-        rows = read_data_file(artifact.file("metrics.jsonl"))
-        peaks = [row["peak_memory_mib"] for _, row in rows if "peak_memory_mib" in row]
-        if peaks:
-            stage.gib = max(stage.gib or 0.0, max(peaks) / 1024)
+_ENDS = {
+    "failed": "failed",
+    "stopped": "was stopped",
+    "cancelled": "was cancelled",
+    "crashed": "was killed",
+}
+"""End of a sentence on a run in that state."""
 
 
-def _lost_seconds(record: RunRecord, step: StepRecord, artifact: Artifact | None) -> float:
-    """Seconds of all attempts but the one that made the artifact, by their logs."""
-    spans = sorted(_attempts(record.store.root / "logs" / step.stage / step.key))
-    return sum(end - start for start, end in (spans[:-1] if artifact is not None else spans))
+def _of_models(summary: Summary) -> Verdict:
+    """Sentences of the evaluations and the gates."""
+    done = [row for row in summary.rows if row["iteration"] and row.get("win_rate") is not None]
+    if not done:
+        return Verdict("open", "No iteration has been evaluated yet.")
+    row, base = done[-1], summary.rows[0]
+    intervals: Mapping[str, Any] = row.get("intervals", {})
+    number = f"{row['iteration']} iteration{'s' if row['iteration'] > 1 else ''}"
+    share = _percent(row["win_rate"], intervals.get("win_rate"))
+    found = f"After {number} the model scores above its base on {share} of the held-out prompts"
+    if row.get("tied_prompts"):
+        found += f" ({row['tied_prompts']} tie)"
+    if row.get("mean_reward") is not None and base.get("mean_reward") is not None:
+        interval = interval_text(intervals.get("mean_reward"), ".3f")
+        found += (
+            f"; its mean reward is {row['mean_reward']:.3f}{f' {interval}' if interval else ''}, "
+            f"the base's {base['mean_reward']:.3f}"
+        )
+    decision = summary.read_json(f"iteration-{row['iteration']}/promote", "decision.json")
+    if not decision:
+        return Verdict("open", f"{found}.")
+    if decision["promoted"]:
+        aliases = ", ".join(decision["aliases"])
+        promoted = f" and was promoted to {aliases}" if aliases else ""
+        return Verdict("good", f"{found}. It passed every gate{promoted}.")
+    reasons = tuple(each["reason"] for each in decision["gates"] if not each["passed"])
+    return Verdict("bad", f"{found}. It was not promoted.", reasons)
 
 
-def _attempts(folder: Path) -> Iterator[tuple[float, float]]:
-    """Start and end of each attempt at a key: its log's name, and when that was last written."""
-    for path in attempt_logs(folder):
-        # Others hold the output that a dead orchestrator's stage had after its death.
-        if (start := started(path)) is not None:
-            yield start, max(start, path.stat().st_mtime)
+def _ties(summary: Summary) -> Iterator[str]:
+    """Iterations of which nearly all pairs tie."""
+    for row in summary.rows[1:]:
+        found = row.get("pairs") or 0, row.get("ties") or 0
+        if warning := summary.config.pair.tie_warning(*found):
+            yield f"iteration {row['iteration']}: {warning}"
+
+
+def facts(summary: Summary) -> list[tuple[str, str]]:
+    """Date, duration, machines and versions, as far as the artifacts tell."""
+    manifests = [each.manifest for each in summary.artifacts.values()]
+    if not manifests:
+        return []
+    spans = {each.key: each.seconds for each in manifests}
+    newest = max(manifests, key=lambda each: datetime.datetime.fromisoformat(each.ended))
+    ended = datetime.datetime.fromisoformat(newest.ended).astimezone()
+    trained = summary.last("train")
+    software = (trained.manifest if trained else newest).software
+    known = [f"{name} {software[name]}" for name in _SHOWN_SOFTWARE if name in software]
+    machines = dict.fromkeys(f"{each.host} ({each.accelerator})" for each in manifests)
+    is_complete = summary.status is None or summary.status.state in ("completed", "running")
+    return [
+        ("finished" if is_complete else "last result", ended.strftime("%Y-%m-%d %H:%M %Z")),
+        ("computed in", f"{duration(sum(spans.values()))} of stages, {len(spans)} of them"),
+        ("on", ", ".join(machines)),
+        ("with", ", ".join(known)),
+    ]
+
+
+def _percent(value: float, interval: tuple[float, float] | None) -> str:
+    shown = f"{100 * value:.1f} %"
+    if interval is None:
+        return shown
+    return f"{shown} (95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %)"

@@ -1,18 +1,27 @@
-"""Plots of reports, as SVG text or PNG images."""
+"""Plots of reports, as SVG text or PNG images, and the figures that a run has."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from flows.report.rows import MethodRow
+from flows.report.summary import Summary
+from flows.report.table import figure_of
+from stages.contract.data_files import read_data_file
+from stages.store.base import Artifact
 
 POLICY, BASE, ACCENT = "#3b6fb6", "#9a9a9a", "#c2571a"
 PALETTE = (POLICY, ACCENT, "#4a8f5c", "#7d5ba6", BASE, "#b8860b", "#2a9d9d", "#c23b78")
@@ -35,6 +44,27 @@ _STYLE = {
     "svg.hashsalt": "geb",
 }
 
+Group = Literal["results", "learning", "samples", "speed"]
+Bounds = tuple[float, float] | None
+RESULTS: tuple[tuple[str, str, str, Bounds], ...] = (
+    ("mean_reward", "Mean reward, held-out prompts", "reward", None),
+    ("win_rate", "Win rate over the base, ties lost", "share of prompts", (0.0, 1.0)),
+)
+"""Figures by iteration: name, title, label of the values, and ends of their axis."""
+RESULTS_AXIS = "iteration (0 = base)"
+_OF_STEPS: Mapping[Group, Sequence[tuple[str, str, str, Bounds]]] = {
+    "learning": (
+        ("loss", "Training loss", "loss", None),
+        ("bonus_ratio", "|κ·bonus| / |L|", "ratio", None),
+        ("accuracy", "Preference accuracy", "share of pairs", (0.0, 1.0)),
+    ),
+    "speed": (
+        ("tokens_per_second", "Training, tokens per second", "tokens/s", None),
+        ("model_flops_utilisation", "Training, share of the matrix-product rate", "share", None),
+        ("peak_memory_mib", "Training, peak memory in MiB", "MiB", None),
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -43,12 +73,20 @@ class Line:
     Attributes:
         x: Places, in order.
         y: Values.
-        intervals: Lower and upper end around each value; None where one has none.
+        intervals: Lower and upper end around each value; None if one has none.
     """
 
     x: Sequence[float]
     y: Sequence[float]
     intervals: Sequence[tuple[float, float] | None] = ()
+
+
+def results_line(rows: Sequence[Mapping[str, Any]], figure: str) -> Line:
+    """A figure by iteration, from rows as :attr:`flows.report.summary.Summary.rows` has them."""
+    found = [(row["iteration"], figure_of(row, figure)) for row in rows]
+    known = {iteration: each for iteration, each in found if each is not None}
+    values = known.values()
+    return Line([*known], [each.value for each in values], [each.interval for each in values])
 
 
 def course_figure(
@@ -58,7 +96,7 @@ def course_figure(
     ylabel: str,
     *,
     marks: Sequence[float] = (),
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
 ) -> Figure:
     """One line per entry of ``lines``; a long one is smoothed, with its own points behind it.
 
@@ -72,7 +110,8 @@ def course_figure(
         marks: Places of vertical lines, where an iteration begins.
         bounds: Ends of the y axis; those of the values if None.
     """
-    figure, axes = _new(title, xlabel, integer_x=True)
+    figure, axes = _new(title, xlabel)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for (label, line), colour in zip(lines.items(), cycle(PALETTE)):
         _line(axes, label, line, colour)
         _intervals(axes, line, colour, as_bars=len(lines) == 1)
@@ -83,7 +122,7 @@ def course_figure(
         margin = 0.04 * (bounds[1] - bounds[0])
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     if len(lines) > 1:
-        axes.legend(frameon=False)
+        axes.legend(loc="best", frameon=False)
     return figure
 
 
@@ -97,22 +136,16 @@ def _line(axes: Axes, label: str, line: Line, colour: str) -> None:
 
 
 def _intervals(axes: Axes, line: Line, colour: str, *, as_bars: bool) -> None:
-    known = [
-        (x, y, *interval)
-        for x, y, interval in zip(
-            line.x, line.y, line.intervals or [None] * len(line.x), strict=True
-        )
-        if interval is not None
-    ]
-    if not known:
+    places = zip(line.x, line.y, line.intervals, strict=True) if line.intervals else ()
+    known = np.array([(x, y, *ends) for x, y, ends in places if ends is not None], dtype=float)
+    if not len(known):
         return
-    x, y, low, high = zip(*known, strict=True)
+    x, y, low, high = known.T
     if not as_bars:
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         return
-    below = [max(0.0, value - end) for value, end in zip(y, low, strict=True)]
-    above = [max(0.0, end - value) for value, end in zip(y, high, strict=True)]
-    axes.errorbar(x, y, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
+    ends = np.clip([y - low, high - y], 0.0, None)
+    axes.errorbar(x, y, yerr=ends, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
 
 
 def _smoothed(values: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -122,24 +155,17 @@ def _smoothed(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """
     half = max(1, len(values) // 30)
     numbers = np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(numbers)
-    # Of sums up to each place, so that the time does not grow with the window as well.
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, numbers, 0.0))])
-    gaps = np.concatenate([[0], np.cumsum(~finite)])
-    places = np.arange(len(numbers))
-    start, stop = np.maximum(places - half, 0), np.minimum(places + half + 1, len(numbers))
-    means = (sums[stop] - sums[start]) / (stop - start)
-    return np.where(gaps[stop] > gaps[start], np.nan, means)
+    finite = np.where(np.isfinite(numbers), numbers, np.nan)
+    return np.array([finite[max(0, i - half) : i + half + 1].mean() for i in range(len(finite))])
 
 
 def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
     """Distributions of several samples over common bins, as shares; large samples are thinned."""
     figure, axes = _new(title, xlabel)
     thinned = {label: group[:: len(group) // _MAX_PLOTTED + 1] for label, group in samples.items()}
-    values = [value for group in thinned.values() for value in group]
-    low, high = min(values), max(values)
-    width = (high - low) / 40 or 1.0
-    bins = [low + i * width for i in range(42)]
+    values = np.concatenate([*thinned.values()])
+    low, high = values.min(), values.max()
+    bins = low + ((high - low) / 40 or 1.0) * np.arange(42)
     for (label, group), colour in zip(thinned.items(), cycle(PALETTE)):
         axes.hist(
             group,
@@ -150,70 +176,41 @@ def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel:
             label=label,
         )
     axes.set_ylabel("share of samples")
-    axes.legend(frameon=False)
+    axes.legend(loc="best", frameon=False)
     return figure
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Repetitions of one measurement.
-
-    Attributes:
-        values: One for each seed.
-        interval: Interval of their mean; None of a single one.
-    """
-
-    values: Sequence[float]
-    interval: tuple[float, float] | None
-
-
-def spread_figure(title: str, panels: Mapping[str, Mapping[str, Spread]]) -> Figure:
-    """Means with their intervals, and behind them the repetitions, side by side.
+def spread_figure(title: str, panels: Mapping[str, Sequence[MethodRow]]) -> Figure:
+    """Means over seeds with their intervals, and behind them the runs, side by side.
 
     Args:
         title: Title of the figure.
-        panels: For each figure, by its label with unit, the spreads by the labels of their rows.
+        panels: Methods over their seeds, by the label of their figure.
     """
-    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    labels = list(dict.fromkeys(row.method for rows in panels.values() for row in rows))
     with mpl.rc_context(_STYLE):
         size = (1.6 + 3.0 * len(panels), 1.1 + 0.4 * len(labels))
         figure = Figure(figsize=size, layout="constrained")
-        for axes, (xlabel, spreads) in zip(
-            figure.subplots(1, len(panels), sharey=True, squeeze=False)[0],
-            panels.items(),
-            strict=True,
-        ):
-            for row, label in enumerate(labels):
-                if label in spreads:
-                    _spread(axes, row, spreads[label])
-            axes.set_xlabel(xlabel)
-            axes.set_yticks(range(len(labels)), labels)
-            axes.set_ylim(len(labels) - 0.5, -0.5)
+        drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (xlabel, rows) in zip(drawn, panels.items(), strict=True):
+        for row in rows:
+            place, mean = labels.index(row.method), row.mean.value
+            low, high = row.mean.interval or (mean, mean)
+            runs, ends = [place] * len(row.values), [[mean - low], [high - mean]]
+            axes.scatter(row.values, runs, s=14, color=BASE, alpha=0.7, zorder=2)
+            style = {"fmt": "o", "color": POLICY, "markersize": 5, "capsize": 3, "zorder": 3}
+            axes.errorbar([mean], [place], xerr=ends, **style)
+        axes.set_xlabel(xlabel)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.5, -0.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 
-def _spread(axes: Axes, row: int, found: Spread) -> None:
-    mean = sum(found.values) / len(found.values)
-    axes.scatter(found.values, [row] * len(found.values), s=14, color=BASE, alpha=0.7, zorder=2)
-    low, high = found.interval or (mean, mean)
-    axes.errorbar(
-        *([mean], [row]),
-        xerr=[[mean - low], [high - mean]],
-        fmt="o",
-        color=POLICY,
-        markersize=5,
-        capsize=3,
-        zorder=3,
-    )
-
-
-def _new(title: str, xlabel: str, *, integer_x: bool = False) -> tuple[Figure, Axes]:
+def _new(title: str, xlabel: str) -> tuple[Figure, Axes]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.7), layout="constrained")
         axes = figure.add_subplot()
-    if integer_x:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(xlabel)
     return figure, axes
@@ -221,16 +218,91 @@ def _new(title: str, xlabel: str, *, integer_x: bool = False) -> tuple[Figure, A
 
 def svg(figure: Figure) -> str:
     """A figure as SVG text."""
-    stream = io.StringIO()
-    with mpl.rc_context(_STYLE):
-        figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
-    text = stream.getvalue()
+    text = _saved(figure, format="svg", metadata={"Date": None}, transparent=True).decode()
     return text[text.index("<svg") :]
 
 
 def png(figure: Figure) -> bytes:
     """A figure as a PNG image."""
+    return _saved(figure, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+
+
+def _saved(figure: Figure, **settings: Any) -> bytes:
     stream = io.BytesIO()
     with mpl.rc_context(_STYLE):
-        figure.savefig(stream, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+        figure.savefig(stream, **settings)
     return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure of a run.
+
+    Attributes:
+        title: What it shows.
+        group: The part of the report that it is in.
+        svg: The drawing.
+    """
+
+    title: str
+    group: Group
+    svg: str
+
+
+def draw(summary: Summary) -> list[Plot]:
+    """The figures that a run has, results first."""
+    last = summary.last("evaluate")
+    groups: dict[Group, Iterator[tuple[str, Figure]]] = {
+        "results": _results(summary),
+        "learning": _training(summary, "learning"),
+        "samples": _distributions(last) if last is not None else iter(()),
+        "speed": _training(summary, "speed"),
+    }
+    return [
+        Plot(title, group, svg(figure))
+        for group, drawn in groups.items()
+        for title, figure in drawn
+    ]
+
+
+def _results(summary: Summary) -> Iterator[tuple[str, Figure]]:
+    """Figures on the held-out prompts by iteration, with their 95 % intervals."""
+    components = [
+        (f"components.{name}", f"Oracle component {name}", name, None)
+        for name in summary.components()
+    ]
+    for name, title, ylabel, bounds in (*RESULTS, *components):
+        line = results_line(summary.rows, name)
+        if len(line.x) > 1:
+            lines = {name: line}
+            yield title, course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
+
+
+def _training(summary: Summary, group: Group) -> Iterator[tuple[str, Figure]]:
+    """Metrics of all training steps, one iteration after the other."""
+    steps: list[dict[str, Any]] = []
+    marks: list[float] = []
+    for _, artifact in summary.made("train"):
+        marks.append(len(steps) + 0.5)
+        steps += [metrics for _, metrics in read_data_file(artifact.file("metrics.jsonl"))]
+    for name, title, ylabel, bounds in _OF_STEPS[group]:
+        known = {step: each[name] for step, each in enumerate(steps, 1) if name in each}
+        if len(known) > 1:
+            lines, axis = {name: Line([*known], [*known.values()])}, "step, all iterations"
+            figure = course_figure(title, lines, axis, ylabel, marks=marks[1:], bounds=bounds)
+            yield title, figure
+
+
+def _distributions(artifact: Artifact) -> Iterator[tuple[str, Figure]]:
+    table = pq.read_table(artifact.file("distributions.parquet"))
+    for column, title, label in (
+        ("reward", "Rewards of the samples, last iteration", "reward"),
+        ("log_pi_ref", "log π_ref of the samples, last iteration", "log π_ref"),
+    ):
+        known = table.filter(pc.is_valid(table[column]))
+        samples = {
+            model: known.filter(pc.equal(known["model"], model))[column].to_pylist()
+            for model in known["model"].unique().to_pylist()
+        }
+        if samples:
+            yield title, histogram_figure(title, samples, label)

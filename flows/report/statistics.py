@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+
+from flows.report.table import Estimate
 
 CONFIDENCE = 0.95
 """Coverage of every interval that is shown."""
@@ -31,48 +33,6 @@ _SEED = 20260101
 _BATCH = 250
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its 95 % interval.
-
-    Attributes:
-        value: The figure.
-        low: Lower end; None where there are too few observations for an interval.
-        high: Upper end.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Both ends, or None."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-    def within(self, least: float, most: float) -> Estimate:
-        """The same with an interval that ends where the figure does, between two bounds.
-
-        A figure that is beyond them itself is not of that kind, and stays as it is.
-        """
-        if self.low is None or self.high is None or not least <= self.value <= most:
-            return self
-        return Estimate(self.value, max(self.low, least), min(self.high, most))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference of two figures, its 95 % interval, and the p-value of there being none.
-
-    Attributes:
-        estimate: The difference.
-        p_value: Two-sided; None where there are too few observations for a test.
-    """
-
-    estimate: Estimate
-    p_value: float | None
 
 
 def ratio_of_sums(numerators: Floats, denominators: Floats) -> Estimate:
@@ -121,8 +81,13 @@ def proportion(successes: int, trials: int) -> Estimate:
     return Estimate(successes / trials, float(found.low), float(found.high))
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
+def over_seeds(values: Sequence[float], whole: float | None = None) -> Estimate:
     """Mean of runs with different seeds, with Student's t interval.
+
+    Args:
+        values: The figure in each run.
+        whole: The largest share in its unit, 1 or 100, at which and at 0 the interval ends; None
+            if the figure has no upper bound.
 
     Raises:
         ValueError: There are no values.
@@ -132,39 +97,37 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Estimate(mean)
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return Estimate(mean, mean - half, mean + half)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+    return Estimate(mean, mean - half, mean + half).within(0.0, whole)
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> Difference:
+def welch(first: Sequence[float], second: Sequence[float], whole: float | None = None) -> Estimate:
     """Mean of ``second`` minus mean of ``first``, over seeds whose variances may differ.
 
     Interval and p-value are those of Welch's t test (Welch 1947). Runs whose values do not vary at
-    all have neither.
+    all have neither. ``whole`` is as in :func:`over_seeds`.
 
     Raises:
         ValueError: One of them is empty.
     """
-    before, after = over_seeds(first), over_seeds(second)
-    difference = after.value - before.value
+    difference = over_seeds(second).value - over_seeds(first).value
     varied = len(first) > 1 and len(second) > 1 and np.std(first) + np.std(second) > 0
     if not varied:
-        return Difference(Estimate(difference), None)
+        return Estimate(difference)
     with warnings.catch_warnings():
         # One method's runs may all have the same value; the variance is then the other's alone.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         found = stats.ttest_ind(second, first, equal_var=False)
     ends = found.confidence_interval(CONFIDENCE)
-    estimate = Estimate(difference, float(ends.low), float(ends.high))
-    return Difference(estimate, float(found.pvalue))
+    estimate = Estimate(difference, float(ends.low), float(ends.high), float(found.pvalue))
+    return estimate.within(-(whole or 0.0), whole)
 
 
-def paired_difference(first: Floats, second: Floats) -> Difference:
+def paired_difference(first: Floats, second: Floats) -> Estimate:
     """Mean of ``second − first`` over the prompts that two runs have in common.
 
     The interval is a bootstrap over prompts, the p-value that of a permutation test that swaps the
-    two runs' values within prompts: exact where 2^P is at most :data:`PERMUTATIONS`.
+    two runs' values within prompts: exact if 2^P is at most :data:`PERMUTATIONS`.
 
     Args:
         first: A figure of each prompt in the first run, [P].
@@ -178,7 +141,7 @@ def paired_difference(first: Floats, second: Floats) -> Difference:
     differences = second - first
     estimate = ratio_of_sums(differences, np.ones_like(differences))
     if len(differences) < 2:
-        return Difference(estimate, None)
+        return estimate
     found = stats.permutation_test(
         (differences,),
         np.mean,
@@ -188,7 +151,7 @@ def paired_difference(first: Floats, second: Floats) -> Difference:
         batch=_BATCH,
         rng=np.random.default_rng(_SEED),
     )
-    return Difference(estimate, float(found.pvalue))
+    return replace(estimate, p_value=float(found.pvalue))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -199,7 +162,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
             not count.
 
     Returns:
-        Adjusted p-values in the same order, None where there was none.
+        Adjusted p-values in the same order, None if there was none.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((each, place) for place, each in enumerate(p_values) if each is not None)

@@ -7,36 +7,56 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.execution.attempts import Attempt, attempts
-from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
-from stages.contract.store import Store
+from stages.store.base import Store
 
 _DONE = ("done", "reused")
+_AT_WORK = ("running", "preempted")
 
 
 @dataclass(frozen=True)
 class StepStatus:
-    """State of one step.
+    """State of one step; its time and its attempts are read when they are asked for.
 
     Attributes:
+        store: The store of its run.
         record: What the run's record says of it.
         state: `running`, `preempted`, `done`, `reused`, `failed`, `stopped` or `crashed`.
-        seconds: Time that its stage took, or has taken so far; of a reused step, that of the
-            computation which made its artifact. None where it is not on record.
-        attempts: Number of its stage's logs; 0 on a host that has none of them.
     """
 
+    store: Store
     record: StepRecord
     state: str
-    seconds: float | None
-    attempts: int
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """Time that its stage took, or has taken so far; None if it is not on record.
+
+        Of a reused step it is that of the computation which made its artifact, by this run or an
+        earlier one: of a bucket, that is a request.
+        """
+        if self.state == "reused":
+            with suppress(DamagedArtifactError):
+                manifest = self.store.manifest(self.record.stage, self.record.key)
+                return manifest.seconds if manifest else None
+            return None
+        if self.record.ended is not None:
+            return self.record.ended - self.record.started
+        return time.time() - self.record.started if self.state in _AT_WORK else None
+
+    @property
+    def attempts(self) -> int:
+        """Number of its stage's logs; 0 on a host that has none of them."""
+        return len(step_logs(self.store, self.record))
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -104,28 +124,23 @@ class RunStatus:
     def left(self) -> float | None:
         """Expected seconds of computation that are left, by earlier steps of the same kind.
 
-        None where a kind has not been computed yet, or nothing runs.
+        None if a kind has not been computed yet, or nothing runs.
         """
         if self.state != "running":
             return None
         taken: dict[str, list[float]] = {}
+        unfinished = [(name, 0.0) for name in self.waiting]
         for each in self.steps:
-            if each.state in _DONE and each.seconds is not None:
+            if each.state not in _DONE:
+                unfinished.append((each.record.step, each.seconds or 0.0))
+            elif each.seconds is not None:
                 taken.setdefault(_kind(each.record.step), []).append(each.seconds)
-        total = 0.0
-        for name, already in self._unfinished():
-            if _kind(name) not in taken:
-                return None
-            total += max(0.0, statistics.median(taken[_kind(name)]) - already)
-        return total
-
-    def _unfinished(self) -> list[tuple[str, float]]:
-        running = [
-            (each.record.step, each.seconds or 0.0)
-            for each in self.steps
-            if each.state not in _DONE
-        ]
-        return running + [(name, 0.0) for name in self.waiting]
+        if any(_kind(name) not in taken for name, _ in unfinished):
+            return None
+        return sum(
+            max(0.0, statistics.median(taken[_kind(name)]) - already)
+            for name, already in unfinished
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document; times are seconds since the epoch."""
@@ -142,15 +157,8 @@ class RunStatus:
         }
 
 
-def run_status(record: RunRecord, *, detailed: bool = True) -> RunStatus:
-    """Reads the state of a run from its record, its artifacts' manifests and its logs.
-
-    Args:
-        record: The run.
-        detailed: True reads of each step also the figures that no overview of many runs shows:
-            of a bucket, each manifest is a request. Without, a run that is not at work has no
-            `seconds` of reused steps, and no `attempts` of any.
-    """
+def run_status(record: RunRecord) -> RunStatus:
+    """Reads the state of a run from its record, its artifacts' manifests and its logs."""
     tried = attempts(record)
     last = tried[-1] if tried else None
     try:
@@ -161,11 +169,17 @@ def run_status(record: RunRecord, *, detailed: bool = True) -> RunStatus:
     known = {each.step: each for each in record.steps()}
     if last is not None:
         # Steps of earlier attempts may be of another configuration.
-        known = {name: each for name, each in known.items() if _time(each) >= last.started}
+        known = {
+            name: each
+            for name, each in known.items()
+            if (each.ended or each.started) >= last.started
+        }
     ended = last is not None and last.state != "running"
-    at_work = last is not None and not ended
     steps = [
-        _step(record.store, each, ended, detailed=detailed or at_work) for each in known.values()
+        StepStatus(
+            record.store, each, "crashed" if ended and each.state in _AT_WORK else each.state
+        )
+        for each in known.values()
     ]
     steps.sort(key=lambda each: each.record.started)
     return RunStatus(record.name, tried, steps, [name for name in names if name not in known])
@@ -173,17 +187,13 @@ def run_status(record: RunRecord, *, detailed: bool = True) -> RunStatus:
 
 def step_logs(store: Store, record: StepRecord) -> list[Path]:
     """Logs of a step's attempts on this host, oldest first."""
-    folder = store.root / "logs" / record.stage / record.key
-    return sorted(attempt_logs(folder), key=_began)
 
+    def began(log: Path) -> tuple[float, float]:
+        # Output that a dead orchestrator's stage left was kept before the next attempt began.
+        begun, last = started(log), log.stat().st_mtime
+        return (last if begun is None else begun), last
 
-def _began(log: Path) -> tuple[float, float]:
-    """Start of an attempt, and its last word.
-
-    Output that a dead orchestrator's stage left was kept before the next attempt began.
-    """
-    begun, last = started(log), log.stat().st_mtime
-    return (last if begun is None else begun), last
+    return sorted(attempt_logs(store.root / "logs" / record.stage / record.key), key=began)
 
 
 def clock(moment: float | None) -> str:
@@ -204,34 +214,6 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _step(store: Store, record: StepRecord, run_ended: bool, *, detailed: bool) -> StepStatus:
-    state: str = record.state
-    if state in ("running", "preempted") and run_ended:
-        state = "crashed"
-    seconds: float | None = None
-    if state == "reused":
-        seconds = _computed_seconds(store, record) if detailed else None
-    elif record.ended is not None:
-        seconds = record.ended - record.started
-    elif state in ("running", "preempted"):
-        seconds = time.time() - record.started
-    num_logs = len(step_logs(store, record)) if detailed else 0
-    return StepStatus(record, state, seconds, num_logs)
-
-
-def _computed_seconds(store: Store, record: StepRecord) -> float | None:
-    """Time that the computation of a step's artifact took, in this run or an earlier one."""
-    try:
-        manifest = store.manifest(record.stage, record.key)
-    except DamagedArtifactError:
-        return None
-    return None if manifest is None else manifest.seconds
-
-
-def _time(record: StepRecord) -> float:
-    return record.ended or record.started
 
 
 def _kind(step: str) -> str:

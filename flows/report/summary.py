@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from flows.execution.run_record import DamagedRecordWarning, RunRecord, resume_command
-from flows.pipeline.config import RunConfig
-from flows.pipeline.evaluation import Evaluation
+from flows.execution.run_record import DamagedRecordWarning, RunRecord
+from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.status import RunStatus, run_status
-from flows.report.table import COLUMNS, SUITE_COLUMNS, Column, Figures, FittedTable, SuiteFigures
+from flows.report.table import (
+    BASE,
+    COLUMNS,
+    POLICY,
+    SUITE_COLUMNS,
+    Column,
+    Figures,
+    FittedTable,
+    Model,
+    SuiteFigures,
+)
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.registry import ModelRegistry
-from stages.contract.store import Artifact, Store
+from stages.store.base import Artifact, Store
+from stages.store.registry import ModelRegistry
 from stages.train.params import TrainParams
-
-Model = Literal["policy", "base"]
 
 
 @dataclass
@@ -30,9 +37,9 @@ class Summary(Figures):
         config: Its configuration.
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
-            with `components` of the oracle, `solved` (accuracy, pass@k, maj@k, length-controlled
-            win rate), and `intervals` by the
-            names of :func:`flows.report.prompt_figures.prompt_figures`; row 0 is the base policy.
+            with `components` of the oracle, `solved` (accuracy, pass@k, length-controlled win
+            rate), and `intervals` by the names of
+            :meth:`flows.report.prompt_figures.Samples.figures`; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
         suites: Figures of the suites that have results.
@@ -65,7 +72,7 @@ class Summary(Figures):
         return next((artifact for _, artifact in reversed(self.made(stage))), None)
 
     def read_json(self, step: str, path: str) -> dict[str, Any]:
-        """Content of a JSON file of a step's artifact; empty where the step has none."""
+        """Content of a JSON file of a step's artifact; empty if the step has none."""
         artifact = self.artifacts.get(step)
         return {} if artifact is None else artifact.read_json(path)
 
@@ -86,10 +93,6 @@ class Summary(Figures):
         """The tables that a run ends with: its own, and one for each suite."""
         suites = [each.table(f"suite {each.name}") for each in self.suites]
         return [self.table(f"run {self.run}"), *suites]
-
-    def resume_command(self) -> str:
-        """The command that goes on with the run."""
-        return resume_command(self.run, self.store)
 
     def kappa(self) -> str:
         """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
@@ -123,7 +126,7 @@ def summarise(record: RunRecord) -> Summary:
     """
     config = record.config()
     found = Summary(run=record.name, config=config, store=record.store.location)
-    found.status = run_status(record, detailed=False)
+    found.status = run_status(record)
     for step in record.steps():
         if step.state in ("done", "reused"):
             try:
@@ -160,18 +163,18 @@ def iteration_row(found: Summary, iteration: int) -> dict[str, Any]:
     """Figures of one iteration for :attr:`Summary.rows`; 0 is the base policy."""
     # Every evaluation repeats the base's figures beside the policy's own.
     place = f"iteration-{iteration or 1}/evaluate"
-    of_samples = [each for each in COLUMNS if each.stage == "evaluate"]
-    row = dict.fromkeys([each.name for each in COLUMNS])
-    model: Model = "policy" if iteration else "base"
-    row |= _evaluated(found, found.config.evaluation, of_samples, place, "base", model)
+    sampled = [each for each in COLUMNS if each.stage == "evaluate"]
+    row: dict[str, Any] = dict.fromkeys([each.name for each in COLUMNS])
+    prefix, model = (place, POLICY) if iteration else ("base", BASE)
+    evaluation = found.config.evaluation
+    row |= evaluated_row(found.artifacts, evaluation, sampled, place, prefix, model)
     row["iteration"] = iteration
     if iteration == 0:
         return row
-    for each in COLUMNS:
-        if each.stage != "evaluate":
-            values = found.read_json(f"iteration-{iteration}/{each.stage}", each.file)
-            row[each.name] = values.get(each.name, values.get("metrics", {}).get(each.name))
+    paired = found.read_json(f"iteration-{iteration}/pair", "metrics.json")
     trained = found.read_json(f"iteration-{iteration}/train", "summary.json")
+    own = {"pair": paired, "train": trained.get("metrics", {})}
+    row |= {each.name: own[each.stage].get(each.name) for each in COLUMNS if each.stage in own}
     return row | {"kappa": trained.get("kappa")}
 
 
@@ -181,55 +184,53 @@ def suite_rows(found: Summary, name: str) -> list[dict[str, Any]]:
         t: suite_place(f"iteration-{t}/evaluate", name)
         for t in range(1, found.config.iterations + 1)
     }
-    done = {t: place for t, place in places.items() if place in found.artifacts}
-    suite, base = found.config.suites[name], suite_place("base", name)
-    rows = [
-        {"iteration": t, **_evaluated(found, suite, SUITE_COLUMNS, place, base, "policy")}
-        for t, place in done.items()
+    done = [(t, place) for t, place in places.items() if place in found.artifacts]
+    models = [(0, place, suite_place("base", name), BASE) for _, place in done[:1]]
+    models += [(t, place, place, POLICY) for t, place in done]
+    suite = found.config.suites[name]
+    return [
+        {"iteration": t}
+        | evaluated_row(found.artifacts, suite, SUITE_COLUMNS, place, prefix, model)
+        for t, place, prefix, model in models
     ]
-    if rows:
-        first = next(iter(done.values()))
-        own = _evaluated(found, suite, SUITE_COLUMNS, first, base, "base")
-        rows.insert(0, {"iteration": 0, **own})
-    return rows
 
 
-def _evaluated(
-    found: Summary,
+def evaluated_row(
+    artifacts: Mapping[str, Artifact],
     evaluation: Evaluation,
     columns: Sequence[Column],
-    place: str,
-    base: str,
+    step: str,
+    prefix: str,
     model: Model,
 ) -> dict[str, Any]:
-    """Figures of one evaluation: metrics, components, solved problems, intervals.
+    """Figures of one model in an evaluation: metrics, components, solved problems, intervals.
 
     Args:
-        found: The run.
+        artifacts: Artifacts by the name of their step.
         evaluation: Settings of the evaluation.
         columns: Metrics that are taken.
-        place: Name of its step, and prefix of those that sampled and scored the policy's responses.
-        base: Prefix of those of the base.
-        model: Whose figures are taken.
+        step: Name of the evaluation's step.
+        prefix: Prefix of the names of the steps that sampled and scored the model's responses.
+        model: The model.
     """
-    evaluated = found.artifacts.get(place)
-    if evaluated is None:
+    if step not in artifacts:
         unknown = {each.name: None for each in columns}
         return {**unknown, "components": {}, "solved": {}, "intervals": {}}
     # Here, since scipy takes a second to load, and most commands do without it.
-    from flows.report.prompt_figures import estimates, places
-    from flows.report.solved import Solved, length_controlled, solved_names
+    from flows.report.prompt_figures import Samples, estimates, length_controlled
 
-    metrics = evaluated.read_json("metrics.json")
-    prefix = "base_" if model == "base" else ""
-    solved = Solved.of(evaluation)
-    files = places(found.artifacts, place, place, base, evaluation.num_shards)
+    metrics = artifacts[step].read_json("metrics.json")
+    own = "base_" if model == BASE else ""
+    samples = Samples.of(artifacts, evaluation, step, prefix, model)
     controlled = length_controlled(metrics, model)
-    figures = {**estimates(files, model, solved), **controlled}
-    names = [*solved_names(solved), *controlled]
+    figures = {**estimates(samples), **controlled}
     return {
-        **{each.name: metrics.get(f"{prefix}{each.name}") for each in columns},
-        "components": metrics.get(f"{prefix}reward_components", {}),
-        "solved": {name: figures[name].value for name in names if name in figures},
+        **{each.name: metrics.get(f"{own}{each.name}") for each in columns},
+        "components": metrics.get(f"{own}reward_components", {}),
+        "solved": {
+            name: figures[name].value
+            for name in (*samples.solved(), *controlled)
+            if name in figures
+        },
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
     }

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    # Imports scipy, which takes a second to load, and most commands do without it.
-    from flows.report.statistics import Estimate
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -18,36 +13,61 @@ from rich.text import Text
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A figure and the ends of its 95 % interval; None if there are too few observations.
+
+    A difference has the two-sided p-value of there being none, unless it cannot be tested.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends, or None."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def within(self, least: float, most: float | None) -> Estimate:
+        """The same with an interval that ends at two bounds; None for ``most`` sets none."""
+        if self.low is None or self.high is None or most is None or not least <= self.value <= most:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+
+Model = Literal["policy", "base"]
+POLICY: Model = "policy"
+BASE: Model = "base"
+
+
+@dataclass(frozen=True)
 class Column:
-    """A figure of each iteration, where it is found, and whether it is a share, from 0 to 1."""
+    """A figure of each iteration, the stage that finds it, and whether it is a share, 0 to 1."""
 
     title: str
     stage: str
-    file: str
     name: str
     form: str = ".3f"
     share: bool = False
 
 
 COLUMNS = (
-    Column("mean reward", "evaluate", "metrics.json", "mean_reward"),
-    Column("win rate", "evaluate", "metrics.json", "win_rate", share=True),
-    Column("tied", "evaluate", "metrics.json", "tied_prompts", "d"),
-    Column("distinct-1", "evaluate", "metrics.json", "distinct_1", share=True),
-    Column("distinct-2", "evaluate", "metrics.json", "distinct_2", share=True),
-    Column("distinct-3", "evaluate", "metrics.json", "distinct_3", share=True),
-    Column("distinct-4", "evaluate", "metrics.json", "distinct_4", share=True),
-    Column("log π_ref", "evaluate", "metrics.json", "mean_log_pi_ref", ".2f"),
-    Column("pairs", "pair", "metrics.json", "pairs", "d"),
-    Column("ties", "pair", "metrics.json", "ties", "d"),
-    Column("loss", "train", "summary.json", "loss"),
-    Column("bonus ratio", "train", "summary.json", "bonus_ratio", ".3g"),
+    Column("mean reward", "evaluate", "mean_reward"),
+    Column("win rate", "evaluate", "win_rate", share=True),
+    Column("tied", "evaluate", "tied_prompts", "d"),
+    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
+    Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
+    Column("pairs", "pair", "pairs", "d"),
+    Column("ties", "pair", "ties", "d"),
+    Column("loss", "train", "loss"),
+    Column("bonus ratio", "train", "bonus_ratio", ".3g"),
 )
 
 SUITE_COLUMNS = (
     *(each for each in COLUMNS if each.stage == "evaluate"),
-    Column("tokens", "evaluate", "metrics.json", "mean_response_tokens", ".1f"),
-    Column("cut off", "evaluate", "metrics.json", "truncated_share", share=True),
+    Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
+    Column("cut off", "evaluate", "truncated_share", share=True),
 )
 
 DROPPED_FIRST = (
@@ -59,19 +79,16 @@ DROPPED_FIRST = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as a person reads it.
-
-    Attributes:
-        text: The figure; a dash where there is none.
-        interval: Its 95 % interval; empty where it has none.
-    """
+    """A figure as a person reads it, or a dash, and its 95 % interval; empty if it has none."""
 
     text: str
     interval: str = ""
 
     @classmethod
-    def of(cls, estimate: Estimate, form: str) -> Cell:
+    def of(cls, estimate: Estimate | None, form: str) -> Cell:
         """An estimate as a cell; numbers of prompts are whole, whatever the form."""
+        if estimate is None:
+            return cls("-")
         form_of_value = "d" if isinstance(estimate.value, int) else form
         return cls(formatted(estimate.value, form_of_value), interval_text(estimate.interval, form))
 
@@ -85,65 +102,49 @@ class Figures:
     columns: Sequence[Column]
     rows: list[dict[str, Any]]
 
-    def table(self, title: str) -> FittedTable:
-        """The table for a terminal."""
-        # Below the figure, an interval does not make the table wider than a terminal.
-        rows = [
+    def table(self, title: str = "") -> FittedTable:
+        """The figures with their intervals."""
+        solved = dict.fromkeys(name for row in self.rows for name in row.get("solved", {}))
+        columns = [(each.title, each.name, each.form) for each in self.columns]
+        columns += [(name, name, ".3f") for name in solved]
+        columns += [(name, f"components.{name}", ".3f") for name in self.components()]
+        rows: list[list[str | Cell]] = [
             [
-                "base" if row["iteration"] == 0 else str(row["iteration"]),
-                *(f"{each.text}\n{each.interval}".rstrip() for each in self.cells(row).values()),
+                str(row.get("iteration") or "base"),
+                *(Cell.of(figure_of(row, name), form) for _, name, form in columns),
             ]
             for row in self.rows
         ]
-        header = ["iteration", *self.titles()]
+        header = ["iteration", *(title for title, *_ in columns)]
         elsewhere = "the report and --json"
         return FittedTable(title, header, rows, dropped_first=DROPPED_FIRST, elsewhere=elsewhere)
-
-    def titles(self) -> list[str]:
-        """Titles of the table's columns after the first, which is the iteration."""
-        return [each.title for each in self.columns] + self.solved() + self.components()
-
-    def cells(self, row: Mapping[str, Any]) -> dict[str, Cell]:
-        """A row of the table by the titles of its columns."""
-        intervals = row.get("intervals", {})
-
-        def cell(value: float | None, form: str, name: str) -> Cell:
-            return Cell(formatted(value, form), interval_text(intervals.get(name), form))
-
-        known = {
-            each.title: cell(row.get(each.name), each.form, each.name) for each in self.columns
-        }
-        known |= {name: cell(row["solved"].get(name), ".3f", name) for name in self.solved()}
-        return known | {
-            name: cell(row["components"].get(name), ".3f", f"components.{name}")
-            for name in self.components()
-        }
 
     def components(self) -> list[str]:
         """Names of the oracle's components, in which it explains its scores."""
         return sorted({name for row in self.rows for name in row["components"]})
 
-    def solved(self) -> list[str]:
-        """Names of the figures of solved problems, the accuracy first."""
-        return list(dict.fromkeys(name for row in self.rows for name in row["solved"]))
-
 
 @dataclass
 class SuiteFigures(Figures):
-    """Figures of one suite.
-
-    Attributes:
-        name: Its name.
-        rows: As those of :class:`Summary`, for the iterations after which it was run.
-    """
+    """Figures of one suite; rows as of :class:`Summary`, where it was run."""
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     columns: Sequence[Column] = SUITE_COLUMNS
 
 
+def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
+    """A figure of one iteration, as :attr:`Summary.rows` has it; None if it is not known."""
+    group, _, component = name.partition(".")
+    values = row["components"] if group == "components" else row | row.get("solved", {})
+    value = values.get(component or name)
+    if value is None:
+        return None
+    return Estimate(value, *(row.get("intervals", {}).get(name) or ()))
+
+
 def interval_text(interval: Sequence[float] | None, form: str) -> str:
-    """``[0.921, 0.951]``; empty where there is none."""
+    """``[0.921, 0.951]``; empty if there is none."""
     return f"[{', '.join(format(end, form) for end in interval)}]" if interval else ""
 
 
@@ -156,35 +157,77 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
 
 
 def formatted(value: Any, form: str) -> str:
-    """A figure for a person; a dash where there is none."""
+    """A figure for a person; a dash if there is none."""
     return "-" if value is None else format(value, form)
 
 
 _UNLIMITED = 10_000
+_LATEX = str.maketrans(
+    {
+        **{each: f"\\{each}" for each in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "π": r"$\pi$",
+        "κ": r"$\kappa$",
+        "±": r"$\pm$",
+        "−": r"$-$",
+        "<": r"$<$",
+    }
+)
 
 
 @dataclass
 class FittedTable:
-    """A table whose columns are shown as far as the terminal is wide.
+    """A table as a person reads it: LaTeX, Markdown, or on a terminal as far as that is wide.
 
     Attributes:
         title: Title; empty for none.
         header: Titles of the columns.
-        rows: Cells as plain text, a line break in a cell being one.
+        rows: Its cells; a line break in a text is one on a terminal.
         kept: Number of columns from the left that are always shown.
         dropped_first: Titles of the columns that are left out first, in this order; the others
             follow from the right.
         elsewhere: Place of what is left out, as the note names it.
         left: Number of columns from the left that are aligned to the left, others to the right.
+        note: Meaning of its figures.
+        name: Name of its files.
     """
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Cell]]
     kept: int = 1
     dropped_first: Collection[str] = ()
     elsewhere: str = "--json"
     left: int = 0
+    note: str = ""
+    name: str = ""
+
+    def records(self) -> list[dict[str, str]]:
+        """A record for each row, from the titles of the columns to text on one line."""
+        rows = ([str(each).replace("\n", ", ") for each in row] for row in self.rows)
+        return [dict(zip(self.header, row, strict=True)) for row in rows]
+
+    def markdown(self) -> str:
+        """The table in Markdown, without its title and note."""
+        return markdown_table(self.header, self.rows)
+
+    def latex(self) -> str:
+        """The table for LaTeX, with the rules of the package ``booktabs``."""
+        caption = f"{self.title}. {self.note}".translate(_LATEX)
+        body = [
+            " & ".join(str(cell).translate(_LATEX) for cell in row) + " \\\\"
+            for row in (self.header, *self.rows)
+        ]
+        lines = [
+            *("% needs \\usepackage{booktabs}", "\\begin{table}[t]", "\\centering"),
+            f"\\caption{{{caption}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+            *("\\toprule", body[0], "\\midrule", *body[1:], "\\bottomrule"),
+            *("\\end{tabular}", "\\end{table}"),
+        ]
+        return "\n".join(lines) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the widest table that fits, and a line with the columns left out."""
@@ -217,7 +260,9 @@ class FittedTable:
         return table
 
 
-def _cell(text: str) -> Text:
+def _cell(cell: str | Cell) -> Text:
     """The first line as it is, others softer: they are intervals."""
+    # Below the figure, an interval does not make the table wider than a terminal.
+    text = f"{cell.text}\n{cell.interval}".rstrip() if isinstance(cell, Cell) else cell
     first, *others = text.split("\n")
     return Text("\n").join([Text(first), *(Text(each, style="dim") for each in others)])

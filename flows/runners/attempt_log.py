@@ -14,8 +14,8 @@ from typing import IO
 
 from flows.runners.base import FailureTail, OnEvent
 from stages.contract.events import Log, parse_event
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 
 # In UTC: hosts of several time zones may share a store, and clocks are put back in autumn.
 _STARTED = "%Y%m%d-%H%M%SZ"
@@ -23,7 +23,7 @@ _STARTED = "%Y%m%d-%H%M%SZ"
 
 def new_log(request: Request) -> Path:
     """Path for the log of a new attempt at a request, named by its start; its folder is made."""
-    folder = LocalStore.open(request.store).log_path(request.stage, request.key)
+    folder = Store.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime(_STARTED, time.gmtime())
     return folder / f"{stamp}-{os.getpid()}-{uuid.uuid4().hex[:6]}.log"
@@ -59,7 +59,7 @@ def left_log(store: Path, stage: str, key: str, name: str) -> Path:
 
 def write_request(request: Request) -> str:
     """Writes the request where the stage's folder of logs keeps it and returns its path."""
-    folder = LocalStore.open(request.store).log_path(request.stage, request.key)
+    folder = Store.open(request.store).log_path(request.stage, request.key)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="request-", suffix=".json", dir=folder)
     os.close(descriptor)

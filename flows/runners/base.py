@@ -1,18 +1,24 @@
-"""Protocol of the runners, and the error that each exit code of a stage stands for."""
+"""Protocol of the runners, and the error that the end of a stage stands for."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
 
 from stages.contract.errors import (
+    EXIT_FAILED,
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_USER,
+    PreemptedError,
     StageFailedError,
     StoppedError,
     UserError,
@@ -21,6 +27,8 @@ from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request, Resources
 
 KEPT_LINES = 50
+SUPERVISOR_SECONDS = 10
+"""A stage is killed after its grace period; the supervisor needs a moment to see that through."""
 # By default GNU OpenMP, which PyTorch has on CPUs, spins for milliseconds: beside other busy
 # programs a training took twice the CPU time, waiting for threads that did not run.
 _SPIN_ROUNDS = "1000"
@@ -28,6 +36,8 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # As tqdm draws it: `45%|████▌     | 9/20 [00:03<00:04]`.
 _PROGRESS_BAR = re.compile(r"\d%\|.*\|")
 OnEvent = Callable[[Event], None]
+LOOK_STEP = "doctor/"
+"""Start of the steps in which a place is looked at and no stage runs."""
 
 
 class Runner(Protocol):
@@ -56,7 +66,7 @@ class Runner(Protocol):
         ...
 
     def has_running(self, request: Request) -> bool:
-        """True where :meth:`run` would take over a stage that a dead orchestrator left running."""
+        """True if :meth:`run` would take over a stage that a dead orchestrator left running."""
         ...
 
 
@@ -73,6 +83,25 @@ def log_once(on_event: OnEvent) -> Callable[[str], None]:
     return say
 
 
+@contextlib.contextmanager
+def time_limit(seconds: float | None, end: Callable[[], None]) -> Iterator[threading.Event]:
+    """Calls ``end`` after so many seconds of the block; the event is set if that happened."""
+    overdue = threading.Event()
+
+    def end_overdue() -> None:
+        overdue.set()
+        end()
+
+    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end_overdue)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()
+
+
 def thread_variables(resources: Resources) -> dict[str, str]:
     """Environment variables for the threads of a stage's libraries.
 
@@ -87,16 +116,28 @@ def thread_variables(resources: Resources) -> dict[str, str]:
     return variables
 
 
+def program_of(request: Request, path: str) -> list[str]:
+    """Module and arguments of the program that a request asks for.
+
+    Args:
+        request: The request.
+        path: Its file, as the program sees it.
+    """
+    if request.step.startswith(LOOK_STEP):
+        return ["stages.harness.health", request.store]
+    return [f"stages.{request.stage}", path]
+
+
 def supervised(python: str, grace_seconds: float, *options: str, program: list[str]) -> list[str]:
     """Command line of a program under its supervisor.
 
     Args:
         python: Interpreter of both, by its path or name at the place where they run.
         grace_seconds: Time between SIGTERM and SIGKILL.
-        options: Further options of `stages.contract.supervisor`.
+        options: Further options of `stages.harness.supervisor`.
         program: Module and arguments.
     """
-    supervisor = [python, "-m", "stages.contract.supervisor", "--grace", str(grace_seconds)]
+    supervisor = [python, "-m", "stages.harness.supervisor", "--grace", str(grace_seconds)]
     return [*supervisor, *options, "--", python, "-m", *program]
 
 
@@ -117,78 +158,134 @@ class FailureTail:
         if not _PROGRESS_BAR.search(line):
             self.lines.append(line)
 
-    def raise_for(
-        self,
-        code: int,
-        request: Request,
-        *,
-        stopped: bool,
-        log: str,
-        of_memory: Callable[[], str] | None = None,
-    ) -> None:
-        """Raises the error that an exit code stands for; returns for 0.
-
-        Args:
-            code: The exit code; 128 and a signal's number where that ended the stage.
-            request: What was to be computed.
-            stopped: Whether the runner was told to stop its stages.
-            log: Address of the log.
-            of_memory: Words on whether memory ran out, asked for where SIGKILL ended the stage.
-        """
-        if code == EXIT_OK:
-            return
-        where = f"{request.place} ({request.stage} {request.key[:12]})"
-        said = self.failure.message if self.failure else ""
-        if code == EXIT_USER and self.failure is not None:
-            raise UserError(f"{where}: {said}", self.failure.remedy)
-        if stopped:
-            raise StoppedError(f"{where}: stopped")
-        if not said:
-            last = self.lines[-1] if self.lines else "it printed nothing"
-            said = f"ended by {describe_exit(code, of_memory)}: {last}"
-        elif code not in (1, EXIT_STOPPED):
-            said = f"{said} ({describe_exit(code, of_memory)})"
-        raise StageFailedError(f"{where}: {said}; log: {log}", tuple(self.lines))
-
-    def raise_overdue(self, request: Request, log: str) -> NoReturn:
-        """Raises the error of a stage that exceeded its time limit."""
-        raise StageFailedError(
-            f"{request.place}: took longer than timeout_seconds="
-            f"{request.resources.timeout_seconds:g}; log: {log}",
-            tuple(self.lines),
-        )
-
-    def raise_out_of_memory(self, request: Request, code: int, log: str) -> NoReturn:
-        """Raises the error of a stage that used up its memory."""
-        limit = request.resources.memory_gib
-        of = f"its memory limit of {limit:g} GiB" if limit is not None else "its machine's memory"
-        raise StageFailedError(
-            f"{request.place}: the stage used up {of} and the kernel killed it "
-            f"(exit code {code}); raise resources.{request.stage}.memory_gib, or give the stage "
-            f"less to do at a time; log: {log}",
-            tuple(self.lines),
-        )
-
 
 def is_killed(code: int) -> bool:
     """True for an exit code of a program that a signal ended, other than the wish to stop."""
     return code > 128 and code != EXIT_STOPPED
 
 
-def describe_exit(code: int, of_memory: Callable[[], str] | None = None) -> str:
-    """Words for an exit code: the signal where one ended the program.
-
-    Args:
-        code: The exit code; 128 and a signal's number where that ended it.
-        of_memory: Words on whether memory ran out, asked for where SIGKILL ended it.
-    """
+def describe_exit(code: int) -> str:
+    """Words for an exit code: the signal if one ended the program."""
     if code <= 128:
         return f"exit code {code}"
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    if name != "SIGKILL":
-        return name
-    known = of_memory() if of_memory is not None else ""
-    return f"SIGKILL ({known or 'the kernel does that when memory runs out'})"
+    return "SIGKILL (the kernel does that when memory runs out)" if name == "SIGKILL" else name
+
+
+Kind = Literal["refused", "taken", "out_of_memory", "overdue", "failed", "exited"]
+# Whichever comes first explains the endings of the others.
+_ORDER: tuple[Kind, ...] = ("refused", "taken", "out_of_memory", "failed", "overdue", "exited")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """End of one node's part of a stage: of its container, its pod or its job.
+
+    Attributes:
+        kind: ``exited``: by itself; ``out_of_memory``: killed at its limit; ``overdue``: its time
+            limit; ``taken``: the place took its machine; ``refused``: a person has to change
+            something; ``failed``: something else, which the message tells.
+        code: Exit code, if its program had one.
+        message: The place's words.
+        remedy: What a person can do.
+    """
+
+    kind: Kind
+    code: int | None = None
+    message: str = ""
+    remedy: str = ""
+
+    @property
+    def is_killed(self) -> bool:
+        """True if a signal that was not the wish to stop ended the program."""
+        return self.kind == "exited" and is_killed(self.code or 0)
+
+    @property
+    def is_cause(self) -> bool:
+        """True if no other node's failure can be the reason: connections end with a node."""
+        return self.kind != "exited" or self.is_killed or self.code == EXIT_USER
+
+    def or_taken(self, why: Callable[[], str]) -> Ending:
+        """This ending of a node that was deleted: ``taken``, unless its program ended by itself."""
+        if self.kind == "exited" and self.code not in (EXIT_OK, EXIT_FAILED, EXIT_USER):
+            return Ending("taken", self.code, why())
+        return self
+
+
+def raise_for(
+    endings: Sequence[Ending],
+    tails: Sequence[FailureTail],
+    request: Request,
+    *,
+    stopped: bool,
+    logs: Sequence[Path],
+) -> None:
+    """Raises the error of an attempt; returns if its first node ended well.
+
+    Args:
+        endings: How each node ended, the first one first.
+        tails: What each printed last.
+        request: What they computed.
+        stopped: Whether the run ended them.
+        logs: Their logs.
+    """
+    if endings[0] == Ending("exited", EXIT_OK):
+        return
+    culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))
+    ending, tail, log = endings[culprit], tails[culprit], logs[culprit]
+    if not stopped:
+        _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None, log)
+    code = EXIT_STOPPED if ending.code is None else ending.code
+    where = f"{request.place} ({request.stage} {request.key[:12]})"
+    said = tail.failure.message if tail.failure else ""
+    if code == EXIT_USER and tail.failure is not None:
+        raise UserError(f"{where}: {said}", tail.failure.remedy)
+    if stopped:
+        raise StoppedError(f"{where}: stopped")
+    if not said:
+        last = tail.lines[-1] if tail.lines else "it printed nothing"
+        said = f"ended by {describe_exit(code)}: {last}"
+    elif code not in (1, EXIT_STOPPED):
+        said = f"{said} ({describe_exit(code)})"
+    raise StageFailedError(f"{where}: {said}; log: {log}", tuple(tail.lines))
+
+
+def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
+    """Order of explanations; among programs, killed ones first, those ended by others last."""
+    mistake = ending.kind == "exited" and ending.code == EXIT_USER
+    kind = 0 if mistake else _ORDER.index(ending.kind)
+    return kind, ending.code in (EXIT_OK, EXIT_STOPPED), not mistake, not ending.is_killed
+
+
+def _raise_for_kind(
+    ending: Ending, tail: FailureTail, request: Request, node: int | None, log: Path
+) -> None:
+    where = f"{request.place} ({request.stage} {request.key[:12]})"
+    if node is not None:
+        where += f" (node {node + 1} of {request.resources.nodes})"
+    last = tuple(tail.lines)
+    match ending.kind:
+        case "refused":
+            raise UserError(f"{where}: {ending.message}", ending.remedy)
+        case "taken":
+            raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {log}", last)
+        case "out_of_memory":
+            limit = request.resources.memory_gib
+            of = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
+            raise StageFailedError(
+                f"{request.place}: the stage used up {of} and the kernel killed it "
+                f"(exit code {ending.code or 0}); raise resources.{request.stage}.memory_gib, or "
+                f"give the stage less to do at a time; log: {log}",
+                last,
+            )
+        case "failed":
+            raise StageFailedError(f"{where}: {ending.message}; log: {log}", last)
+        case "overdue":
+            raise StageFailedError(
+                f"{request.place}: took longer than timeout_seconds="
+                f"{request.resources.timeout_seconds:g}; log: {log}",
+                last,
+            )

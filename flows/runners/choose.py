@@ -7,57 +7,47 @@ from collections.abc import Callable, Iterator, Mapping
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import Execution
 from flows.runners.base import Runner
-from flows.runners.health import Finding
+from flows.runners.health import Finding, one_line, stage_findings
 from flows.runners.local.bucket_sync import BucketSyncRunner
-from flows.runners.local.gpu_limit import GpuLimitRunner
 from flows.runners.local.process import ProcessRunner
-from flows.runners.slurm.runner import SlurmRunner
+from flows.runners.place import PlaceRunner
+from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
-from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
+from stages.contract.errors import GebError, UserError
 from stages.contract.params import Settings
+from stages.store.base import Store
 
 
 def _process(execution: Execution) -> Runner:
     runner = ProcessRunner(
-        execution.interpreters, execution.grace_seconds, fork_server=execution.fork_server
+        execution.interpreters,
+        execution.grace_seconds,
+        fork_server=execution.fork_server,
+        limited=True,
     )
-    return BucketSyncRunner(GpuLimitRunner(runner, execution.gpu_limit), execution.sync_seconds)
+    return BucketSyncRunner(runner, execution.sync_seconds)
 
 
 def _docker(execution: Execution) -> Runner:
     # Here, so that a run without containers does not load the engine's client.
-    from flows.runners.docker.runner import DockerRunner
+    from flows.runners.docker.runner import DockerPlace
 
-    runner = DockerRunner(execution.docker, execution.grace_seconds)
-    return BucketSyncRunner(GpuLimitRunner(runner, execution.gpu_limit), execution.sync_seconds)
-
-
-def _work_pool(execution: Execution) -> Runner:
-    # Here: the command line answers without Prefect.
-    from flows.runners.work_pool.runner import WorkPoolRunner
-
-    return WorkPoolRunner(execution)
+    runner = PlaceRunner(DockerPlace(execution, limited=True))
+    return BucketSyncRunner(runner, execution.sync_seconds)
 
 
 def _kubernetes(execution: Execution) -> Runner:
     # Here: only these runs need the cluster's client.
-    from flows.runners.kubernetes.runner import KubernetesRunner
+    from flows.runners.kubernetes.runner import KubernetesPlace
 
-    runner = KubernetesRunner(execution.kubernetes, execution.grace_seconds)
-    return BucketSyncRunner(runner, execution.sync_seconds)
-
-
-def _slurm(execution: Execution) -> Runner:
-    return SlurmRunner(execution.slurm, execution.interpreters, execution.grace_seconds)
+    return BucketSyncRunner(PlaceRunner(KubernetesPlace(execution)), execution.sync_seconds)
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
     "process": _process,
     "docker": _docker,
-    "work_pool": _work_pool,
     "kubernetes": _kubernetes,
-    "slurm": _slurm,
+    "slurm": lambda execution: PlaceRunner(SlurmPlace(execution)),
 }
 
 
@@ -86,15 +76,20 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
     Raises:
         UserError: There is nothing to look at beyond this machine.
     """
-    if runner == "kubernetes":
-        from flows.runners.kubernetes.health import findings
-    elif runner == "slurm":
-        from flows.runners.slurm.health import findings
-    else:
+    execution = config.execution.model_copy(update={"runner": runner})
+    places = {"kubernetes": execution.kubernetes.pod_of, "slurm": execution.slurm.job}
+    if runner not in places:
         raise UserError(
             f"--runner {runner}: no such place beyond this machine", "one of: kubernetes, slurm"
         )
-    return findings(config)
+    try:
+        check_place(execution, config.resources)
+        make_runner(execution)
+    except GebError as error:
+        yield Finding(runner, False, one_line(error))
+        return
+    yield Finding(runner, True, "answers, and takes what is configured")
+    yield from stage_findings(lambda: make_runner(execution), config, places[runner])
 
 
 def reap_for(runner: str | None, config: RunConfig) -> list[str]:
@@ -102,7 +97,7 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
 
     Args:
         runner: Its name; None for containers of this machine, if it has a Docker engine.
-        config: Holds its settings and, where that tells what is meant, the store.
+        config: Holds its settings and, if that tells what is meant, the store.
 
     Returns:
         A line for each thing that was removed.
@@ -111,18 +106,18 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
         UserError: This runner leaves nothing, or the place that is named does not answer.
     """
     if runner == "kubernetes":
-        from flows.runners.kubernetes.reaper import reap_cluster
+        from flows.runners.kubernetes.runner import reap_cluster
 
         return reap_cluster(config.execution.kubernetes, keep_running=False)
     if runner == "slurm":
         from flows.runners.slurm.folder import sweep
 
-        return sweep(LocalStore.open(config.store), cancel=True)
+        return sweep(Store.open(config.store), cancel=True)
     if runner in (None, "docker"):
         from flows.runners.docker.container import reap as reap_containers
 
         try:
-            return reap_containers(keep_running=False)
+            return reap_containers()
         except UserError as error:
             if runner is None:
                 return [f"containers were not looked for: {error}"]

@@ -1,17 +1,37 @@
-"""Health of the places where runners start stages, for ``geb doctor --runner``."""
+"""Health of the places where runners start stages, for ``geb doctor --runner``.
+
+A program that looks around runs there as a stage would, once for each kind of stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from stages.contract.health import Health
-from stages.contract.provenance import stages_digest
+from pydantic import ValidationError
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.placement import interpreter_of
+from flows.runners.base import LOOK_STEP, Runner
+from stages.contract.errors import GebError
+from stages.contract.events import Event, Log
+from stages.contract.manifest import stages_digest
+from stages.contract.params import Settings
 from stages.contract.request import Request, Resources
+from stages.harness.health import Health
+from stages.store.base import Store
+from stages.store.opening import cache_home, location_of
 
 # Leases and logs compare clocks of hosts.
 _MOST_CLOCK_SECONDS = 5.0
+# A cluster may be busy, and an image be large.
+_WAIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +41,7 @@ class Finding:
     Attributes:
         name: Name of the thing.
         ok: Whether it is as a run needs it.
-        detail: What was found, and the remedy where it is not.
+        detail: What was found, and the remedy if it is not.
     """
 
     name: str
@@ -29,19 +49,79 @@ class Finding:
     detail: str
 
 
-def faults_of(health: Health, *, ahead_seconds: float, gpus: int, other_code: str) -> Iterator[str]:
+def stage_findings(
+    make: Callable[[], Runner], config: RunConfig, settings_of: Callable[[str], Settings]
+) -> Iterator[Finding]:
+    """Tries the place of each kind of stage: stages that differ in nothing that the place sees.
+
+    Args:
+        make: Makes a runner of the place.
+        config: The stages' images and resources.
+        settings_of: The place's settings of a stage.
+    """
+    kinds: dict[str, list[Request]] = {}
+    for stage in type(config.resources).model_fields:
+        image = getattr(config, stage).image_for(from_hub=False)
+        resources = getattr(config.resources, stage).model_copy(update={"nodes": 1})
+        interpreter = interpreter_of(config.execution.interpreters, stage, image)
+        kind = f"{settings_of(stage).model_dump_json()} {image} {interpreter} {resources.gpus > 0}"
+        step, key = f"{LOOK_STEP}{stage}", "0" * 64
+        values = {"run": config.name, "step": step, "key": key, "image": image}
+        kinds.setdefault(kind, []).append(trial_request(stage, resources, **values))
+    for requests in kinds.values():
+        name = ", ".join(each.stage for each in requests)
+        most = max(requests, key=lambda each: each.resources.gpus)
+        try:
+            yield Finding(name, *_try(make, config.store, most))
+        except (GebError, OSError) as error:
+            yield Finding(name, False, one_line(error))
+
+
+def _try(make: Callable[[], Runner], store: str, request: Request) -> tuple[bool, str]:
+    heard: list[tuple[Health, float]] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Log):
+            with contextlib.suppress(ValidationError):
+                health = Health.model_validate_json(event.message)
+                heard.append((health, health.time - time.time()))
+
+    home = cache_home() if "://" in store else Path(location_of(store))
+    place = next(each for each in (home, *home.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".geb-doctor-", dir=place) as folder:
+        Path(folder).chmod(0o755)
+        tried = Store.open(f"{folder}/store", create=True)
+        runner = make()
+        timer = threading.Timer(_WAIT_SECONDS, runner.stop_all)
+        timer.start()
+        try:
+            runner.run(request.model_copy(update={"store": str(tried.root)}), hear)
+        finally:
+            timer.cancel()
+            runner.stop_all()
+    if not heard:
+        return False, "it ended well and told nothing"
+    [(health, ahead_seconds)] = heard
+    wrong = "; ".join(faults_of(health, ahead_seconds=ahead_seconds, gpus=request.resources.gpus))
+    seen = f"sees the store as user {health.user}, holds this code, {health.gpus} GPUs"
+    return not wrong, wrong or seen
+
+
+def faults_of(health: Health, *, ahead_seconds: float, gpus: int) -> Iterator[str]:
     """Faults of a place where stages are to run, each of which a stage would fail of.
 
     Args:
         health: What a trial has found there.
         ahead_seconds: How far the clock there was ahead of this machine's.
         gpus: GPUs that the trial asked for.
-        other_code: Remedy where the stages' code there is not that of this machine.
     """
     if health.store_error:
         yield f"it does not read the store: {health.store_error}"
     if health.code != stages_digest():
-        yield f"it holds other code of the stages than this machine: {other_code}"
+        yield (
+            "it holds other code of the stages than this machine: install this version for the "
+            "Python of execution.interpreters, or build and push its image again"
+        )
     if abs(ahead_seconds) > _MOST_CLOCK_SECONDS:
         yield f"its clock is {ahead_seconds:+.0f} s off this machine's: leases would not hold"
     if health.gpus < gpus:

@@ -7,26 +7,27 @@ A :class:`Place` says how a stage is found, submitted, followed and ended there;
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import FailureTail, OnEvent
-from flows.runners.local.outputs import remove_empty_work
-from flows.runners.outcome import Ending, raise_for
+from flows.runners.base import Ending, FailureTail, OnEvent, raise_for
 from stages.contract.errors import LeaseLostError, StageFailedError
 from stages.contract.events import Log
 from stages.contract.request import Request
+from stages.store.base import Store
+from stages.store.locks import EXPIRY_SECONDS, FileLease
 
 
 class PlaceAwayError(StageFailedError):
     """The place does not answer; the next attempt takes over what still runs there."""
-
-
-class ComputedElsewhereError(Exception):
-    """Another run's work has put the artifact into the store meanwhile."""
 
 
 class Work(Protocol):
@@ -44,28 +45,27 @@ class Work(Protocol):
 
 
 W = TypeVar("W", bound=Work)
+T = TypeVar("T")
 
+KEY_CHARACTERS = 12
+"""Characters of its key in the name of work."""
 _STOP_SECONDS = 300.0
 """Longest wait for work that was told to end: a queue may never let go of it."""
+ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
+"""Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
 
 class Place(Protocol[W]):
-    """Somewhere that starts stages. Safe to use from several threads."""
+    """Somewhere that starts stages. Safe to use from several threads.
+
+    Attributes:
+        name: Its name.
+    """
 
     name: str
 
-    def owning(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """The right to look after a key; what it yields raises once the right is lost."""
-        ...
-
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W | None:
-        """Work of a dead orchestrator at this key, taken over.
-
-        Raises:
-            ComputedElsewhereError: Another run's work was waited for and has ended well.
-        """
+        """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
         ...
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W:
@@ -97,7 +97,7 @@ class Place(Protocol[W]):
         ...
 
     def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`."""
+        """True while work at the key goes on, which :meth:`find` would take over."""
         ...
 
 
@@ -118,16 +118,23 @@ class PlaceRunner(Generic[W]):
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
         place, stopping = self._place, self._stopping
-        with place.owning(request, on_event, stopping) as check_owner:
-            try:
-                work = place.find(request, on_event, stopping)
-            except ComputedElsewhereError:
+        lease = orchestrator_lease(request.store, request.stage, request.key)
+        at_once = lease.acquire(
+            waiting=lambda holder: on_event(
+                Log(message=f"another run on {holder['host']} looks after it; waiting for it")
+            ),
+            stopping=stopping,
+        )
+        with lease:
+            store = Store.open(request.store)
+            if not at_once and store.load(request.stage, request.key) is not None:
                 return
+            work = place.find(request, on_event, stopping)
             if work is None:
                 work = place.submit(request, on_event, stopping)
             else:
                 on_event(Log(message=f"taking over {work.title}, which computes this already"))
-            self._follow(work, request, on_event, check_owner)
+            self._follow(work, request, on_event, lease.check)
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -140,12 +147,15 @@ class PlaceRunner(Generic[W]):
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
-        return self._place.has_running(request)
+        if not self._place.has_running(request):
+            return False
+        return orchestrator_lease(request.store, request.stage, request.key).holder() is None
 
     def _follow(
         self, work: W, request: Request, on_event: OnEvent, check_owner: Callable[[], None]
     ) -> None:
-        paths = _log_paths(new_log(request), work.num_nodes)
+        log = new_log(request)
+        paths = [log, *(log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes))]
         tails = [FailureTail() for _ in paths]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._live_work(work))
@@ -183,5 +193,140 @@ class PlaceRunner(Generic[W]):
                 self._changed.notify_all()
 
 
-def _log_paths(log: Path, nodes: int) -> list[Path]:
-    return [log, *(log.with_suffix(f".node{node}.log") for node in range(1, nodes))]
+def work_name(request: Request) -> str:
+    """Name of new work for a request, for people and for who looks for it by its key."""
+    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
+    key = request.key[:KEY_CHARACTERS]
+    return f"geb-{request.run}-{place}-{key}-{uuid.uuid4().hex[:6]}"
+
+
+def sign_of(store: str, stage: str, key: str) -> Path:
+    """File that the orchestrator of a key renews while it lives."""
+    return Path(store) / "orchestrators" / stage / key
+
+
+def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
+    """The right to look after the work at a key."""
+    return FileLease(sign_of(store, stage, key))
+
+
+def orphan_seconds(death: str) -> float:
+    """Time without a sign of its orchestrator after which work ends; 0 if it goes on.
+
+    Args:
+        death: `execution.on_orchestrator_death`.
+    """
+    return ORCHESTRATOR_SECONDS if death == "stop" else 0
+
+
+class Poller(Generic[T]):
+    """Asks a place for all that is at work there, once in a while for all that wait for some of it.
+
+    Args:
+        ask: Returns it by its names.
+        seconds: Shortest time between two questions.
+        away: Errors of a place that does not answer.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Mapping[str, T]],
+        seconds: float,
+        away: tuple[type[Exception], ...],
+    ) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._away = away
+        self._asking = threading.Lock()
+        self._tried_at = -math.inf
+        self._seen: tuple[float, Mapping[str, T]] = (-math.inf, {})
+
+    def look(self) -> tuple[float, Mapping[str, T]]:
+        """The last view of all work, and the time (of `time.monotonic`) at which it was asked for.
+
+        A caller that finds it old asks anew, unless another one is just asking.
+        """
+        is_old = time.monotonic() - self._tried_at > self._seconds
+        if is_old and self._asking.acquire(blocking=False):
+            try:
+                with contextlib.suppress(*self._away):
+                    self._renew()
+            finally:
+                self._asking.release()
+        return self._seen
+
+    def recent(self, since: float = -math.inf) -> Mapping[str, T]:
+        """The last view that is younger than ``since``, a time of `time.monotonic`.
+
+        Raises:
+            Exception: The place does not answer.
+        """
+        with self._asking:
+            seen_at = self._seen[0]
+            if seen_at < since or time.monotonic() - seen_at > self._seconds:
+                self._renew()
+            return self._seen[1]
+
+    def hurry(self) -> None:
+        """Makes the next look ask anew."""
+        self._tried_at = -math.inf
+
+    def _renew(self) -> None:
+        began = self._tried_at = time.monotonic()
+        self._seen = began, self._ask()
+
+
+def writable_folders(request: Request) -> list[Path]:
+    """Folders of the store that a stage writes to; it sees the rest read-only."""
+    store = Store.open(request.store)
+    folders = [
+        store.root / "artifacts" / request.stage,
+        store.root / "leases" / request.stage,
+        store.work_path(request.stage, request.key),
+        store.log_path(request.stage, request.key),
+    ]
+    if request.writes_registry:
+        folders.append(store.root / "models")
+    return folders
+
+
+def chown_outputs(request: Request, uid: int, gid: int) -> None:
+    """Makes the folders that a stage writes to, and gives them to its user.
+
+    Only root can give something away, and only root has to: any other orchestrator's stages run
+    as itself.
+
+    Args:
+        request: The request.
+        uid: Its stage's user.
+        gid: And group.
+    """
+    for folder in writable_folders(request):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0 or uid == 0:
+        return
+    for path in _to_give(request):
+        os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def remove_empty_work(request: Request) -> None:
+    """Removes the work folder that a stage has emptied.
+
+    It was a mount while its container or pod ran: the stage could not remove it itself.
+    """
+    # One that is not empty is a failed attempt's.
+    with contextlib.suppress(OSError):
+        Store.open(request.store).work_path(request.stage, request.key).rmdir()
+
+
+def _to_give(request: Request) -> Iterator[Path]:
+    store = Store.open(request.store)
+    yield from writable_folders(request)
+    if request.writes_registry:
+        yield from (store.root / "models").rglob("*")
+    # Files of earlier attempts, perhaps by another runner.
+    yield from store.work_path(request.stage, request.key).rglob("*")
+    yield from (store.root / "leases" / request.stage).glob(f"{request.key}*")
+    for scratch in (store.root / "artifacts" / request.stage).glob(f".scratch-{request.key}-*"):
+        yield scratch
+        yield from scratch.rglob("*")

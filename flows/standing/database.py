@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
-from asyncpg.exceptions import InterfaceError, PostgresError
-from sqlalchemy import text
+import asyncpg
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import ArgumentError
 
 from stages.contract.errors import UserError
 
-_DRIVER = "postgresql+asyncpg"
-_EXAMPLE = "write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE"
 _CONNECT_SECONDS = 15.0
 
 
 def parse_database(address: str) -> URL:
-    """The address of a PostgreSQL database, with the driver that Prefect needs.
-
-    Args:
-        address: ``postgresql://…`` as libpq takes it, ``postgres://…`` or ``postgresql+asyncpg://…``.
+    """The address of a PostgreSQL database, ``postgresql://…`` or ``postgres://…`` as libpq's.
 
     Raises:
-        UserError: It is none of them.
+        UserError: It is not one.
     """
-    try:
+    with suppress(ArgumentError):
         url = make_url(address)
-    except ArgumentError as error:
-        # Not the address itself: it may hold a password.
-        raise UserError("--database is not the address of a database", _EXAMPLE) from error
-    if url.drivername not in ("postgres", "postgresql", _DRIVER):
-        raise UserError(
-            f"--database: {url.drivername}:// is not PostgreSQL", f"{_EXAMPLE}, or leave it out"
-        )
-    if not url.database:
-        raise UserError(f"--database {shown(url)} names no database", _EXAMPLE)
-    query = dict(url.query)
+        if url.drivername in ("postgres", "postgresql") and url.database:
+            return url.set(drivername="postgresql")
+    # Not the address itself: it may hold a password.
+    raise UserError(
+        "--database is not the address of a PostgreSQL database",
+        "write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE",
+    )
+
+
+def for_prefect(url: URL) -> str:
+    """The address with its password and the driver that Prefect needs."""
     # The driver's name for libpq's setting; its values are the same.
-    if "sslmode" in query:
-        query["ssl"] = query.pop("sslmode")
-    return url.set(drivername=_DRIVER, query=query)
-
-
-def shown(url: URL) -> str:
-    """The address without its password."""
-    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+    query = {"ssl" if name == "sslmode" else name: each for name, each in url.query.items()}
+    return url.set(drivername="postgresql+asyncpg", query=query).render_as_string(
+        hide_password=False
+    )
 
 
 def check_database(url: URL) -> None:
@@ -56,27 +46,25 @@ def check_database(url: URL) -> None:
     Raises:
         UserError: It does not let us in, is not there, or cannot hold Prefect's texts.
     """
+    shown = url.render_as_string()
     try:
-        encoding = asyncio.run(_encoding(url))
-    # The driver's own are not wrapped while it connects.
-    except (OSError, PostgresError, InterfaceError, SQLAlchemyError, TypeError) as error:
-        cause = error.__cause__ or error
-        # asyncpg's own timeout has no words.
+        encoding = asyncio.run(_encoding(url.render_as_string(hide_password=False)))
+    # The driver's own timeout has no words.
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise UserError(
-            f"--database {shown(url)} cannot be used: {str(cause) or type(cause).__name__}",
+            f"--database {shown} cannot be used: {str(error) or type(error).__name__}",
             "correct the address, or start PostgreSQL and create user and database",
         ) from error
     if encoding != "UTF8":
         raise UserError(
-            f"--database {shown(url)} is encoded in {encoding}, and Prefect's texts in UTF-8",
+            f"--database {shown} is encoded in {encoding}, and Prefect's texts in UTF-8",
             "create the database with: createdb --encoding UTF8 --template template0",
         )
 
 
-async def _encoding(url: URL) -> str:
-    engine = create_async_engine(
-        url, poolclass=NullPool, connect_args={"timeout": _CONNECT_SECONDS}
-    )
-    async with engine.connect() as connection:
-        found = await connection.execute(text("SHOW server_encoding"))
-        return str(found.scalar_one())
+async def _encoding(address: str) -> str:
+    connection = await asyncpg.connect(address, timeout=_CONNECT_SECONDS)
+    try:
+        return str(await connection.fetchval("SHOW server_encoding"))
+    finally:
+        await connection.close()

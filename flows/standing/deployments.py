@@ -1,37 +1,37 @@
-"""The deployments of `geb up`: one for each flow, with this machine's store filled in."""
+"""Work pool, deployments and automations that `geb up` puts on a Prefect server."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.events import AutomationCore
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.flows import load_flow_from_entrypoint
 
-from experiments.bandit import bandit
-from experiments.paper.flow import paper
-from flows import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
-from flows.compare import compare
-from flows.evaluate import evaluate
-from flows.iterate import iterate
-from flows.pipeline.placement import Execution
 from flows.pipeline.presets import STORE_VARIABLE
-from flows.runners.local.gpu_locks import gpus_of_this_host
-from flows.stage import stage
-from flows.standing.automations import install_automations
-from flows.sweep import sweep
+from flows.runners.local.gpus import GPU_LIMIT, gpus_of_this_host
 
 POOL = "geb"
-# One worker serves all queues: runs that wait for their stages must not keep the stages waiting.
-RUNS, CPU, GPU = "runs", "cpu", "gpu"
-_TAGS = ("geb",)
+# Names an address that takes JSON by POST: a secret, so it is no option of a command.
+NOTIFY_VARIABLE = "GEB_NOTIFY_URL"
+_NOTIFY_BLOCK = "geb-notify"
+AUTOMATIONS = Path(__file__).with_name("automations.yaml")
+_DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 
 
 def register(store: str, folder: Path, limit: int) -> list[str]:
-    """Creates or updates work pool, queues, deployments and automations.
+    """Creates or updates work pool, deployments and automations.
+
+    The deployments are those of ``prefect.yaml``, for this machine.
 
     Args:
         store: The store that the forms start with.
@@ -41,68 +41,65 @@ def register(store: str, folder: Path, limit: int) -> list[str]:
     Returns:
         Names of the deployments.
     """
+    names = []
     with get_client(sync_client=True) as client:
-        _create_pool(client)
-        for queue, most in ((RUNS, limit), (CPU, None), (GPU, None)):
-            _create_queue(client, queue, most)
-        _create_gpu_limit(client)
+        with suppress(ObjectAlreadyExists):
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        for each in yaml.safe_load(_DEPLOYMENTS.read_text())["deployments"]:
+            names.append(_deploy(each, store, folder))
+        runs = client.read_work_queue_by_name("runs", work_pool_name=POOL)
+        client.update_work_queue(runs.id, concurrency_limit=limit)
+        # A person may have set it, and a limit of none would let no stage start.
+        if gpus := len(gpus_of_this_host()):
+            with suppress(ObjectAlreadyExists):
+                client.create_global_concurrency_limit(
+                    GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=gpus)
+                )
     install_automations()
-    start = {"config": {"store": store}}
-    environment = {STORE_VARIABLE: store, HEARTBEAT_VARIABLE: str(HEARTBEAT_SECONDS)}
-    job = {"working_dir": str(folder), "env": environment}
-    made = [
-        _deployment(flow, flow.name, RUNS, start, job)
-        for flow in (iterate, evaluate, sweep, paper, bandit)
-    ]
-    # Its store is that of the environment.
-    made.append(_deployment(compare, compare.name, RUNS, {}, job))
-    made += [_deployment(stage, queue, queue, {}, job) for queue in (CPU, GPU)]
-    for each in made:
-        each.apply()
-    return [f"{each.flow_name}/{each.name}" for each in made]
+    return names
 
 
-def _deployment(
-    flow: Flow[..., Any], name: str, queue: str, parameters: dict[str, Any], job: dict[str, Any]
-) -> RunnerDeployment:
-    made = flow.to_deployment(
-        name=name,
-        description=flow.description,
-        tags=list(_TAGS),
-        parameters=parameters,
+def _deploy(wanted: dict[str, Any], store: str, folder: Path) -> str:
+    flow: Flow[..., Any] = load_flow_from_entrypoint(wanted["entrypoint"])
+    queue = wanted["work_pool"]
+    environment = {**queue["job_variables"]["env"], STORE_VARIABLE: store}
+    deployment = flow.to_deployment(
+        name=wanted["name"],
+        tags=wanted["tags"],
+        # What else the file fills in is for a cluster.
+        parameters={"config": {"store": store}} if "config" in wanted.get("parameters", ()) else {},
         work_pool_name=POOL,
-        work_queue_name=queue,
-        job_variables=job,
+        work_queue_name=queue["work_queue_name"],
+        job_variables={"working_dir": str(folder), "env": environment},
         # The package is installed where the worker runs: there is no source to pull.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    assert isinstance(made, RunnerDeployment)
-    return made
+    assert isinstance(deployment, RunnerDeployment)
+    deployment.apply()
+    return f"{flow.name}/{deployment.name}"
 
 
-def _create_pool(client: SyncPrefectClient) -> None:
-    try:
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-    except ObjectAlreadyExists:
-        return
+def install_automations() -> list[str]:
+    """Creates the automations on the server in use, or updates them.
 
+    Notifications are sent to the address in ``GEB_NOTIFY_URL``; without it none are set up.
 
-def _create_queue(client: SyncPrefectClient, name: str, limit: int | None) -> None:
-    try:
-        queue = client.create_work_queue(name, work_pool_name=POOL, concurrency_limit=limit)
-    except ObjectAlreadyExists:
-        queue = client.read_work_queue_by_name(name, work_pool_name=POOL)
-    client.update_work_queue(queue.id, concurrency_limit=limit)
-
-
-def _create_gpu_limit(client: SyncPrefectClient) -> None:
-    """A slot for each GPU of this machine, unless a person has set the limit."""
-    gpus = len(gpus_of_this_host())
-    name = Execution().gpu_limit
-    try:
-        client.read_global_concurrency_limit_by_name(name)
-    except ObjectNotFound:
-        if gpus:
-            client.create_global_concurrency_limit(
-                GlobalConcurrencyLimitCreate(name=name, limit=gpus)
-            )
+    Returns:
+        Names of the automations.
+    """
+    wanted = yaml.safe_load(AUTOMATIONS.read_text())
+    if address := os.environ.get(NOTIFY_VARIABLE):
+        block = CustomWebhookNotificationBlock(
+            name=_NOTIFY_BLOCK, url=address, json_data={"text": "{{subject}}\n{{body}}"}
+        )
+        [action] = wanted["notification"]["actions"]
+        action["block_document_id"] = block.save(_NOTIFY_BLOCK, overwrite=True)
+    else:
+        del wanted["notification"]
+    with get_client(sync_client=True) as client:
+        for each in map(AutomationCore.model_validate, wanted.values()):
+            if found := client.read_automations_by_name(each.name):
+                client.update_automation(found[0].id, each)
+            else:
+                client.create_automation(each)
+    return [each["name"] for each in wanted.values()]

@@ -1,30 +1,21 @@
-"""Home folder of a `geb up`: its database, its logs, and the record of its processes."""
+"""Home folder of a `geb up`: its database, its logs, its password, and the record of what runs."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError
-from stages.contract.file_locks import AliveLock, is_held
+from stages.store.locks import is_held, try_lock
 
 DEFAULT_HOME = Path("~/.geb")
 HOME_VARIABLE = "GEB_HOME"
 _POLL_SECONDS = 0.1
-
-
-def default_home() -> Path:
-    """Home folder of a `geb up` without ``--home``."""
-    return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
 
 
 class Standing(BaseModel):
@@ -41,111 +32,75 @@ class Standing(BaseModel):
     """Store that the deployments start with."""
     database: str | None = None
     """Database that was given for the server, without its password; None is a file of this home."""
-    supervisors: tuple[int, ...]
-    """Process ids of its supervisors; each ends all processes below it on SIGTERM."""
+    password_file: str | None = None
+    """File of the password that the server asks for; None if it asks for none."""
+
+    @property
+    def exports(self) -> str:
+        """The command of a shell after which `geb run` reports to this server."""
+        password = f' PREFECT_API_AUTH_STRING="$(cat {self.password_file})"'
+        return f"export PREFECT_API_URL={self.api}" + (password if self.password_file else "")
 
 
 class Home:
-    """One home folder. A lock on it is held for as long as its `geb up` lives.
+    """One home folder. Its record is locked for as long as its `geb up` lives.
 
     Args:
-        path: The folder; made when it is claimed.
+        path: The folder, made when it is claimed; ``GEB_HOME`` or ``~/.geb`` if none is given.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
+        path = path or Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
         self.path = path.expanduser().absolute()
-
-    @property
-    def prefect(self) -> Path:
-        """Prefect's own folder: its database, leases and profiles."""
-        return self.path / "prefect"
+        self.password_file = self.path / "password"
+        self._record = self.path / "up.json"
 
     def log(self, name: str) -> Path:
         """Log file of a process."""
         return self.path / f"{name}.log"
 
-    @contextmanager
-    def claimed(self) -> Iterator[bool]:
-        """Holds the lock; yields False where another process has it."""
-        lock = AliveLock(self._lock)
-        try:
-            yield lock.take()
-        finally:
-            lock.free()
+    def password(self) -> str:
+        """Name and password in Prefect's form, made when they are first asked for."""
+        if not self.password_file.exists():
+            self.password_file.touch(mode=0o600)
+            self.password_file.write_text(f"geb:{secrets.token_urlsafe(18)}")
+        return self.password_file.read_text().strip()
+
+    def claim(self) -> bool:
+        """Locks the home up to the end of this process; returns False if another has done so."""
+        is_free = try_lock(self._record) is not None
+        if is_free:
+            self._record.write_text("")
+        return is_free
 
     def announce(self, standing: Standing) -> None:
-        """Writes the record; to be called by the holder of the lock."""
-        write_atomically(self._state, standing.model_dump_json(indent=2))
-
-    def retract(self) -> None:
-        """Removes the record."""
-        self._state.unlink(missing_ok=True)
+        """Writes the record; to be called by the process that has claimed the home."""
+        self._record.write_text(standing.model_dump_json(indent=2))
 
     def standing(self) -> Standing | None:
         """Record of the running `geb up`; None if there is none, or while it starts."""
-        return self._announced() if self._is_claimed() else None
+        if not is_held(self._record):
+            return None
+        try:
+            return Standing.model_validate_json(self._record.read_text())
+        except ValidationError:
+            return None
 
     def end(self, timeout_seconds: float) -> bool:
-        """Ends the running `geb up` of this home, and the processes that a killed one left.
-
-        Returns:
-            Whether there was anything to end.
+        """Ends the running `geb up` of this home; returns False if there is none.
 
         Raises:
             GebError: It does not end in time, or is only starting.
         """
         standing = self.standing()
-        if standing is None and self._is_claimed():
-            raise GebError(f"`geb up` of {self.path} is starting or ending; try again in a moment")
-        ended = standing is not None and self._end([standing.pid], timeout_seconds)
-        return self.end_leftovers(timeout_seconds) or ended
-
-    def end_leftovers(self, timeout_seconds: float) -> bool:
-        """Ends the processes that a killed `geb up` left; see :meth:`end`."""
-        announced = self._announced()
-        if announced is None:
+        if standing is None:
+            if is_held(self._record):
+                raise GebError(f"`geb up` of {self.path} is starting or ending; try again")
             return False
-        ended = self._end(announced.supervisors, timeout_seconds)
-        self.retract()
-        return ended
-
-    def _is_claimed(self) -> bool:
-        return is_held(self._lock)
-
-    def _end(self, pids: Sequence[int], timeout_seconds: float) -> bool:
-        waiting = [pid for pid in pids if _is_ours(pid)]
-        for pid in waiting:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        os.kill(standing.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_seconds
-        while any(_is_ours(pid) for pid in waiting):
+        while is_held(self._record):
             if time.monotonic() > deadline:
-                raise GebError(f"it does not end: pid {waiting}; its logs are in {self.path}")
+                raise GebError(f"pid {standing.pid} does not end; its logs are in {self.path}")
             time.sleep(_POLL_SECONDS)
-        return bool(waiting)
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def _state(self) -> Path:
-        return self.path / "up.json"
-
-    def _announced(self) -> Standing | None:
-        try:
-            return Standing.model_validate(json.loads(self._state.read_text()))
-        except (FileNotFoundError, ValueError, ValidationError):
-            return None
-
-
-def _is_ours(pid: int) -> bool:
-    """True where a process runs and is one of ours: its id may have been used again."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and (
-        b"stages.contract.supervisor" in command or b"up" in command.split(b"\0")
-    )
+        return True

@@ -1,14 +1,12 @@
 """Prefect server of a run: the configured one, or one that is started for the time of the run.
 
-Where none is configured, Prefect would start one in the terminal's process group. Ctrl-C would end
+If none is configured, Prefect would start one in the terminal's process group. Ctrl-C would end
 it before the run has reported that it stops, and the run would wait minutes for it. Ours has a
 session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and ends with the run.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import os
 import signal
 import socket
@@ -16,12 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
 
+import httpx
+from prefect.client.orchestration import get_client
 from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
 
@@ -29,14 +26,7 @@ from stages.contract.errors import GebError, UserError
 
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 10.0
-_ACCESS_SECONDS = 30.0
-_SERVER = "flows.standing.patient_server"
-
-
-# Kept open to the end of this process: the server ends when the pipe closes, after Prefect has
-# sent its last messages at exit.
-_lifelines: list[IO[bytes]] = []
+_GRACE_SECONDS = "10"
 
 
 def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
@@ -50,19 +40,19 @@ def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
         say: Tells a person that the server has ended; called from another thread.
 
     Returns:
-        Address of the UI of the server started here; None where one is configured already.
+        Address of the UI of the server started here; None if one is configured already.
 
     Raises:
         UserError: The configured server does not know us.
         GebError: It does not answer, or the one of our own does not start.
     """
     if get_current_settings().api.url:
-        _require_access()
+        require_access()
         return None
-    address = f"http://127.0.0.1:{_free_port()}"
+    address = f"http://127.0.0.1:{free_port()}"
     server = start_server(address, log, {})
     use_server(f"{address}/api")
-    _require_access()
+    require_access()
     threading.Thread(
         target=_keep_running, args=(server, address, log, say), name="server", daemon=True
     ).start()
@@ -72,16 +62,14 @@ def ensure_prefect_server(log: Path, say: Callable[[str], None]) -> str | None:
 def _keep_running(
     server: subprocess.Popen[bytes], address: str, log: Path, say: Callable[[str], None]
 ) -> None:
-    """Starts the server again whenever it has ended; ends the command where that fails."""
+    """Starts the server again whenever it has ended; ends the command if that fails.
+
+    The thread holds the pipe to the server up to the end of this process: the server ends when the
+    pipe closes, after Prefect has sent its last messages at exit.
+    """
     while True:
-        assert server.stdin is not None
-        _lifelines.append(server.stdin)
         server.wait()
-        kept = log.with_name(f"{log.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log")
-        # Its folder may be gone, with the run's; a new one begins with a new log.
-        with contextlib.suppress(FileNotFoundError):
-            log.replace(kept)
-        say(f"Prefect's server has ended by itself (its output: {kept}); starting it again")
+        say(f"Prefect's server has ended by itself (its output: {log}); starting it again")
         try:
             server = start_server(address, log, {})
         except GebError as error:
@@ -97,26 +85,36 @@ def start_server(
 
     Args:
         address: ``http://HOST:PORT`` to serve at.
-        log: File for its output; its folder is created.
+        log: File that its output is appended to; its folder is created.
         environment: Variables for it beside this process's.
 
     Raises:
         GebError: The server does not start.
     """
     host, _, port = address.removeprefix("http://").rpartition(":")
-    server = _start_supervised(
-        ["-m", _SERVER, "server", "start", "--host", host, "--port", port],
-        log,
-        # The UI asks port 4200 unless it is told; links in messages lead to it.
-        {
-            "PREFECT_SERVER_UI_API_URL": f"{address}/api",
-            "PREFECT_UI_URL": address,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
-            # Its output goes into a file of its own, whatever the terminal shows.
-            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
-            **environment,
-        },
-    )
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        server = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "stages.harness.supervisor", "--grace", _GRACE_SECONDS),
+                *("--", sys.executable, "-m", "uvicorn", "--log-level", "warning", "--factory"),
+                *("flows.standing.guarded_server:create_app", "--host", host, "--port", port),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            # The UI asks port 4200 unless it is told; links in messages lead to it.
+            env={
+                **os.environ,
+                "PREFECT_SERVER_UI_API_URL": f"{address}/api",
+                "PREFECT_UI_URL": address,
+                "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
+                # Its output goes into a file of its own, whatever the terminal shows.
+                "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+                **environment,
+            },
+        )
     deadline = time.monotonic() + _START_SECONDS
     while not is_prefect(f"{address}/api"):
         if server.poll() is not None or time.monotonic() > deadline:
@@ -126,68 +124,34 @@ def start_server(
     return server
 
 
-def _start_supervised(
-    arguments: Sequence[str], log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Starts this interpreter under the supervisor, which ends all below it when stdin closes.
-
-    Args:
-        arguments: Arguments of the interpreter.
-        log: File for the output; its folder is created.
-        environment: Variables beside this process's.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "stages.contract.supervisor"),
-                *("--grace", str(_GRACE_SECONDS), "--", sys.executable, *arguments),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
-
-
 def is_prefect(api: str) -> bool:
-    """True where a healthy Prefect server answers at this address of an API."""
+    """True if a healthy Prefect server answers at this address of an API."""
     try:
-        with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
-            return bool(answer.read().strip() == b"true")
-    except (urllib.error.URLError, OSError, ValueError):
+        return httpx.get(f"{api}/health", timeout=5).text.strip() == "true"
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
 
-def _require_access() -> None:
+def require_access() -> None:
     """Asks the configured server for its version, as Prefect's client does first.
 
     Raises:
         UserError: It does not know us.
         GebError: It does not answer.
     """
-    settings = get_current_settings().api
-    request = urllib.request.Request(f"{settings.url}/admin/version")
-    if settings.auth_string is not None:
-        basic = base64.b64encode(settings.auth_string.get_secret_value().encode()).decode()
-        request.add_header("Authorization", f"Basic {basic}")
-    elif settings.key is not None:
-        request.add_header("Authorization", f"Bearer {settings.key.get_secret_value()}")
+    api = get_current_settings().api.url
     try:
-        urllib.request.urlopen(request, timeout=_ACCESS_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        get_client(sync_client=True).api_version()
+    except httpx.HTTPError as error:
+        code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        if code in (401, 403):
             raise UserError(
-                f"the Prefect server at {settings.url} does not let us in: {error.code} "
-                f"{error.reason}",
+                f"the Prefect server at {api} does not let us in: {code}",
                 "set PREFECT_API_AUTH_STRING to what the server has as "
                 "PREFECT_SERVER_API_AUTH_STRING (on Prefect Cloud, set PREFECT_API_KEY)",
             ) from error
-        # Prefect's client understands its other answers.
-    except OSError as error:
         raise GebError(
-            f"no Prefect server answers at {settings.url}: {error}. Start it, or correct or unset "
+            f"no Prefect server answers at {api}: {error}. Start it, or correct or unset "
             "PREFECT_API_URL: without it the command starts a server of its own"
         ) from error
 
@@ -198,7 +162,8 @@ def use_server(api: str) -> None:
     refresh_global_settings_context()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -1,6 +1,6 @@
 """Session with a tracker, as a program of its own: it can neither block nor break the run.
 
-Requests come as JSON lines on stdin, each is answered by one on stdout. It imports the standard
+It looks into a file for what the session is to have, until stdin has ended. It imports the standard
 library and one tracker, so that any environment with the tracker's package can run it by its path.
 """
 
@@ -9,211 +9,164 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol
 
-Values = Mapping[str, float]
-Points = list[tuple[int, Values]]
-# mlflow takes so many metrics, and so many parameters, at once.
-_MLFLOW_METRICS, _MLFLOW_PARAMS, _MLFLOW_LENGTH = 1000, 100, 500
+_POLL_SECONDS = 0.5
+Opening = Mapping[str, Any]
+"""Arguments of a session: ``project``, ``run``, ``folder``, ``config``, and ``session``, the id of
+the session that goes on; None opens a new one."""
+Points = list[tuple[int, dict[str, float]]]
 
 
 class Session(Protocol):
-    """Session of a run with one tracker.
-
-    Attributes:
-        id: Its identity at the tracker, by which it is continued.
-    """
+    """Session of a run with one tracker, opened by its constructor."""
 
     id: str
+    """Its identity at the tracker, by which it is continued."""
 
     def log(self, axis: str, points: Points) -> None:
-        """Takes metrics.
-
-        Args:
-            axis: Metric that the steps are values of: `iteration` or `train/step`.
-            points: Step, and metrics by name.
-        """
-        ...
+        """Takes the name of an axis, and metrics by its steps."""
 
     def link(self, facts: Mapping[str, str]) -> None:
-        """Takes what the run is linked with: its model, its checkpoint, its report."""
-        ...
+        """Takes the names and places that the run is linked with."""
 
     def close(self, ok: bool) -> None:
-        """Ends the session, which may be opened again."""
-        ...
+        """Ends the session, which may be opened again; takes whether the run ended well."""
 
 
-class Tensorboard:
+class _TensorBoard:
     """Event files in ``tensorboard/RUN``; another session with a run adds a file."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
+    def __init__(self, opening: Opening) -> None:
         from tensorboardX import SummaryWriter
 
         self.id = opening["run"]
         self._writer = SummaryWriter(str(Path(opening["folder"]) / "tensorboard" / self.id))
         if opening["session"] is None:
             text = json.dumps(opening["config"], indent=2)
-            self._writer.add_text("configuration", "".join(f"    {x}\n" for x in text.split("\n")))
+            self._writer.add_text("configuration", indent(text, "    "))
 
     def log(self, axis: str, points: Points) -> None:
-        """See :class:`Session`."""
         for step, values in points:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def link(self, facts: Mapping[str, str]) -> None:
-        """See :class:`Session`."""
         self._writer.add_text("run", "\n".join(f"- {name}: {x}" for name, x in facts.items()))
 
     def close(self, ok: bool) -> None:
-        """See :class:`Session`."""
         self._writer.close()
 
 
-class Wandb:
+class _Wandb:
     """A run of Weights & Biases; offline unless WANDB_MODE says otherwise."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
+    def __init__(self, opening: Opening) -> None:
         import wandb
 
-        self.id = opening["session"] or secrets.token_hex(4)
-        folder = Path(os.environ.get("WANDB_DIR", opening["folder"]))
-        folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=opening["project"],
             name=opening["run"],
-            id=self.id,
-            resume="allow" if opening["session"] else None,
-            group=os.environ.get("WANDB_RUN_GROUP", opening["run"]),
-            job_type="run",
+            id=opening["session"],
+            resume="allow",
             config=opening["config"],
-            dir=str(folder),
+            dir=os.environ.get("WANDB_DIR", opening["folder"]),
             mode=os.environ.get("WANDB_MODE", "offline"),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        self._defined: set[str] = set()
+        self.id = self._run.id
 
     def log(self, axis: str, points: Points) -> None:
-        """See :class:`Session`."""
+        for group in {name.partition("/")[0] for _, values in points for name in values}:
+            self._run.define_metric(f"{group}/*", step_metric=axis)
         for step, values in points:
-            for name in values.keys() - self._defined:
-                self._run.define_metric(name, step_metric=axis)
-            self._defined |= values.keys()
             self._run.log({axis: step, **values})
 
     def link(self, facts: Mapping[str, str]) -> None:
-        """See :class:`Session`."""
         self._run.summary.update(dict(facts))
 
     def close(self, ok: bool) -> None:
-        """See :class:`Session`."""
         self._run.finish(exit_code=0 if ok else 1)
 
 
-class Mlflow:
+class _Mlflow:
     """A run of MLflow; in a local SQLite database unless MLFLOW_TRACKING_URI says otherwise."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
-        from mlflow.tracking import MlflowClient
+    def __init__(self, opening: Opening) -> None:
+        import mlflow
 
         folder = Path(opening["folder"]) / "mlflow"
-        place = os.environ.get("MLFLOW_TRACKING_URI")
-        if place is None:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(place or f"sqlite:///{folder / 'mlflow.db'}")
-        if opening["session"]:
-            self.id = opening["session"]
-            self._client.update_run(self.id, status="RUNNING")
-            return
-        found = self._client.get_experiment_by_name(opening["project"])
-        experiment = (
-            found.experiment_id
-            if found
-            else self._client.create_experiment(
-                opening["project"], None if place else (folder / "artifacts").as_uri()
-            )
-        )
-        self.id = self._client.create_run(experiment, run_name=opening["run"]).info.run_id
-        self._describe(opening["config"])
-
-    def _describe(self, config: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        params = [Param(name, text[:_MLFLOW_LENGTH]) for name, text in _flat(config)]
-        for start in range(0, len(params), _MLFLOW_PARAMS):
-            self._client.log_batch(self.id, params=params[start : start + _MLFLOW_PARAMS])
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            folder.mkdir(exist_ok=True)
+            # MLflow keeps files of a local run below the present folder.
+            os.chdir(folder)
+            mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+        self._mlflow = mlflow
+        mlflow.set_experiment(opening["project"])
+        run = mlflow.start_run(run_id=opening["session"], run_name=opening["run"])
+        self.id = run.info.run_id
+        if opening["session"] is None:
+            mlflow.log_params(dict(_flat(opening["config"])))
 
     def log(self, axis: str, points: Points) -> None:
-        """See :class:`Session`."""
-        from mlflow.entities import Metric
-
         now = int(time.time() * 1000)
         metrics = [
             # A name that MLflow refuses would lose the whole batch.
-            Metric(re.sub(r"[^\w\-. :/]", "-", name), value, now, step)
+            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "-", name), value, now, step)
             for step, values in points
             for name, value in values.items()
         ]
-        for start in range(0, len(metrics), _MLFLOW_METRICS):
-            self._client.log_batch(self.id, metrics=metrics[start : start + _MLFLOW_METRICS])
+        self._mlflow.MlflowClient().log_batch(self.id, metrics=metrics)
 
     def link(self, facts: Mapping[str, str]) -> None:
-        """See :class:`Session`."""
-        for name, text in facts.items():
-            self._client.set_tag(self.id, f"geb.{name}", text)
+        self._mlflow.set_tags({f"geb.{name}": text for name, text in facts.items()})
 
     def close(self, ok: bool) -> None:
-        """See :class:`Session`."""
-        self._client.set_terminated(self.id, "FINISHED" if ok else "FAILED")
+        self._mlflow.end_run("FINISHED" if ok else "FAILED")
 
 
-class Trackio:
+class _Trackio:
     """A run of Trackio; in local files unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
+    def __init__(self, opening: Opening) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(Path(opening["folder"]) / "trackio"))
         import trackio
 
-        self._run = trackio.init(
+        self.id, self._trackio = opening["run"], trackio
+        trackio.init(
             project=opening["project"],
             name=opening["run"],
-            group=opening["run"],
             config=dict(_flat(opening["config"])),
             resume="allow" if opening["session"] else "never",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self._trackio = trackio
-        self.id = opening["run"]
 
     def log(self, axis: str, points: Points) -> None:
-        """See :class:`Session`."""
         for step, values in points:
             self._trackio.log({axis: step, **values}, step=step)
 
     def link(self, facts: Mapping[str, str]) -> None:
-        """See :class:`Session`."""
         # A run's configuration is written once: links are in its log, beside the metrics.
         self._trackio.log({f"run/{name}": text for name, text in facts.items()})
 
     def close(self, ok: bool) -> None:
-        """See :class:`Session`."""
         self._trackio.finish()
 
 
-SESSIONS: dict[str, Callable[[Mapping[str, Any]], Session]] = {
-    "mlflow": Mlflow,
-    "tensorboard": Tensorboard,
-    "trackio": Trackio,
-    "wandb": Wandb,
+_TRACKERS: dict[str, Callable[[Opening], Session]] = {
+    "mlflow": _Mlflow,
+    "tensorboard": _TensorBoard,
+    "trackio": _Trackio,
+    "wandb": _Wandb,
 }
 
 
@@ -227,37 +180,29 @@ def _flat(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Serves one session until stdin ends; an error ends it, and is its last answer."""
-    answers = os.fdopen(os.dup(1), "w")
-    # What trackers print goes into the log.
-    os.dup2(2, 1)
-
-    def answer(**values: Any) -> None:
-        answers.write(json.dumps(values) + "\n")
-        answers.flush()
-
-    session: Session | None = None
-    ok = False
-    try:
-        for line in sys.stdin:
-            asked = json.loads(line)
-            what = asked.pop("do")
-            if what == "open":
-                session = SESSIONS[asked["tracker"]](asked)
-                answer(session=session.id)
+    """Serves one session: ``program.py TRACKER FILE STATE``."""
+    file, state = map(Path, sys.argv[2:])
+    known = json.loads(state.read_text()) if state.exists() else {"session": None, "sent": {}}
+    told = json.loads(file.read_text())
+    Path(told["folder"]).mkdir(parents=True, exist_ok=True)
+    session: Session = _TRACKERS[sys.argv[1]](told | known)
+    sent, is_over = known["sent"], False
+    while not is_over:
+        # The last look is after the end of the run.
+        is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
+        told = json.loads(file.read_text())
+        for name, wanted in told["wanted"].items():
+            if sent.get(name) == wanted["digest"]:
                 continue
-            assert session is not None, "the first request opens the session"
-            if what == "close":
-                ok = asked["ok"]
-                break
-            getattr(session, what)(**asked)
-            answer()
-        if session is not None:
-            session.close(ok)
-        answer()
-    except Exception as error:
-        answer(error=f"{type(error).__name__}: {error}")
-        raise
+            if "points" in wanted:
+                session.log(wanted["axis"], wanted["points"])
+            else:
+                session.link(wanted["facts"])
+            sent[name] = wanted["digest"]
+            part = state.with_suffix(".part")
+            part.write_text(json.dumps({"session": session.id, "sent": sent}))
+            part.replace(state)
+    session.close(told["ok"])
 
 
 if __name__ == "__main__":

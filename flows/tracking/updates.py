@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from flows.report.html import verdict
 from flows.report.summary import Summary
-from flows.report.verdict import verdict
-from stages.contract.store import Artifact
+from stages.store.base import Artifact
 
 ITERATION, TRAIN_STEP = "iteration", "train/step"
 # Groups of the pair stage's metrics, which describe the samples that an iteration trains on.
 _OF_SAMPLES = {
-    "prompts": "generation",
-    "responses": "generation",
-    "mean_response_tokens": "generation",
-    "truncated_share": "generation",
-    "mean_reward": "reward",
-    "std_reward": "reward",
-    "mean_best_reward": "reward",
-    "mean_margin": "reward",
-    "null_scores": "reward",
-    "pairs": "pairs",
-    "ties": "pairs",
+    "generation": ("prompts", "responses", "mean_response_tokens", "truncated_share"),
+    "reward": ("mean_reward", "std_reward", "mean_best_reward", "mean_margin", "null_scores"),
+    "pairs": ("pairs", "ties"),
 }
-# Of a row: its axis, and groups that have other names as metrics.
+# Columns of a row: its axis, and groups that have other names as metrics.
 _NOT_OF_METRICS = (ITERATION, "components", "solved", "intervals")
 
 
-@dataclass(frozen=True)
-class Update:
-    """Metrics that belong together, of an iteration or of a training.
+Points = list[tuple[int, dict[str, float]]]
+"""Steps, and metrics by name."""
 
-    Attributes:
-        name: Its name in the run: `base`, `iteration-1`, `iteration-1/train`.
-        axis: Metric that the steps are values of.
-        points: Step, and metrics by name.
+
+def updates(summary: Summary) -> Iterator[tuple[str, str, Points]]:
+    """Metrics of the iterations that are done, in order.
+
+    Each update has its name in the run (`base`, `iteration-1`, `iteration-1/train`), the metric
+    that its steps are values of, and its points.
     """
-
-    name: str
-    axis: str
-    points: list[tuple[int, dict[str, float]]]
-
-    @property
-    def digest(self) -> str:
-        """Digest of its content: what was sent already need not be sent again."""
-        return digest_of(self.points)
-
-
-def digest_of(content: object) -> str:
-    """SHA-256 of what is sent, as JSON."""
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def updates(summary: Summary) -> Iterator[Update]:
-    """Updates of the iterations that are done, in order."""
     first_step = 0
     for iteration in range(1, summary.config.iterations + 1):
         place = f"iteration-{iteration}"
@@ -66,16 +39,18 @@ def updates(summary: Summary) -> Iterator[Update]:
         if not decision:
             return
         if iteration == 1:
-            yield Update("base", ITERATION, [(0, _evaluated(summary, 0))])
+            yield "base", ITERATION, [(0, _evaluated(summary, 0))]
         steps = _training(summary.artifacts.get(f"{place}/train"), first_step)
         first_step += len(steps)
-        yield Update(f"{place}/train", TRAIN_STEP, steps)
-        sampled = _sampled(summary.read_json(f"{place}/pair", "metrics.json"))
-        values = sampled | _evaluated(summary, iteration)
+        yield f"{place}/train", TRAIN_STEP, steps
+        values = _evaluated(summary, iteration)
+        sampled = summary.read_json(f"{place}/pair", "metrics.json")
+        for group, names in _OF_SAMPLES.items():
+            values |= _numbers(group, {name: sampled.get(name) for name in names})
         trained = summary.read_json(f"{place}/train", "summary.json")
         values |= _numbers("training", trained.get("metrics", {}))
         values["promotion/promoted"] = float(decision["promoted"])
-        yield Update(place, ITERATION, [(iteration, values)])
+        yield place, ITERATION, [(iteration, values)]
 
 
 def links(summary: Summary, report: str) -> dict[str, str]:
@@ -96,14 +71,6 @@ def links(summary: Summary, report: str) -> dict[str, str]:
     if summary.checkpoint:
         found["checkpoint"] = summary.checkpoint
     return found
-
-
-def _sampled(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        f"{group}/{name}": float(metrics[name])
-        for name, group in _OF_SAMPLES.items()
-        if metrics.get(name) is not None
-    }
 
 
 def _evaluated(summary: Summary, iteration: int) -> dict[str, float]:
@@ -140,17 +107,12 @@ def _figures(group: str, row: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def _training(artifact: Artifact | None, first_step: int) -> list[tuple[int, dict[str, float]]]:
+def _training(artifact: Artifact | None, first_step: int) -> Points:
     """Steps of a training, counted on from those of the iterations before."""
     if artifact is None:
         return []
-    lines = artifact.file("metrics.jsonl").read_text().splitlines()
-    found = []
-    for line in lines:
-        record = json.loads(line)
-        step = first_step + record.pop("step")
-        found.append((step, _numbers("train", record)))
-    return found
+    records = map(json.loads, artifact.file("metrics.jsonl").read_text().splitlines())
+    return [(first_step + each.pop("step"), _numbers("train", each)) for each in records]
 
 
 def _numbers(group: str, values: Mapping[str, Any]) -> dict[str, float]:

@@ -9,25 +9,17 @@ from itertools import groupby
 import typer
 
 from flows.commands.cli import app
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig, StageResources
-from flows.pipeline.fields import FieldRow, field_rows
+from flows.pipeline.config import RunConfig, StageResources
+from flows.pipeline.fields import FieldRow, run_rows
 from flows.pipeline.placement import stage_sections
 from flows.report.table import markdown_table
-from stages.contract.table_meanings import MEANINGS
-from stages.contract.tables import SCHEMAS
+from stages.tables.schemas import TABLES
 
 _RUN = "Run"
 
 
 def configuration() -> str:
     """Every field of a run's configuration, section by section."""
-    hidden = {f"{section}.{name}" for section, names in SET_BY_THE_RUN.items() for name in names}
-    rows = [row for row in field_rows(RunConfig) if row.name not in hidden]
-    first, *others = StageResources.model_fields
-    # Each stage takes the same resources.
-    rows = [
-        row for row in rows if not row.name.startswith(tuple(f"resources.{s}." for s in others))
-    ]
     parts = [
         "# Configuration",
         "A configuration file is YAML with these fields; what it leaves out has the default. "
@@ -37,14 +29,16 @@ def configuration() -> str:
         "changed are still used. Sections `resources`, `execution` and `estimation` are so "
         "throughout.",
     ]
-    for section, found in groupby(rows, key=_section):
+    for section, found in groupby(run_rows(), key=_section):
         parts.append(f"## {section}")
         if section != _RUN:
             parts.append(RunConfig.model_fields[section].description or "")
         if section == "resources":
-            parts.append(f"STAGE is one of {', '.join(f'`{s}`' for s in [first, *others])}.")
-        parts.append(_table(("field", "default", "values", "unit", "meaning"), map(_cells, found)))
-    return "\n\n".join(parts).replace(f"`resources.{first}.", "`resources.STAGE.") + "\n"
+            parts.append(
+                f"STAGE is one of {', '.join(f'`{s}`' for s in StageResources.model_fields)}."
+            )
+        parts.append(_table(("field", "default", "values", "meaning"), map(_cells, found)))
+    return "\n\n".join(parts) + "\n"
 
 
 def command_line() -> str:
@@ -67,12 +61,12 @@ def files() -> str:
         "Tables are Parquet files. Their columns are checked when a stage opens them. "
         "Log-probabilities are natural logarithms.",
     ]
-    for name, schema in SCHEMAS.items():
+    for table, columns in TABLES.items():
         rows = [
-            (f"`{field.name}`", f"`{field.type}`", "may be null" if field.nullable else "", meaning)
-            for field, meaning in zip(schema, MEANINGS[name].values(), strict=True)
+            (f"`{name}`", f"`{kind}`", "may be null" if optional else "", meaning)
+            for name, (kind, meaning, optional) in columns.items()
         ]
-        parts += [f"## {name}", _table(("column", "type", "", "meaning"), rows)]
+        parts += [f"## {table}", _table(("column", "type", "", "meaning"), rows)]
     parts.append("## Artifacts")
     parts.append(
         "Files that each stage writes; all artifacts have `manifest.json`, with key, parameters, "
@@ -95,7 +89,7 @@ def _section(row: FieldRow) -> str:
 def _cells(row: FieldRow) -> tuple[str, ...]:
     default = "required" if row.default is None else f"`{row.default}`"
     speed = " *speed*" if row.speed_only else ""
-    return f"`{row.name}`", default, row.kind, row.unit, f"{row.meaning}{speed}"
+    return f"`{row.name}`", default, row.kind, f"{row.meaning}{speed}"
 
 
 def _commands(group: typer.core.TyperGroup, prefix: str) -> Iterable[str]:

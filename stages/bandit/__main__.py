@@ -1,4 +1,4 @@
 from stages.bandit.run import STAGE
-from stages.contract.program import main
+from stages.harness.program import main
 
 main(STAGE)

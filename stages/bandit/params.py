@@ -10,8 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings, StageParams
-from stages.contract.signature import OutputSpec
+from stages.contract.params import OutputSpec, Settings, StageParams
 
 Method = Literal[
     "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
@@ -106,7 +105,7 @@ class BanditParams(StageParams):
     reference: Literal["previous", "initial"] = "previous"
     """π_ref of an iteration: the policy that made its rollouts, or the one at the start."""
     record_every: int = Field(50, ge=1)
-    """Iterations between two points of the curves; the precision of "until found"."""
+    """Iterations between two records of the best region; the precision of "found after"."""
 
     @model_validator(mode="after")
     def _something_to_compare(self) -> Self:

@@ -1,17 +1,14 @@
-"""Bandit: parameters in; metrics, a table and three figures out."""
+"""Bandit: parameters in; metrics, a table and two figures out."""
 
 from __future__ import annotations
 
-from stages.bandit.cells import cells
-from stages.bandit.figures import draw
-from stages.bandit.landscape import make_landscape
 from stages.bandit.params import BanditParams
-from stages.bandit.simulate import simulate
-from stages.bandit.summary import summarise, table
-from stages.contract.context import StageContext
+from stages.bandit.report import draw, summarise, table
+from stages.bandit.simulate import cells, make_landscape, simulate
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.program import Stage
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
 
 
 def run(ctx: StageContext[BanditParams]) -> None:

@@ -1,26 +1,87 @@
 """Iterative online preference learning on a bandit: all methods and seeds in one tensor program.
 
-Shapes: `C` cells (method × divergence × κ), `S` seeds, `N` arms, `R` rollouts.
+Shapes: `C` cells (method × divergence × κ), `S` seeds, `N` arms, `R` rollouts, `P` = R/2 pairs.
 Everything is float64: a reference floor of 1e-12 is below float32's resolution of a sum near one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from stages.bandit.cells import Cell, cells
-from stages.bandit.landscape import Landscape
-from stages.bandit.objective import Objective, logits_gradient
-from stages.bandit.params import BanditParams
+from stages.bandit.params import BanditParams, LandscapeParams
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
+from stages.objectives.bonuses import exploratory_bonus
+from stages.objectives.designs import DESIGNS
+from stages.objectives.divergences import DIVERGENCES
+from stages.objectives.objective import preference_loss
 
 RANDOM_BLOCK = 100
 """Iterations whose random numbers are drawn at once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method under one divergence with one κ."""
+
+    method: str
+    divergence: str
+    kappa: float
+
+
+def cells(params: BanditParams) -> list[Cell]:
+    """Every combination that is defined, grouped by divergence, then method; f-DPO has no κ."""
+    return [
+        Cell(method, divergence, kappa)
+        for divergence in params.divergences
+        for method in params.methods
+        if DESIGNS[method].refuses(DIVERGENCES[divergence]) is None
+        for kappa in ((0.0,) if method == "none" else params.kappas)
+    ]
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """A bandit.
+
+    Attributes:
+        reference: probabilities of the initial policy, [N] in float64.
+        rewards: what each arm pays, [N].
+        best_region: booleans [N], arms that pay more than the local optimum.
+        best_arm: the arm that pays most.
+    """
+
+    reference: Tensor
+    rewards: Tensor
+    best_region: Tensor
+    best_arm: int
+
+
+def make_landscape(params: LandscapeParams) -> Landscape:
+    """The paper's setting: a reference around one arm, the best arm far from it (Figure 5)."""
+    arms = torch.arange(params.num_arms, dtype=torch.float64)
+
+    def bump(centre: int, width: float) -> Tensor:
+        return torch.exp(-0.5 * ((arms - centre) / width) ** 2)
+
+    reference = bump(params.reference_arm, params.reference_width)
+    reference = reference / reference.sum() + params.reference_floor
+    rewards = torch.maximum(
+        params.local_reward * bump(params.reference_arm, params.reward_width),
+        params.best_reward * bump(params.best_arm, params.reward_width),
+    )
+    return Landscape(
+        reference=reference / reference.sum(),
+        rewards=rewards,
+        best_region=rewards > params.local_reward,
+        best_arm=params.best_arm,
+    )
 
 
 @dataclass
@@ -28,28 +89,16 @@ class Outcome:
     """Results of every cell and seed.
 
     Attributes:
-        steps: the iterations after which the curves have a point, [K].
-        reward: expected reward of the policy at those, [C, S, K].
-        best_mass: probability of the best region at those, [C, S, K].
+        steps: the recorded iterations, [K].
+        best_mass: probability of the best region after those, [C, S, K].
         policy: the final policies, [C, S, N].
+        reward: their expected reward, [C, S].
     """
 
     steps: list[int]
-    reward: Tensor
     best_mass: Tensor
     policy: Tensor
-
-
-@dataclass
-class _Curves:
-    steps: list[int] = field(default_factory=list)
-    reward: list[Tensor] = field(default_factory=list)
-    best_mass: list[Tensor] = field(default_factory=list)
-
-    def add(self, step: int, policy: Tensor, landscape: Landscape) -> None:
-        self.steps.append(step)
-        self.reward.append(policy @ landscape.rewards)
-        self.best_mass.append(policy[..., landscape.best_region].sum(dim=-1))
+    reward: Tensor
 
 
 def simulate(
@@ -78,26 +127,22 @@ def simulate(
     optimizer_type = torch.optim.Adam if params.optimizer == "adam" else torch.optim.SGD
     # Both are elementwise, so one optimizer of all logits is one optimizer per policy.
     optimizer = optimizer_type([logits], lr=params.learning_rate, fused=True)
-    objective = Objective(params, every)
-    curves = _Curves()
+    steps: list[int] = []
+    best_mass: list[Tensor] = []
     for iteration, uniform in enumerate(_uniforms(params, seed), start=1):
         arms = sample(policy, uniform)
         logp = policy.gather(-1, arms).log()
         ref_logp = logp if params.reference == "previous" else initial.gather(-1, arms).log()
-        pull = objective.gradient(logp, ref_logp, landscape.rewards[arms])
+        pull = rollouts_gradient(params, every, logp, ref_logp, landscape.rewards[arms])
         logits.grad = logits_gradient(pull, arms, policy, max_norm=params.max_grad_norm)
         optimizer.step()
         policy = logits.softmax(dim=-1)
         if iteration % params.record_every == 0 or iteration == params.num_iterations:
             _require_finite(every, policy, iteration)
-            curves.add(iteration, policy, landscape)
+            steps.append(iteration)
+            best_mass.append(policy[..., landscape.best_region].sum(dim=-1))
             progress(iteration)
-    return Outcome(
-        steps=curves.steps,
-        reward=torch.stack(curves.reward, dim=-1),
-        best_mass=torch.stack(curves.best_mass, dim=-1),
-        policy=policy,
-    )
+    return Outcome(steps, torch.stack(best_mass, dim=-1), policy, policy @ landscape.rewards)
 
 
 def _require_finite(every: Sequence[Cell], policy: Tensor, iteration: int) -> None:
@@ -111,6 +156,97 @@ def _require_finite(every: Sequence[Cell], policy: Tensor, iteration: int) -> No
             "probabilities are not numbers",
             "set `bandit.numerics: exact`, lower `bandit.learning_rate`, or leave these cells out",
         )
+
+
+def rollouts_gradient(
+    params: BanditParams, every: Sequence[Cell], logp: Tensor, ref_logp: Tensor, rewards: Tensor
+) -> Tensor:
+    """Gradient of the mean loss with respect to the rollouts' log π.
+
+    Args:
+        params: the experiment.
+        every: its cells.
+        logp: log π of each rollout, [C, S, R].
+        ref_logp: log π_ref of each rollout, [C, S, R].
+        rewards: what each rollout was paid, [C, S, R].
+
+    Returns:
+        ∂loss/∂log π of each rollout, [C, S, R].
+    """
+    leaf = logp.detach().requires_grad_()
+    swapped = rewards[..., 1::2] > rewards[..., 0::2]
+    tie = rewards[..., 1::2] == rewards[..., 0::2]
+    # Neighbouring cells of one method under one divergence are computed together.
+    groups = [list(each) for _, each in groupby(every, attrgetter("divergence", "method"))]
+    sizes = [len(group) for group in groups]
+    parts = (each.split(sizes) for each in (leaf, ref_logp, swapped, tie))
+    loss = torch.cat([_losses(params, *part) for part in zip(groups, *parts, strict=True)])
+    if params.ties == "drop":
+        loss = loss.masked_fill(tie, 0.0) / (~tie).sum(dim=-1, keepdim=True).clamp(min=1)
+    else:
+        loss = loss / loss.shape[-1]
+    (pull,) = torch.autograd.grad(loss.sum(), leaf)
+    return pull
+
+
+def _losses(
+    params: BanditParams,
+    group: Sequence[Cell],
+    logp: Tensor,
+    ref_logp: Tensor,
+    swapped: Tensor,
+    tie: Tensor,
+) -> Tensor:
+    """Loss of every pair of cells that differ in κ alone, [C, S, P]; a tie has its bonus only."""
+    logps, ref_logps = _sides(logp, swapped), _sides(ref_logp, swapped)
+    divergence, method = group[0].divergence, group[0].method
+    preference = preference_loss(
+        *(logps - ref_logps).unbind(dim=2), beta=params.beta, divergence=divergence
+    )
+    sides = {"rejected": slice(1, 2), "chosen": slice(0, 1), "all": slice(2)}[params.bonus_on]
+    targets = logps[:, :, sides]
+    bonus = exploratory_bonus(
+        targets.flatten(),
+        ref_logps[:, :, sides].flatten(),
+        design=method,
+        divergence=divergence,
+        numerics=params.numerics,
+        beta=params.beta,
+    )
+    kappa = torch.tensor([cell.kappa for cell in group], dtype=torch.float64)[:, None, None]
+    return preference.masked_fill(tie, 0.0) - kappa * bonus.value.view_as(targets).mean(dim=2)
+
+
+def _sides(values: Tensor, swapped: Tensor) -> Tensor:
+    """Chosen and rejected of each pair, [C, S, 2, P]; the second is chosen if `swapped`."""
+    first, second = values[..., 0::2], values[..., 1::2]
+    sides = torch.where(swapped, second, first), torch.where(swapped, first, second)
+    return torch.stack(sides, dim=2)
+
+
+def logits_gradient(pull: Tensor, arms: Tensor, policy: Tensor, *, max_norm: float) -> Tensor:
+    """Gradient with respect to softmax logits from that with respect to the rollouts' log π.
+
+    It is worked out in units of the largest pull: the square of 1/π under reverse KL, which a norm
+    takes, may have no float.
+
+    Args:
+        pull: ∂loss/∂log π of each rollout, [C, S, R].
+        arms: the rollouts, [C, S, R].
+        policy: probabilities [C, S, N].
+        max_norm: norm that each policy's gradient is scaled down to; 0 never scales.
+
+    Returns:
+        Σ_r pull_r (onehot(arm_r) − π), [C, S, N].
+    """
+    tiny = torch.finfo(pull.dtype).tiny
+    unit = pull.abs().amax(dim=-1, keepdim=True).clamp(min=tiny)
+    pull = pull / unit
+    gradient = torch.mul(policy, -pull.sum(dim=-1, keepdim=True)).scatter_add_(-1, arms, pull)
+    if max_norm == 0.0:
+        return gradient.mul_(unit)
+    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True).clamp(min=tiny)
+    return gradient.mul_(torch.minimum(unit, max_norm / norm))
 
 
 def sample(policy: Tensor, uniform: Tensor) -> Tensor:
@@ -135,13 +271,6 @@ def _uniforms(params: BanditParams, seed: int) -> Iterator[Tensor]:
         for repetition in range(params.num_seeds)
     ]
     for start in range(0, params.num_iterations, RANDOM_BLOCK):
-        block = torch.stack(
-            [
-                torch.rand(
-                    RANDOM_BLOCK, params.num_rollouts, generator=generator, dtype=torch.float64
-                )
-                for generator in generators
-            ],
-            dim=1,
-        )
-        yield from block[: params.num_iterations - start]
+        size = (RANDOM_BLOCK, params.num_rollouts)
+        blocks = [torch.rand(size, generator=each, dtype=torch.float64) for each in generators]
+        yield from torch.stack(blocks, dim=1)[: params.num_iterations - start]

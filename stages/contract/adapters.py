@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from stages.contract.errors import UserError
+from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Input
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 BASE = "base.json"
 """File beside the adapter's: the digest of its base, as requests give it."""
 _INPUT: TypeAdapter[ArtifactInput | FileInput | HubInput] = TypeAdapter(Input)
+
+
+class _Base(BaseModel):
+    digest: str
 
 
 def adapter_input(model: str) -> str:
@@ -39,7 +44,7 @@ def write_base(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None
 
 
 def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> None:
-    """Checks that a folder is an adapter, and for this base where it names one.
+    """Checks that a folder is an adapter, and for this base if it names one.
 
     Raises:
         UserError: It is none, or names another base.
@@ -59,7 +64,7 @@ def check_adapter(folder: Path, base: ArtifactInput | FileInput | HubInput) -> N
 
 
 def base_of_adapter(manifest: Manifest, path: str) -> ArtifactInput | FileInput | HubInput | None:
-    """The base of the adapter that an artifact has at `path`; None where a whole model is there.
+    """The base of the adapter that an artifact has at `path`; None if a whole model is there.
 
     An adapter's training reads the base as its `policy`, so that whatever needs an artifact's
     inputs (garbage collection, lineage) needs the base of its adapter.
@@ -74,11 +79,6 @@ def base_of_adapter(manifest: Manifest, path: str) -> ArtifactInput | FileInput 
 
 def _base_digest(path: Path) -> str | None:
     try:
-        digest = json.loads(path.read_bytes())["digest"]
+        return read_record(path, _Base, "copy the adapter again, or pass another one").digest
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} does not name a base: {error!r}", "copy the adapter again, or pass another one"
-        ) from error
-    return str(digest)

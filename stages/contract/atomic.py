@@ -1,16 +1,20 @@
-"""Atomic writes: a file appears under its name whole, or not at all."""
+"""Atomic writes: a file appears whole or not at all, and a disk that takes nothing is named."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.contract.disk import explain_disk_errors
+from stages.contract.errors import GebError, UserError
 
+# A device with less room than this is full: no stage's output fits.
+_FULL_BYTES = 1 << 20
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
@@ -60,3 +64,47 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def explain_disk_errors(place: Path) -> Iterator[None]:
+    """Turns "no space left" and "read-only" into one clear message about the store."""
+    try:
+        yield
+    except GebError:
+        # Says itself what is wrong; a full disk would be a guess.
+        raise
+    except Exception as error:
+        number = _error_number(error)
+        remedy = "free some space (`geb gc` lists what can go) or put the store elsewhere"
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"no space left on the device that holds {place}", remedy) from error
+        if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise UserError(
+                f"{place} cannot be written: {os.strerror(number)}",
+                "check the permissions of the store, or set `store` to a folder of yours",
+            ) from error
+        if _is_full(place):
+            raise UserError(
+                f"{type(error).__name__}: {error}; the likely cause: no space left on the device "
+                f"that holds {place}",
+                remedy,
+            ) from error
+        raise
+
+
+def _is_full(place: Path) -> bool:
+    """True if the device is all but full: some libraries (torch) hide what a write met."""
+    while not place.exists():
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    # File systems without a size, such as /proc, hold no files of ours at all.
+    return usage.total > 0 and usage.free < _FULL_BYTES
+
+
+def _error_number(error: Exception) -> int:
+    """The errno behind an error, 0 for none; libraries in Rust (safetensors) put it in the text."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    named = re.search(r"\(os error (\d+)\)", str(error))
+    return int(named[1]) if named else 0

@@ -27,7 +27,7 @@ def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
 
     Args:
         path: File whose name ends in one of :data:`FILE_SUFFIXES`.
-        columns: Columns of interest, where the format allows to read some only; all if the file
+        columns: Columns of interest, if the format allows to read some only; all if the file
             has none of them.
 
     Raises:
@@ -45,7 +45,7 @@ def count_rows(path: Path) -> int:
         UserError: A Parquet file is none.
     """
     if path.suffix == ".parquet":
-        with _open_parquet(path) as file:
+        with open_parquet(path) as file:
             return int(file.metadata.num_rows)
     if path.suffix == ".json":
         return sum(1 for _ in _read_json(path))
@@ -74,7 +74,7 @@ def column_names(path: Path) -> tuple[str, ...]:
     """
     if path.suffix != ".parquet":
         return ()
-    with _open_parquet(path) as file:
+    with open_parquet(path) as file:
         return tuple(file.schema_arrow.names)
 
 
@@ -96,9 +96,7 @@ def _read_json(path: Path) -> Iterator[Row]:
     if not isinstance(items, list):
         raise UserError(f"{path} holds no JSON array of rows", "write one, or JSON lines")
     for number, item in enumerate(items, 1):
-        if not isinstance(item, dict):
-            raise UserError(f"{path}, item {number} is no JSON object", "repair the file")
-        yield f"{path}, item {number}", item
+        yield _columns(f"{path}, item {number}", item)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -114,21 +112,30 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                     f"{place}: not a line of JSON ({error})",
                     "write one JSON object on each line, as UTF-8",
                 ) from error
-            if not isinstance(row, dict):
-                raise UserError(
-                    f"{place}: a {type(row).__name__}, not an object with columns",
-                    'write lines such as {"prompt": "…"} or {"messages": […]}',
-                )
-            yield place, row
+            yield _columns(place, row)
+
+
+def _columns(place: str, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(
+            f"{place}: a {type(row).__name__}, not an object with columns",
+            'write rows such as {"prompt": "…"} or {"messages": […]}',
+        )
+    return place, row
 
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with _open_parquet(path) as file:
+    with open_parquet(path) as file:
         wanted = [name for name in file.schema_arrow.names if name in columns] or None
         yield from number_rows(str(path), file.iter_batches(BATCH_ROWS, columns=wanted))
 
 
-def _open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Opens a Parquet file.
+
+    Raises:
+        UserError: It is none.
+    """
     try:
         # Read ahead, the whole file would be in memory by the end.
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES)

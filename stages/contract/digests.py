@@ -1,16 +1,31 @@
-"""Digests and the canonical JSON that they are taken of."""
+"""Digests of values and files, and the seals of what a work folder keeps between attempts.
+
+A sealed file has its digest beside it (``.<name>.sha256``), a sealed folder lists those of its
+files in ``digests.json``, so that damage is noticed before use.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from stages.contract.errors import UserError
+from stages.contract.atomic import atomic_path, write_atomically
+from stages.contract.errors import DamagedArtifactError, DamagedRecordError, UserError
+from stages.contract.records import read_record
 
 _CHUNK_BYTES = 1 << 20
+_LIST = "digests.json"
+# Files that are hashed at once; hashlib frees the interpreter meanwhile.
+_THREADS = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def canonical_json(value: Any) -> str:
@@ -39,6 +54,16 @@ def sha256_file(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def in_threads(act: Callable[[T], R], files: Iterable[T]) -> list[R]:
+    """Results for each of several files, some at once."""
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        return list(pool.map(act, files))
+    finally:
+        # Where the stage is asked to stop meanwhile, it waits for no other file.
+        pool.shutdown(cancel_futures=True)
 
 
 def sha256_tree(files: Mapping[str, str]) -> str:
@@ -94,3 +119,100 @@ def prompt_id(messages: list[dict[str, str]]) -> str:
     """Identity of a prompt: the first 32 digits of the digest of its messages."""
     pairs = [[message["role"], message["content"]] for message in messages]
     return sha256_of(pairs)[:32]
+
+
+@contextmanager
+def sealed_path(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside ``path``; the whole file appears there, with its digest.
+
+    A kill leaves the file before or the file after, and a digest that fits it.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written.
+    """
+    with atomic_path(path, durable=True) as scratch:
+        yield scratch
+        # A kill before the rename leaves the file before: its digest counts until then.
+        accepted = [sha256_file(each) for each in (scratch, path) if each.exists()]
+        write_atomically(_seal(path), "\n".join(accepted), durable=True)
+
+
+def find_whole(path: Path, warn: Callable[[str], None]) -> bool:
+    """True if a file written by :func:`sealed_path` is there, as it was written.
+
+    A damaged one is set aside in its folder, and ``warn`` is told.
+    """
+    if not path.exists():
+        return False
+    if damage := _damage(path, _accepted(path)):
+        warn(f"damaged file: {damage}. Set aside as {set_aside(path).name}.")
+    return not damage
+
+
+def seal_folder(folder: Path) -> None:
+    """Lists the digests of a folder's files; those that it lists already are not read again."""
+    known = _listed(folder) if (folder / _LIST).exists() else {}
+    added = [name for name in _files(folder) if name not in known]
+    digests = in_threads(sha256_file, [folder / name for name in added])
+    listed = known | dict(zip(added, digests, strict=True))
+    write_atomically(folder / _LIST, json.dumps(listed, indent=2, sort_keys=True), durable=True)
+
+
+def is_sealed(folder: Path, name: str) -> bool:
+    """True if a folder lists a file."""
+    return name in _listed(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Hashes every file that a folder lists.
+
+    Raises:
+        DamagedArtifactError: One is missing, unreadable or differs, or there is no list.
+    """
+    listed = _listed(folder)
+    damages = in_threads(lambda name: _damage(folder / name, [listed[name]]), listed)
+    if found := [each for each in damages if each]:
+        raise DamagedArtifactError(f"damaged checkpoint: {'; '.join(found[:5])}")
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file or folder, so that nothing takes it for whole; returns its place."""
+    return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
+
+
+def _damage(path: Path, accepted: Sequence[str]) -> str:
+    """Damage of a file, in words; empty if the file has one of the accepted digests."""
+    try:
+        return "" if sha256_file(path) in accepted else f"the content of {path} has changed"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    path = folder / _LIST
+    try:
+        return read_record(path, dict[str, str])
+    except (OSError, DamagedRecordError) as error:
+        raise DamagedArtifactError(
+            f"damaged checkpoint: {path} is missing or unreadable"
+        ) from error
+
+
+def _files(folder: Path) -> list[str]:
+    return [
+        name
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (name := path.relative_to(folder).as_posix()) != _LIST
+    ]
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(f".{path.name}.sha256")
+
+
+def _accepted(path: Path) -> list[str]:
+    """Digests that a file may have: its own, and that of the one before it."""
+    try:
+        return _seal(path).read_bytes().decode(errors="replace").split()
+    except OSError:
+        return []

@@ -1,7 +1,7 @@
 """One tree of errors for stages and orchestrator.
 
 To add one: subclass the nearest entry below and say in its docstring who is at fault and whether a
-retry can help; ``stages.contract.program`` turns the class into an exit code.
+retry can help; ``stages.harness.program`` turns the class into an exit code.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class StoreError(GebError):
 
 class NoStoreError(StoreError):
     """There is no store at the place: it is wrong, or its file system is not mounted (yet)."""
+
+
+class ConflictError(StoreError):
+    """Another host changed a record of a bucket meanwhile; the change can be made again."""
 
 
 class DamagedRecordError(UserError, StoreError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, TextIO, TypeVar
+from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,6 @@ from pydantic import (
     ValidationError,
 )
 
-T = TypeVar("T")
-
 PROGRESS_INTERVAL_SECONDS = 0.5
 
 
@@ -26,7 +24,7 @@ _MAX_CHARACTERS = 20_000
 
 
 def _writable(text: object) -> str:
-    """A message that can be written as UTF-8, its middle left out where it is endless."""
+    """A message that can be written as UTF-8, its middle left out if it is endless."""
     whole = str(text)
     if (left_out := len(whole) - _MAX_CHARACTERS) > 0:
         half = _MAX_CHARACTERS // 2
@@ -81,8 +79,6 @@ class Done(BaseModel):
 
     type: Literal["done"] = "done"
     path: str
-    key: str = ""
-    """Key of the request that this ends; others of its program may follow."""
 
 
 Event = Annotated[Progress | Metric | Log | Failure | Done, Field(discriminator="type")]
@@ -107,11 +103,21 @@ class Emitter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._last_progress = float("-inf")
+        self._is_heard = True
 
     def emit(self, event: BaseModel) -> None:
-        """Writes one event."""
-        self._stream.write(event.model_dump_json() + "\n")
-        self._stream.flush()
+        """Writes one event; its message goes to the log once the orchestrator is dead."""
+        if self._is_heard:
+            try:
+                self._stream.write(event.model_dump_json() + "\n")
+                self._stream.flush()
+                return
+            except BrokenPipeError:
+                # The stage goes on until it has saved.
+                self._is_heard = False
+        if isinstance(event, Log | Failure):
+            kind = event.level if isinstance(event, Log) else event.kind
+            sys.stderr.write(f"[{kind}] {event.message}\n")
 
     def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
         """Says how far the stage is; the first and the last value are never dropped."""
@@ -120,13 +126,6 @@ class Emitter:
             return
         self._last_progress = now
         self.emit(Progress(done=done, total=total, unit=unit, note=note))
-
-    def track(self, items: Iterable[T], total: int, unit: str) -> Iterator[T]:
-        """Yields ``items`` and reports progress as they are consumed."""
-        self.progress(0, total, unit)
-        for done, item in enumerate(items, 1):
-            yield item
-            self.progress(done, total, unit)
 
     def metric(self, step: int, **values: float) -> None:
         """Reports values at a step."""

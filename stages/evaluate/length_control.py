@@ -1,28 +1,26 @@
 """Length-controlled win rate by AlpacaEval's own regression (Dubois et al. 2024, arXiv 2404.04475).
 
-Runs where ``alpaca_eval`` is installed: the environment and the image `eval`, which have no torch.
+Runs if ``alpaca_eval`` is installed: the environment and the image `eval`, which have no torch.
 
 Shapes: ``R`` annotations, one for each compared response.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
-from stages.contract.join import read_scored
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.summary import Metrics
+from stages.harness.context import StageContext
+from stages.tables.join import read_scored
 
 NAME = "length_controlled_win_rate"
 GAMED, BASELINE = "df_gamed.csv", "alpaca_eval_gpt4_baseline.json"
@@ -34,47 +32,41 @@ Annotation = dict[str, Any]
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """A response and how the judge found it beside the answer that it was compared with."""
-
-    instruction: str
-    response: str
-    reference: str | None
-    score: float
-
-
 def length_controlled(ctx: StageContext[EvaluateParams]) -> Metrics:
     """The win rate that a model would have if its answers were as long as its opponent's.
 
     Scores are those of a judge that compares, from 0 (lost) to 1 (won). The regression is that of
-    AlpacaEval 2 where the input ``length_control`` brings its data, and else the library's
+    AlpacaEval 2 if the input ``length_control`` brings its data, and else the library's
     `length_controlled_minimal`, which knows no difficulty of an instruction.
 
     Returns:
         ``length_controlled_win_rate`` from 0 to 1, and its interval (percentile bootstrap over
-        prompts); against reference answers also the base's, as ``base_…``. None where all answers
+        prompts); against reference answers also the base's, as ``base_…``. None if all answers
         differ in length by as much.
 
     Raises:
         UserError: The library or its data is missing, there are too few comparisons, or the scores
             are no comparisons.
     """
-    regression = _Regression.of(ctx)
+    regression = _Regression(ctx)
     policy, base = _compared(ctx, ""), _compared(ctx, "base_")
     if ctx.params.length_controlled == "base":
-        opponents = {key: each.response for key, each in base.items()}
+        opponents = {key: row["response"] for key, row in base.items()}
         return regression.metrics(policy, opponents, "")
     found: Metrics = {}
     for prefix, own in (("", policy), ("base_", base)):
-        answers = {key: each.reference for key, each in own.items() if each.reference is not None}
-        found |= regression.metrics(own, answers, prefix)
+        answers = {key: row["reference_answer"] for key, row in own.items()}
+        known = {key: answer for key, answer in answers.items() if answer is not None}
+        found |= regression.metrics(own, known, prefix)
     return found
 
 
-def _compared(ctx: StageContext[EvaluateParams], prefix: str) -> dict[Key, _Compared]:
-    """Compared responses by prompt and sample; prompts with an unscored response are left out."""
-    found: dict[Key, _Compared] = {}
+def _compared(ctx: StageContext[EvaluateParams], prefix: str) -> dict[Key, dict[str, Any]]:
+    """Compared responses with their scores, by prompt and sample.
+
+    Prompts with an unscored response are left out.
+    """
+    found: dict[Key, dict[str, Any]] = {}
     columns = ("messages", "response", "reference_answer")
     files = ctx.paths(f"{prefix}responses"), ctx.paths(f"{prefix}scores")
     for batch in read_scored(*files, columns=columns):
@@ -91,38 +83,25 @@ def _compared(ctx: StageContext[EvaluateParams], prefix: str) -> dict[Key, _Comp
                     "controlled win rate is made of comparisons, from 0 (lost) to 1 (won)",
                     "use the oracle judge with judge.mode pairwise, or leave it off",
                 )
-            key = row["prompt_id"], row["sample_index"]
-            instruction = row["messages"][-1]["content"]
-            found[key] = _Compared(instruction, row["response"], row["reference_answer"], score)
+            found[row["prompt_id"], row["sample_index"]] = row | {"score": score}
     return found
 
 
-@dataclass(frozen=True)
 class _Regression:
     """The library's regression, and what it needs to know of the instructions.
 
-    Attributes:
-        name: Its name in the library.
-        gamed: Its table of difficulties; for the minimal one, of instructions without any.
-        places: Place of each instruction in AlpacaEval's set; None numbers them as they come.
-        resamples: Resamples of the bootstrap.
-        work: Folder for files that last as long as the stage.
-        warn: Takes a warning.
+    Args:
+        ctx: The stage's input ``length_control``, settings, folder for files, and warnings.
     """
 
-    name: str
-    gamed: Path | None
-    places: Mapping[str, int] | None
-    resamples: int
-    work: Path
-    warn: Any
-
-    @classmethod
-    def of(cls, ctx: StageContext[EvaluateParams]) -> _Regression:
-        resamples = ctx.params.length_control_resamples
-        rest = resamples, ctx.work, ctx.events.warning
+    def __init__(self, ctx: StageContext[EvaluateParams]) -> None:
+        self._ctx = ctx
+        self._name = "length_controlled_minimal"
+        self._gamed: Path | None = None
+        # Place of each instruction in AlpacaEval's set; None numbers them as they come.
+        self._places: dict[str, int] | None = None
         if not ctx.has("length_control"):
-            return cls("length_controlled_minimal", None, None, *rest)
+            return
         folder = ctx.path("length_control")
         for name in (GAMED, BASELINE):
             if not (folder / name).is_file():
@@ -133,11 +112,11 @@ class _Regression:
                 )
         rows = json.loads((folder / BASELINE).read_text())
         # The first of equal instructions.
-        places = {row["instruction"]: place for place, row in reversed(list(enumerate(rows)))}
-        return cls("length_controlled_v1", folder / GAMED, places, *rest)
+        self._places = {row["instruction"]: n for n, row in reversed(list(enumerate(rows)))}
+        self._name, self._gamed = "length_controlled_v1", folder / GAMED
 
     def metrics(
-        self, own: Mapping[Key, _Compared], others: Mapping[Key, str], prefix: str
+        self, own: Mapping[Key, Mapping[str, Any]], others: Mapping[Key, str], prefix: str
     ) -> Metrics:
         """Metrics of one model's responses against others of the same keys."""
         annotations = list(self._annotations(own, others))
@@ -148,47 +127,46 @@ class _Regression:
             )
         differences = {len(each["output_2"]) - len(each["output_1"]) for each in annotations}
         if len(differences) == 1:
-            self.warn(
+            self._ctx.events.warning(
                 f"{prefix}{NAME}: all answers differ in length by as much; nothing to control"
             )
             return {f"{prefix}{NAME}": None, f"{prefix}{NAME}_interval": None}
-        estimate = self._win_rate(annotations)
         return {
-            f"{prefix}{NAME}": estimate,
+            f"{prefix}{NAME}": self._win_rate(annotations),
             f"{prefix}{NAME}_interval": self._interval(annotations),
         }
 
     def _annotations(
-        self, own: Mapping[Key, _Compared], others: Mapping[Key, str]
+        self, own: Mapping[Key, Mapping[str, Any]], others: Mapping[Key, str]
     ) -> Iterator[Annotation]:
         """Comparisons in AlpacaEval's format: preference 1 the first output, 2 the second."""
         numbers: dict[str, int] = {}
-        for key, each in own.items():
-            if key not in others:
-                continue
-            number = numbers.setdefault(each.instruction, len(numbers))
-            if self.places is not None:
-                if each.instruction not in self.places:
+        for key in (each for each in own if each in others):
+            instruction = own[key]["messages"][-1]["content"]
+            number = numbers.setdefault(instruction, len(numbers))
+            if self._places is not None:
+                if instruction not in self._places:
                     raise UserError(
-                        f"the prompt {each.instruction[:80]!r} is not one of AlpacaEval's",
+                        f"the prompt {instruction[:80]!r} is not one of AlpacaEval's",
                         "evaluate on AlpacaEval's prompts, or leave `length_control` out for a "
                         "regression without their difficulties",
                     )
-                number = self.places[each.instruction]
+                number = self._places[instruction]
             yield {
                 "index": number,
-                "instruction": each.instruction,
+                "instruction": instruction,
                 "generator_1": "opponent",
                 "generator_2": "model",
                 "output_1": others[key],
-                "output_2": each.response,
-                "preference": 1 + each.score,
+                "output_2": own[key]["response"],
+                "preference": 1 + own[key]["score"],
                 "annotator": "judge",
             }
 
     def _interval(self, annotations: list[Annotation]) -> list[float] | None:
         """95 % percentile bootstrap; a prompt's comparisons enter a resample together."""
-        if self.resamples == 0:
+        resamples = self._ctx.params.length_control_resamples
+        if resamples == 0:
             return None
         of_prompt: dict[int, list[Annotation]] = {}
         for each in annotations:
@@ -198,13 +176,13 @@ class _Regression:
         rng = np.random.default_rng(20260101)
         found = [
             self._win_rate([each for place in drawn for each in prompts[place]])
-            for drawn in rng.integers(len(prompts), size=(self.resamples, len(prompts)))
+            for drawn in rng.integers(len(prompts), size=(resamples, len(prompts)))
         ]
         return [float(end) for end in np.quantile(found, (0.025, 0.975))]
 
     def _win_rate(self, annotations: list[Annotation]) -> float:
         glm = _library()
-        gamed = self.gamed or self._without_difficulties(annotations)
+        gamed = self._gamed or self._without_difficulties(annotations)
         # The library fetches this file from the hub, at whatever is there today.
         glm.hf_hub_download = lambda **_: str(gamed)
         with warnings.catch_warnings():
@@ -212,7 +190,7 @@ class _Regression:
             warnings.simplefilter("ignore", FutureWarning)
             found = glm.get_length_controlled_winrate(
                 annotations,
-                glm_name=self.name,
+                glm_name=self._name,
                 save_weights_dir=None,
                 is_add_glm_preference_inplace=False,
                 is_warn_extreme_changes=False,
@@ -221,11 +199,9 @@ class _Regression:
 
     def _without_difficulties(self, annotations: list[Annotation]) -> Path:
         """The library's table for the minimal regression, which looks difficulties up in vain."""
-        path = self.work / GAMED
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["model", "index", "instruction_difficulty"])
-            writer.writerows(["none", place, 0.0] for place in range(len(annotations)))
+        path = self._ctx.work / GAMED
+        rows = "".join(f"none,{place},0.0\n" for place in range(len(annotations)))
+        path.write_text(f"model,index,instruction_difficulty\n{rows}")
         return path
 
 

@@ -6,8 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams, added_later, speed_only
-from stages.contract.signature import ImageName, InputSpec, OutputSpec
+from stages.contract.params import (
+    ImageName,
+    InputSpec,
+    OutputSpec,
+    StageParams,
+    added_later,
+    speed_only,
+)
 
 
 class EvaluateParams(StageParams):
@@ -63,11 +69,11 @@ class EvaluateParams(StageParams):
     a pass of its own."""
 
     def unused_fields(self) -> frozenset[str]:
-        """Settings of the length control where it is off."""
+        """Settings of the length control if it is off."""
         return frozenset({"length_control_resamples"} if self.length_controlled == "off" else ())
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with AlpacaEval's code where that is asked for."""
+        """Image with AlpacaEval's code if that is asked for."""
         return self.image if self.length_controlled == "off" else "eval"
 
     @model_validator(mode="after")

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
-from stages.modeling.device_pool import DevicePool
-from stages.modeling.load import Precision, load_config
+from stages.harness.context import ModelSource
+from stages.modeling.load import Precision, load_causal_lm, load_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.mapped import folder_to_share, load_shared
 from stages.modeling.probe import UnfitModelError, check_logprobs, require_static_rope
+from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
 
 TokenIds = Sequence[npt.NDArray[np.int32]]
@@ -37,26 +35,19 @@ class Reference:
         dtype: Type of its weights.
         batch_tokens: Most tokens in one pass, padding included.
         resources: Those of the stage.
-        scratch: Folder where weights that processes share lie while they have them.
 
     Raises:
         UserError: There is no such model, or its log-probabilities cannot be computed.
     """
 
     def __init__(
-        self,
-        source: ModelSource,
-        dtype: Precision,
-        batch_tokens: int,
-        resources: Resources,
-        scratch: Path,
+        self, source: ModelSource, dtype: Precision, batch_tokens: int, resources: Resources
     ) -> None:
         self._config = load_config(source)
         self._place = source.name_or_path
         self._batch_tokens = batch_tokens
-        folder = folder_to_share(resources, scratch)
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
-            partial(_Model, source, dtype, folder.name if folder else None), resources, folder
+            partial(_Model, source, dtype), resources
         )
 
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
@@ -98,8 +89,8 @@ class Reference:
 class _Model:
     """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
 
-    def __init__(self, source: ModelSource, dtype: Precision, folder: str | None) -> None:
-        model = load_shared(source, dtype=dtype, folder=folder)
+    def __init__(self, source: ModelSource, dtype: Precision) -> None:
+        model = load_causal_lm(source, dtype=dtype)
         try:
             check_logprobs(model)
         except UnfitModelError as error:
@@ -120,9 +111,6 @@ class _Model:
                 f"the samples hold token {highest}, the reference has {self._vocabulary} tokens",
                 "use a reference with the policy's tokenizer",
             )
-        return self._sums(prompts, responses)
-
-    def _sums(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
         width = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         positions = []

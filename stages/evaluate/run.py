@@ -16,14 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.join import ScoredBatch, read_scored
-from stages.contract.program import Stage
-from stages.contract.tables import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.summary import Metrics, SampleSummary, win_rate
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
+from stages.tables.join import ScoredBatch, read_scored
+from stages.tables.schemas import DISTRIBUTIONS, RESPONSES, TableWriter, num_rows, read_batches
 
 _COLUMNS = (
     "messages",
@@ -56,12 +56,16 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         sides = _sides(ctx, reference)
         _write_distributions(ctx, sides)
     policy, base = sides
-    metrics = {
+    metrics: Metrics = {
         **win_rate(policy.summary.prompts, base.summary.prompts),
         **policy.summary.metrics(),
         **{f"base_{name}": value for name, value in base.summary.metrics().items()},
-        **_length_controlled(ctx),
     }
+    if ctx.params.length_controlled != "off":
+        # Its library is in an environment of its own.
+        from stages.evaluate.length_control import length_controlled
+
+        metrics |= length_controlled(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     _write_samples(ctx.out / "samples.jsonl", policy, base)
     if metrics["uncompared_prompts"]:
@@ -69,15 +73,6 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
             f"{metrics['uncompared_prompts']} prompts are not in the win rate: a score or one "
             "model's samples are missing"
         )
-
-
-def _length_controlled(ctx: StageContext[EvaluateParams]) -> Metrics:
-    if ctx.params.length_controlled == "off":
-        return {}
-    # Its library is in an environment of its own.
-    from stages.evaluate.length_control import length_controlled
-
-    return length_controlled(ctx)
 
 
 def _write_distributions(ctx: StageContext[EvaluateParams], sides: list[_Side]) -> None:
@@ -117,16 +112,16 @@ def _sides(ctx: StageContext[EvaluateParams], reference: LogPiRef | None) -> lis
 
 @contextmanager
 def _reference(ctx: StageContext[EvaluateParams]) -> Iterator[LogPiRef | None]:
-    """Log π_ref by the reference model, loaded for the block; None where it is not asked for."""
+    """Log π_ref by the reference model, loaded for the block; None if it is not asked for."""
     params = ctx.params
     if params.log_pi_ref == "off":
         yield None
         return
-    # Loads torch: only where log π_ref is asked for.
+    # Loads torch: only if log π_ref is asked for.
     from stages.evaluate.reference import Reference
 
     source = ctx.model("reference")
-    reference = Reference(source, params.dtype, params.batch_tokens, ctx.resources, ctx.out)
+    reference = Reference(source, params.dtype, params.batch_tokens, ctx.resources)
 
     def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
         return reference.log_probabilities(

@@ -10,8 +10,8 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.contract.errors import UserError
-from stages.contract.join import ScoredBatch
+from stages.tables.join import ScoredBatch
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -28,17 +28,11 @@ Metrics = dict[str, object]
 _ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
 
 
-@dataclass(frozen=True)
-class PromptRewards:
-    """The rewards of one prompt's samples.
-
-    Attributes:
-        total: Exactly rounded sum, so that equal rewards in another order give an equal sum.
-        count: Number of samples.
-    """
+class PromptRewards(NamedTuple):
+    """Rewards of one prompt's samples: their exactly rounded sum, the same in any order."""
 
     total: float
-    count: int
+    samples: int
 
 
 class SampleSummary:
@@ -50,17 +44,13 @@ class SampleSummary:
 
     def __init__(self, distinct_n: int) -> None:
         self.prompts: dict[str, PromptRewards | None] = {}
-        """Rewards of each prompt; None where a response has no score."""
+        """Rewards of each prompt; None if a response has no score."""
         self._distinct = DistinctCounter(distinct_n)
         self._rewards = array("d")
         self._log_pi_ref = array("d")
         self._texts: Counter[bytes] = Counter()
         self._components: dict[str, tuple[float, int]] = {}
-        self._responses = 0
-        self._nulls = 0
-        self._tokens = 0
-        self._truncated = 0
-        self._empty = 0
+        self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
 
     def add(
@@ -76,7 +66,7 @@ class SampleSummary:
             batch: Responses and scores; its scores table has the column ``components``.
             num_tokens: Lengths of the responses, [R].
             log_pi: Summed log-probabilities under the sampling model at temperature 1, [R].
-            log_pi_ref: The same under the reference, [R], where it is computed.
+            log_pi_ref: The same under the reference, [R], if it is computed.
         """
         scores = batch.scores.to_pylist()
         for prompt_id, (start, end) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):
@@ -87,18 +77,20 @@ class SampleSummary:
             hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
             for text in texts
         )
-        self._responses += len(texts)
-        self._empty += sum(not text.strip() for text in texts)
-        self._tokens += int(num_tokens.sum())
+        self._counts.update(
+            responses=len(texts),
+            empty=sum(not text.strip() for text in texts),
+            tokens=int(num_tokens.sum()),
+            truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
+        )
         self._log_pi += float(log_pi.sum())
-        self._truncated += pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0
         if log_pi_ref is not None:
             self._log_pi_ref.extend(log_pi_ref.tolist())
         self._add_components(batch.scored["components"])
 
     def _add_prompt(self, prompt_id: str, scores: list[float | None]) -> None:
         given = [score for score in scores if score is not None]
-        self._nulls += len(scores) - len(given)
+        self._counts["nulls"] += len(scores) - len(given)
         if len(given) < len(scores):
             self.prompts[prompt_id] = None
             return
@@ -121,12 +113,13 @@ class SampleSummary:
         """Everything that can be said of these samples alone."""
         rewards = np.frombuffer(self._rewards) if self._rewards else np.zeros(0)
         log_pi_ref = np.frombuffer(self._log_pi_ref) if self._log_pi_ref else np.zeros(0)
-        means = [each.total / each.count for each in self.prompts.values() if each is not None]
-        distinct = self._distinct
+        means = [each.total / each.samples for each in self.prompts.values() if each is not None]
+        distinct, counts = self._distinct, self._counts
+        responses, tokens = counts["responses"], counts["tokens"]
         return {
             "num_prompts": len(self.prompts),
-            "num_samples": self._responses,
-            "null_scores": self._nulls,
+            "num_samples": responses,
+            "null_scores": counts["nulls"],
             "prompts_with_null_score": sum(each is None for each in self.prompts.values()),
             "mean_reward": _mean(rewards),
             "mean_reward_se": clustered_standard_error(means),
@@ -141,12 +134,12 @@ class SampleSummary:
             **{f"distinct_{n}_per_token": ratio for n, ratio in enumerate(distinct.per_token(), 1)},
             "mean_log_pi_ref": _mean(log_pi_ref),
             "log_pi_ref_quantiles": _quantiles(log_pi_ref),
-            "mean_log_pi": _known(self._log_pi / self._responses),
-            "entropy_per_token": _known(-self._log_pi / self._tokens) if self._tokens else None,
-            "mean_response_tokens": self._tokens / self._responses,
-            "truncated_share": self._truncated / self._responses,
-            "empty_share": self._empty / self._responses,
-            "most_common_response_share": max(self._texts.values()) / self._responses,
+            "mean_log_pi": _known(self._log_pi / responses),
+            "entropy_per_token": _known(-self._log_pi / tokens) if tokens else None,
+            "mean_response_tokens": tokens / responses,
+            "truncated_share": counts["truncated"] / responses,
+            "empty_share": counts["empty"] / responses,
+            "most_common_response_share": max(self._texts.values()) / responses,
         }
 
 
@@ -187,7 +180,7 @@ def win_rate(policy: Rewards, base: Rewards) -> Metrics:
     (``win_rate``), or count one half (``win_rate_ties_split``).
 
     Args:
-        policy: Rewards of the policy's samples by prompt id; None where a score is missing.
+        policy: Rewards of the policy's samples by prompt id; None if a score is missing.
         base: Rewards of the base model's samples.
 
     Returns:
@@ -202,10 +195,10 @@ def win_rate(policy: Rewards, base: Rewards) -> Metrics:
         other = base.get(prompt_id)
         if mine is None or other is None:
             continue
-        if mine.count != other.count:
+        if mine.samples != other.samples:
             raise UserError(
-                f"prompt {prompt_id} has {mine.count} samples of the policy and {other.count} of "
-                "the base model: sums of rewards cannot be compared",
+                f"prompt {prompt_id} has {mine.samples} samples of the policy and {other.samples} "
+                "of the base model: sums of rewards cannot be compared",
                 "sample both with the same number of responses a prompt",
             )
         compared += 1
@@ -245,7 +238,8 @@ class DistinctCounter:
 
     def __init__(self, max_n: int) -> None:
         self._words: dict[str, int] = {}
-        self._sets = [_HashSet() for _ in range(max_n)]
+        # For each n, sorted hashes, and behind them those that are not merged into them yet.
+        self._hashes: list[list[_Hashes]] = [[np.zeros(0, dtype=np.uint64)] for _ in range(max_n)]
         self._totals = [0] * max_n
 
     def add(self, texts: Sequence[str]) -> None:
@@ -259,49 +253,31 @@ class DistinctCounter:
         words_hashed = _mix(np.array(numbers, dtype=np.uint64) + np.uint64(1))
         text_of_word = np.repeat(np.arange(len(texts)), lengths)
         hashes = words_hashed
-        for n, (found, total) in enumerate(zip(self._sets, self._totals, strict=True), 1):
+        for n, found in enumerate(self._hashes, 1):
             if n > 1:
                 # Before masking, hashes[i] covers words i … i+n-2.
                 hashes = _mix(hashes[:-1] * np.uint64(0x9E3779B97F4A7C15) + words_hashed[n - 1 :])
             within = text_of_word[: len(hashes)] == text_of_word[n - 1 :]
-            found.add(hashes[within])
-            self._totals[n - 1] = total + int(np.count_nonzero(within))
+            found.append(hashes[within])
+            self._totals[n - 1] += int(np.count_nonzero(within))
+            if sum(map(len, found[1:])) > max(_MERGE_AT, len(found[0])):
+                found[:] = [_merged(found)]
 
     def per_ngram(self) -> list[float | None]:
-        """Different n-grams by n-grams, n = 1…``max_n``; None where the corpus has no n-gram."""
-        return [
-            len(found) / total if total else None
-            for found, total in zip(self._sets, self._totals, strict=True)
-        ]
+        """Different n-grams by n-grams, n = 1…``max_n``; None if the corpus has no n-gram."""
+        return self._by(self._totals)
 
     def per_token(self) -> list[float | None]:
-        """Different n-grams by tokens, n = 1…``max_n``; None where the corpus has no token."""
-        tokens = self._totals[0]
-        return [len(found) / tokens if tokens else None for found in self._sets]
+        """Different n-grams by tokens, n = 1…``max_n``; None if the corpus has no token."""
+        return self._by([self._totals[0]] * len(self._totals))
+
+    def _by(self, totals: list[int]) -> list[float | None]:
+        pairs = zip(self._hashes, totals, strict=True)
+        return [len(_merged(found)) / total if total else None for found, total in pairs]
 
 
-class _HashSet:
-    """A set of 64-bit hashes, as one sorted array and what is not merged into it yet."""
-
-    def __init__(self) -> None:
-        self._merged: _Hashes = np.zeros(0, dtype=np.uint64)
-        self._pending: list[_Hashes] = []
-        self._num_pending = 0
-
-    def add(self, hashes: _Hashes) -> None:
-        self._pending.append(hashes)
-        self._num_pending += len(hashes)
-        if self._num_pending > max(_MERGE_AT, len(self._merged)):
-            self._merge()
-
-    def _merge(self) -> None:
-        self._merged = np.unique(np.concatenate([self._merged, *self._pending]))
-        self._pending.clear()
-        self._num_pending = 0
-
-    def __len__(self) -> int:
-        self._merge()
-        return len(self._merged)
+def _merged(hashes: list[_Hashes]) -> _Hashes:
+    return np.unique(np.concatenate(hashes))
 
 
 def _mix(values: _Hashes) -> _Hashes:

@@ -5,11 +5,9 @@ Shapes: ``K`` responses per prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-from stages.generate.params import GenerateParams
 
 STOP = "stop"
 LENGTH = "length"
@@ -20,13 +18,11 @@ class Prompt:
     """A prompt ready to be continued.
 
     Attributes:
-        messages: The conversation as the prompts table has it.
         token_ids: The rendered prompt.
         seeds: One seed for each of its K responses.
         chunk: First prompt of the chunk that it belongs to, see :mod:`stages.generate.filling`.
     """
 
-    messages: Sequence[Mapping[str, str]]
     token_ids: list[int]
     seeds: list[int]
     chunk: int = 0
@@ -37,27 +33,14 @@ class Sample:
     """One response.
 
     Attributes:
-        token_ids: As drawn, the stop token included where one was drawn.
-        logprobs: log π of each of them at temperature 1, before top-p; NaN where not known.
+        token_ids: As drawn, the stop token included if one was drawn.
+        logprobs: log π of each of them at temperature 1, before top-p; NaN if not known.
         finish_reason: ``stop`` or ``length``.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of a sampling from an engine that is loaded.
-
-    Attributes:
-        params: Temperature, lengths and the like; what they say of the engine is not read.
-        stop_ids: Token ids that end a response.
-    """
-
-    params: GenerateParams
-    stop_ids: frozenset[int]
 
 
 class Backend(Protocol):
@@ -68,16 +51,11 @@ class Backend(Protocol):
         """Facts about the engine for the manifest."""
         ...
 
-    def generate(
-        self, prompts: Iterator[Prompt], sampling: Sampling
-    ) -> Iterator[tuple[int, int, Sample]]:
-        """Continues every prompt once per seed.
-
-        May be called again once all that it yields was taken.
+    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+        """Continues every prompt once per seed; called once.
 
         Args:
             prompts: Taken as the engine has room for them.
-            sampling: Settings of the responses.
 
         Yields:
             (number of the prompt, sample index, response), in the order in which they are done. A

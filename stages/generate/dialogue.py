@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
 from stages.generate.policy import end_token_ids
+from stages.harness.context import ModelSource
 from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import DTYPES, Precision, load_causal_lm, load_config
 from stages.modeling.tokenizers import load_tokenizer
@@ -63,7 +63,7 @@ class _Partner:
 
 
 def main() -> int:
-    """Talks until stdin ends; 64 where a model cannot be loaded, with the reason on stderr."""
+    """Talks until stdin ends; 64 if a model cannot be loaded, with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m stages.generate.dialogue")
     parser.add_argument("models", nargs="+", metavar="NAME=MODEL", help="folder or ID@REVISION")
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER")
@@ -106,11 +106,7 @@ def _talk(partners: list[_Partner], max_new_tokens: int, temperature: float) -> 
 
 
 def _load(name: str, place: str, adapter: str | None) -> _Partner:
-    """Loads a model in the precision of its checkpoint.
-
-    Raises:
-        UserError: There is none, or its tokenizer has no chat template.
-    """
+    """Loads a model in the precision of its checkpoint."""
     # A folder's name may hold an @, too.
     repo, _, revision = (place, "", "") if Path(place).is_dir() else place.partition("@")
     source = ModelSource(repo, revision or None, adapter)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stages.contract.sealed import find_whole
-from stages.contract.tables import RESPONSES, publish_table
 from stages.generate.backend import Prompt, Sample
+from stages.tables.schemas import RESPONSES, publish_table
 
 Row = Mapping[str, Any]
 Render = Callable[[Row], Prompt | None]
@@ -88,7 +87,8 @@ class ChunkFiller:
             return
         for number in [key for key, (each, _) in self._places.items() if each is work]:
             del self._places[number]
-        work.chunk.write(self._to_rows(work))
+        # A kill leaves all rows or none.
+        publish_table(work.chunk.path, RESPONSES, self._to_rows(work))
         self._on_written(work.chunk)
 
     def _to_rows(self, work: _Open) -> Iterator[dict[str, Any]]:
@@ -128,14 +128,6 @@ class Chunk:
 
     def __len__(self) -> int:
         return self.stop - self.first
-
-    def is_written(self, warn: Callable[[str], None]) -> bool:
-        """True once an attempt has finished this chunk; ``warn`` is told of a damaged one."""
-        return find_whole(self.path, warn)
-
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the chunk's rows of RESPONSES; a kill leaves all of them or none."""
-        publish_table(self.path, RESPONSES, rows)
 
 
 def split_chunks(folder: Path, start: int, stop: int, size: int) -> list[Chunk]:

@@ -11,10 +11,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from stages.contract.params import Settings, StageParams, added_later, speed_only
-from stages.contract.request import Resources
-from stages.contract.signature import ImageName, InputSpec, OutputSpec
-from stages.remote.settings import ServerSettings
+from stages.contract.params import (
+    ImageName,
+    InputSpec,
+    OutputSpec,
+    Settings,
+    StageParams,
+    added_later,
+    speed_only,
+)
 
 
 class TransformersSettings(Settings):
@@ -64,18 +69,6 @@ class VllmSettings(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _check_nodes(self) -> VllmSettings:
-        # The engine would wait for the other nodes, which nothing starts.
-        for name in ("nnodes", "node_rank", "master_addr", "data_parallel_address"):
-            if name in self.extra_engine_args:
-                raise ValueError(
-                    f"extra_engine_args.{name}: an engine is on one machine. Spread the model over "
-                    "more of its GPUs (tensor_parallel_size), quantize it (quantization), or raise "
-                    "generate.num_shards to use more machines"
-                )
-        return self
-
     @property
     def pipeline_parallel_size(self) -> int:
         """Parts of consecutive layers that one engine spreads the model over."""
@@ -88,28 +81,9 @@ class VllmSettings(Settings):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
-class OpenaiSettings(ServerSettings):
-    """An OpenAI-compatible server."""
-
-    url: str | None = speed_only(
-        None, description="Address up to the version, `http://127.0.0.1:8000/v1`."
-    )
-    concurrency: int = speed_only(32, ge=1, description="Requests at once.")
-    timeout_seconds: float = speed_only(600.0, gt=0, description="Time limit of one request.")
-    model: str | None = None
-    """The model's name at the server."""
-    endpoint: Literal["completions", "chat"] = "completions"
-    """`completions` sends the prompt's token ids, rendered here; `chat` sends the messages and
-    leaves the chat template to the server."""
-    without_token_ids: Literal["refuse", "tokenize"] = "refuse"
-    """Treatment of a response that comes as text alone: refuse it, or read its ids off the text
-    with the policy's tokenizer, its log-probabilities unknown (NaN)."""
-
-
 BACKENDS: Mapping[str, str] = {
     "transformers": "stages.generate.transformers_backend",
     "vllm": "stages.generate.vllm_backend",
-    "openai": "stages.generate.openai_backend",
 }
 """Module of each backend, imported only when it is used; its settings are the field of its name."""
 
@@ -130,13 +104,11 @@ class GenerateParams(StageParams):
         "timings.json": OutputSpec("file"),
     }
     image = "torch"
-    engine_inputs = ("policy", "adapter")
     late_modules = ("stages.generate.transformers_backend", "scipy.optimize")
 
-    backend: Literal["transformers", "vllm", "openai"] = "transformers"
-    """Engine that samples: two that load the policy here and draw different responses from the same
-    distribution, and a server that has it loaded. Only its own section is read. See
-    docs/generation.md."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """Engine that samples; the two draw different responses from the same distribution. Only its
+    own section is read. See docs/generation.md."""
     num_samples: int = Field(2, ge=1)
     """Responses per prompt (K)."""
     temperature: float = Field(1.0, ge=0)
@@ -155,12 +127,12 @@ class GenerateParams(StageParams):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template (`{enable_thinking: false}`)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type of weights and activations; a server (`openai`) has its own."""
+    """Type of weights and activations."""
     shard_index: int = Field(0, ge=0)
     """Contiguous part of the prompts to work on, counted from 0."""
     num_shards: int = Field(1, ge=1, le=1000)
-    """Parts that the prompts are split into, of about the same expected number of tokens. In a
-    run's file also `auto`: one on one machine, on a cluster `execution.parallel`."""
+    """Parts that the prompts are split into, of about the same expected number of tokens. Several
+    GPUs sample side by side as shards. In a run's file also `auto`: `execution.parallel`."""
     expected_response_tokens: int | None = Field(None, ge=1)
     """Length of a response that the split counts on; unset takes a quarter of
     ``max_new_tokens``."""
@@ -172,46 +144,20 @@ class GenerateParams(StageParams):
     """Settings of the backend `transformers`."""
     vllm: VllmSettings = VllmSettings()
     """Settings of the backend `vllm`."""
-    openai: OpenaiSettings = OpenaiSettings()
-    """Settings of the backend `openai`."""
-
-    @property
-    def devices_per_engine(self) -> int:
-        """GPUs, or processes on a CPU, that one engine takes."""
-        return self.vllm.num_devices if self.backend == "vllm" else 1
 
     @property
     def counted_response_tokens(self) -> int:
-        """Tokens that a response counts for where prompts are dealt out to shards, or estimated."""
+        """Tokens that a response counts for if prompts are dealt out to shards, or estimated."""
         expected = self.expected_response_tokens or max(1, self.max_new_tokens // 4)
         return min(expected, self.max_new_tokens)
 
-    def num_engines(self, resources: Resources) -> int:
-        """Engines that sample at once on the devices of a stage; with a server there is none."""
-        if self.backend == "openai":
-            return 0
-        return (resources.gpus or resources.processes) // self.devices_per_engine
-
-    def engine(self) -> Any:
-        """Settings of the engine; None with a server. Shards are for machines: each has its own."""
-        if self.backend == "openai":
-            return None
-        return {
-            "backend": self.backend,
-            "dtype": self.dtype,
-            "max_length_tokens": self.max_length_tokens,
-            "vllm": self.vllm.model_dump() if self.backend == "vllm" else None,
-            "shard": (self.shard_index, self.num_shards),
-        }
-
     def unused_fields(self) -> frozenset[str]:
-        """The sections of the other backends, and what theirs alone would depend on."""
-        loads_nothing = {"dtype"} if self.backend == "openai" else set()
-        streams = {"chunk_prompts"} if self.backend != "transformers" else set()
-        return frozenset((BACKENDS.keys() - {self.backend}) | loads_nothing | streams)
+        """The section of the other backend, and what it alone would depend on."""
+        streams = {"chunk_prompts"} if self.backend == "vllm" else set()
+        return frozenset((BACKENDS.keys() - {self.backend}) | streams)
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with vLLM where that is the engine."""
+        """Image with vLLM if that is the engine."""
         return "vllm" if self.backend == "vllm" else self.image
 
     @model_validator(mode="after")
@@ -221,22 +167,4 @@ class GenerateParams(StageParams):
                 f"shard_index {self.shard_index} does not exist: shards are counted from 0 and "
                 f"num_shards is {self.num_shards}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _server_is_named(self) -> GenerateParams:
-        if self.backend == "openai" and not (self.openai.url and self.openai.model):
-            raise ValueError(
-                "the backend openai needs openai.url and openai.model: the address up to the "
-                "version, and the model's name at the server"
-            )
-        if self.backend == "openai" and self.openai.without_token_ids == "tokenize":
-            unsaid = ["stop_token_ids"]
-            unsaid += ["chat_template_args"] if self.openai.endpoint == "chat" else []
-            for name in unsaid:
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name} cannot be told to a server of which only text is expected "
-                        "(openai.without_token_ids: tokenize)"
-                    )
         return self

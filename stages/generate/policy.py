@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.generate.backend import Prompt, Sampling
+from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
+from stages.harness.context import ModelSource
 from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_config
 from stages.modeling.tokenizers import load_tokenizer
@@ -40,17 +40,8 @@ class Policy:
         """Folder of the adapter."""
         return None if self.source.adapter is None else Path(self.source.adapter)
 
-    def sampling(self, params: GenerateParams) -> Sampling:
-        """Settings of a sampling from the policy."""
-        return Sampling(params, self.stop_ids)
-
     def render(self, row: Mapping[str, Any], params: GenerateParams, seed: int) -> Prompt | None:
-        """The prompt of a row of the prompts table, or None if it is too long for the context.
-
-        Raises:
-            UserError: The prompt has no user turn, the chat template refuses it, or the policy does
-                not know one of its tokens.
-        """
+        """The prompt of a row of the prompts table, or None if it is too long for the context."""
         try:
             token_ids = render_prompt(
                 self.tokenizer,
@@ -71,7 +62,7 @@ class Policy:
         seeds = [
             derive_seed(seed, row["prompt_id"], sample) for sample in range(params.num_samples)
         ]
-        return Prompt(row["messages"], token_ids, seeds)
+        return Prompt(token_ids, seeds)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a response, without its stop token and other special tokens."""
@@ -83,11 +74,7 @@ class Policy:
 
 
 def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
-    """Reads a checkpoint's tokenizer and configuration.
-
-    Raises:
-        UserError: Tokenizer or chat template is missing, or the wanted context exceeds the model's.
-    """
+    """Reads a checkpoint's tokenizer and configuration."""
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     check_template_args(tokenizer, params.chat_template_args)
@@ -104,9 +91,6 @@ def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
 
     Chat models end a turn with an id that often only one of the three knows (Llama 3's
     ``<|eot_id|>``).
-
-    Raises:
-        OSError: The hub cannot be asked for the third.
     """
     found: set[int] = set()
     for holder in (tokenizer, config, _generation_config(source)):
@@ -117,11 +101,7 @@ def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:
 
 
 def _generation_config(source: ModelSource) -> Any:
-    """The checkpoint's generation configuration; None where it has none.
-
-    Raises:
-        OSError: The hub cannot be asked whether there is one; a retry may help.
-    """
+    """The checkpoint's generation configuration; None if it has none."""
     from huggingface_hub import constants
     from transformers import GenerationConfig
 

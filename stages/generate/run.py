@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.context import StageContext
+from stages.contract.digests import find_whole, sealed_path
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.program import Stage
-from stages.contract.sealed import find_whole, sealed_path
-from stages.contract.tables import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
 from stages.generate.backend import Backend
-from stages.generate.engine_pool import EnginePool
 from stages.generate.filling import Chunk, ChunkFiller, split_chunks
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
 from stages.generate.shards import expected_tokens, shard_bounds
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
+from stages.tables.schemas import PROMPTS, RESPONSES, TableWriter, open_table, read_rows
 
 Context = StageContext[GenerateParams]
 _ENGINE_FACTS = "engine.json"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """A moment: wall time, and the CPU time of this process so far, in seconds."""
-
-    wall: float
-    cpu: float
-
-    @classmethod
-    def now(cls) -> Clock:
-        """The present moment."""
-        return cls(time.monotonic(), time.process_time())
 
 
 def run(ctx: Context) -> None:
@@ -48,23 +34,18 @@ def run(ctx: Context) -> None:
     Inputs: ``policy`` (model), ``prompts`` (one PROMPTS table), ``adapter`` (a LoRA adapter of the
     policy, optional). Outputs: ``responses.parquet`` (RESPONSES, grouped by prompt in the prompts'
     order, samples 0…K−1) and ``metrics.json``. What is done is kept in ``ctx.work`` chunk by chunk;
-    a retry goes on with the chunks that are not there. The devices of the stage are shared out
-    among as many engines as they suffice for.
-
-    Raises:
-        UserError: The checkpoint or a prompt cannot be used, or no prompt fits the context.
-        EngineError: An engine does not start or breaks down; what was done is kept.
+    a retry goes on with the chunks that are not there.
     """
-    started = Clock.now()
+    started = time.monotonic()
     prompts = ctx.path("prompts")
     policy = load_policy(ctx.model("policy"), ctx.params)
     first, stop = _shard(ctx, prompts, policy)
     chunks = split_chunks(ctx.work, first, stop, ctx.params.chunk_prompts)
-    missing = [chunk for chunk in chunks if not chunk.is_written(ctx.events.warning)]
+    missing = [chunk for chunk in chunks if not find_whole(chunk.path, ctx.events.warning)]
     ctx.notes.update(backend=ctx.params.backend, first_prompt=first, stop_prompt=stop)
     if len(missing) < len(chunks):
         ctx.events.info(f"{len(chunks) - len(missing)} of {len(chunks)} chunks are there already")
-    begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else Clock.now()
+    begun = _sample(ctx, prompts, policy, missing, stop - first) if missing else _now()
     facts = ctx.work / _ENGINE_FACTS
     if find_whole(facts, ctx.events.warning):
         ctx.notes.update(json.loads(facts.read_text()))
@@ -74,14 +55,19 @@ def run(ctx: Context) -> None:
     ctx.telemetry_path("timings.json").write_text(
         dump_json(
             {
-                "seconds": Clock.now().wall - started.wall,
-                "start_seconds": begun.wall - started.wall,
-                "cpu_seconds_after_start": Clock.now().cpu - begun.cpu,
+                "seconds": time.monotonic() - started,
+                "start_seconds": begun[0] - started,
+                "cpu_seconds_after_start": time.process_time() - begun[1],
                 "chunks_sampled": len(missing),
                 "chunks_reused": len(chunks) - len(missing),
             }
         )
     )
+
+
+def _now() -> tuple[float, float]:
+    """Wall time, and the CPU time of this process so far, in seconds."""
+    return time.monotonic(), time.process_time()
 
 
 def _total(chunks: Sequence[Chunk]) -> int:
@@ -107,7 +93,7 @@ def _shard(ctx: Context, prompts: Path, policy: Policy) -> tuple[int, int]:
 
 def _sample(
     ctx: Context, prompts: Path, policy: Policy, chunks: Sequence[Chunk], num_prompts: int
-) -> Clock:
+) -> tuple[float, float]:
     """Writes the chunks that are missing of a shard's ``num_prompts``; says when that could begin.
 
     What the engine says of itself is kept beside the chunks: an attempt that finds them all has no
@@ -124,29 +110,18 @@ def _sample(
             f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}"
         ),
     )
-    # Not the rest of the resources: a time limit is that of all requests together.
-    devices = ctx.resources.gpus, ctx.resources.processes
-    identity = ctx.params.engine(), policy.source, devices
-    with ctx.kept.use(identity, lambda: _make_backend(ctx, policy)) as backend:
+    module = importlib.import_module(BACKENDS[ctx.params.backend])
+    backend: Backend = module.load(policy, ctx.params, ctx.events)
+    with contextlib.closing(backend):
         with sealed_path(ctx.work / _ENGINE_FACTS) as path:
             path.write_text(dump_json(dict(backend.notes)))
-        begun = Clock.now()
-        sampling = policy.sampling(ctx.params)
-        for number, sample_index, sample in backend.generate(filler.prompts(), sampling):
+        begun = _now()
+        for number, sample_index, sample in backend.generate(filler.prompts()):
             filler.take(number, sample_index, sample)
             done += 1
             ctx.events.progress(done, total, "responses")
     ctx.events.progress(total, total, "responses")
     return begun
-
-
-def _make_backend(ctx: Context, policy: Policy) -> Backend:
-    if ctx.params.num_engines(ctx.resources) > 1:
-        return EnginePool(policy, ctx.params, ctx.resources, ctx.events)
-    backend: Backend = importlib.import_module(BACKENDS[ctx.params.backend]).load(
-        policy, ctx.params, ctx.events
-    )
-    return backend
 
 
 def _assemble(ctx: Context, chunks: Sequence[Chunk]) -> dict[str, Any]:

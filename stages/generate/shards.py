@@ -5,15 +5,13 @@ Shapes: ``N`` prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.contract.tables import PROMPTS, read_batches
+from stages.tables.schemas import PROMPTS, read_batches
 
 # UTF-8 bytes of one token: an estimate that needs no tokenizer and is fair to most scripts.
 _BYTES_PER_TOKEN = 4
@@ -36,14 +34,9 @@ def shard_bounds(tokens: Tokens, shard_index: int, num_shards: int) -> tuple[int
     >>> [shard_bounds(np.array([9, 1, 1, 1, 3, 3]), index, 2) for index in range(2)]
     [(0, 1), (1, 6)]
     """
-    cuts = _cuts(tokens, num_shards)
-    return cuts[shard_index], cuts[shard_index + 1]
-
-
-def _cuts(tokens: Tokens, num_shards: int) -> list[int]:
     num_prompts = len(tokens)
     if num_prompts <= num_shards:
-        return [min(index, num_prompts) for index in range(num_shards + 1)]
+        return min(shard_index, num_prompts), min(shard_index + 1, num_prompts)
     # In integers: every machine makes the same cuts.
     before = np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])
     total = int(before[-1])
@@ -55,7 +48,8 @@ def _cuts(tokens: Tokens, num_shards: int) -> list[int]:
             place -= 1
         # At least one prompt for this shard and for each of those after it.
         cuts.append(min(max(place, cuts[-1] + 1), num_prompts - (num_shards - index)))
-    return [*cuts, num_prompts]
+    cuts.append(num_prompts)
+    return cuts[shard_index], cuts[shard_index + 1]
 
 
 def expected_tokens(prompts: Path, *, response_tokens: int, longest: int) -> Tokens:
@@ -66,13 +60,9 @@ def expected_tokens(prompts: Path, *, response_tokens: int, longest: int) -> Tok
         response_tokens: Expected tokens of all responses to one prompt.
         longest: Most tokens that a prompt is taken for; a longer one does not fit the context.
     """
-    batches = read_batches(prompts, PROMPTS, columns=["messages"])
-    return _estimate((batch["messages"] for batch in batches), response_tokens, longest)
-
-
-def _estimate(columns: Iterable[pa.ListArray], response_tokens: int, longest: int) -> Tokens:
     parts = [np.zeros(0, dtype=np.int64)]
-    for messages in columns:
+    for batch in read_batches(prompts, PROMPTS, columns=["messages"]):
+        messages = batch["messages"]
         sizes = pc.binary_length(messages.flatten().field("content")).to_numpy(zero_copy_only=False)
         rows = pc.list_parent_indices(messages).to_numpy()
         num_bytes = np.bincount(rows, weights=sizes, minlength=len(messages)).astype(np.int64)

@@ -7,18 +7,19 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample, Sampling
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.generate.units import split_batches
-from stages.modeling.engines import engine_error
+from stages.modeling.engine_errors import engine_error
 from stages.modeling.load import load_causal_lm
 from stages.modeling.probe import require_static_rope
 
@@ -30,47 +31,49 @@ _COMPACT_SHARE = 0.25
 class TransformersBackend:
     """Samples from a causal LM of transformers.
 
+    Loads the policy's weights on the GPU, or on the CPU if there is none.
+
     Args:
-        model: The policy, in evaluation mode.
-        pad_id: Token id that fills rows; any will do, it is masked.
+        policy: The policy.
+        params: Settings of the responses.
+        events: Not used.
     """
 
-    def __init__(self, model: Any, pad_id: int):
-        self._model = model
-        self._pad_id = pad_id
+    def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
+        self._model = load_causal_lm(policy.source, dtype=params.dtype)
+        self._params = params
+        self._stop_ids = sorted(policy.stop_ids)
+        # Any id will do, it is masked.
+        self._pad_id = policy.tokenizer.pad_token_id or 0
         self.notes: Mapping[str, Any] = {"batch_invariant": False}
 
-    def generate(
-        self, prompts: Iterator[Prompt], sampling: Sampling
-    ) -> Iterator[tuple[int, int, Sample]]:
+    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
         first = 0
         # A chunk at a time: enough for batches of like length, and a retry, which begins at some
         # chunk, forms the same batches as an attempt that was never killed.
         for _, chunk in groupby(prompts, key=lambda each: each.chunk):
             window = list(chunk)
-            for index, sample, response in self._generate_window(window, sampling):
+            for index, sample, response in self._generate_window(window):
                 yield first + index, sample, response
             first += len(window)
 
     def close(self) -> None:
         """Nothing to end: the model goes with its last reference."""
 
-    def _generate_window(
-        self, prompts: Sequence[Prompt], sampling: Sampling
-    ) -> Iterator[tuple[int, int, Sample]]:
-        size = sampling.params.transformers.batch_size
+    def _generate_window(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Sample]]:
+        size = self._params.transformers.batch_size
         longest = max((len(each.token_ids) for each in prompts), default=0)
         require_static_rope(
             self._model.config,
             self._model.config.name_or_path,
-            longest=longest + sampling.params.max_new_tokens,
+            longest=longest + self._params.max_new_tokens,
             remedy="set generate.max_length_tokens={limit}, so that longer prompts are dropped, or "
             "lower max_new_tokens",
         )
-        for batch in split_batches(prompts, size):
+        for batch in _split_batches(prompts, size):
             try:
-                samples = self._generate_batch(prompts, batch, sampling)
+                samples = self._generate_batch(prompts, batch)
             except (RuntimeError, MemoryError) as error:
                 remedy = f"lower generate.transformers.batch_size={size}"
                 raise engine_error("transformers", error, remedy) from error
@@ -79,11 +82,11 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def _generate_batch(
-        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]], sampling: Sampling
+        self, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]]
     ) -> list[Sample]:
         """Continues the rows (prompt index, sample index) together."""
-        params = sampling.params
-        stop_ids = torch.tensor(sorted(sampling.stop_ids), device=self._model.device)
+        params = self._params
+        stop_ids = torch.tensor(self._stop_ids, device=self._model.device)
         decoder = _Decoder(self._model, prompts, rows, self._pad_id)
         draws = np.stack(
             [
@@ -92,10 +95,12 @@ class TransformersBackend:
             ]
         )
         uniform = torch.from_numpy(draws).to(self._model.device)
-        tokens: list[list[int]] = [[] for _ in rows]
-        logprobs: list[list[float]] = [[] for _ in rows]
-        finished = torch.zeros(len(rows), dtype=torch.bool, device=self._model.device)
-        alive = torch.arange(len(rows), device=self._model.device)
+        shape, device = (len(rows), params.max_new_tokens), self._model.device
+        tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        logprobs = torch.zeros(shape, device=device)
+        lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
+        finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        alive = torch.arange(len(rows), device=device)
         for step in range(params.max_new_tokens):
             drawn = draw(
                 decoder.logits,
@@ -103,18 +108,10 @@ class TransformersBackend:
                 temperature=params.temperature,
                 top_p=params.top_p,
             )
-            # Of the raw policy: before temperature and top-p.
+            # The raw policy's: before temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
-            for row, token, logprob, done in zip(
-                alive.tolist(),
-                drawn.tolist(),
-                chosen.tolist(),
-                finished[alive].tolist(),
-                strict=True,
-            ):
-                if not done:
-                    tokens[row].append(token)
-                    logprobs[row].append(logprob)
+            tokens[alive, step], logprobs[alive, step] = drawn, chosen
+            lengths[alive] += ~finished[alive]
             finished[alive] |= torch.isin(drawn, stop_ids)
             running = ~finished[alive]
             num_running = int(running.sum())
@@ -124,15 +121,26 @@ class TransformersBackend:
                 decoder.keep(running)
                 alive, drawn = alive[running], drawn[running]
             decoder.advance(drawn)
-        reasons = [STOP if done else LENGTH for done in finished.tolist()]
-        return [Sample(*each) for each in zip(tokens, logprobs, reasons, strict=True)]
+        columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))
+        return [
+            Sample(ids[:length], found[:length], STOP if done else LENGTH)
+            for ids, found, length, done in zip(*columns, strict=True)
+        ]
 
 
-def load(policy: Policy, params: GenerateParams, events: Emitter) -> TransformersBackend:
-    """Loads the policy's weights on the GPU, or on the CPU where there is none."""
-    model = load_causal_lm(policy.source, dtype=params.dtype)
-    pad_id = policy.tokenizer.pad_token_id
-    return TransformersBackend(model, 0 if pad_id is None else pad_id)
+load = TransformersBackend
+
+
+def _split_batches(prompts: Sequence[Prompt], size: int) -> list[list[tuple[int, int]]]:
+    """Batches of rows (prompt index, seed index) of about the same length, the longest first.
+
+    Args:
+        prompts: The prompts of a chunk.
+        size: Rows of a batch.
+    """
+    rows = [(index, seed) for index, each in enumerate(prompts) for seed in range(len(each.seeds))]
+    rows.sort(key=lambda row: -len(prompts[row[0]].token_ids))
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 class _Decoder:
@@ -192,13 +200,9 @@ class _Decoder:
 
 def _left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask, both [P, T], with the sequences at the right edge."""
-    width = max(len(each) for each in sequences)
-    ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
-    mask = torch.zeros((len(sequences), width), dtype=torch.long)
-    for row, each in enumerate(sequences):
-        ids[row, width - len(each) :] = torch.tensor(each)
-        mask[row, width - len(each) :] = 1
-    return ids, mask
+    rows = [torch.tensor(each) for each in sequences]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    return pad(rows, padding_value=pad_id), pad([torch.ones_like(each) for each in rows])
 
 
 def uniforms(seed: int, num_steps: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from stages.contract.adapters import ADAPTER_CONFIG
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.generate.backend import LENGTH, STOP, Prompt, Sample, Sampling
+from stages.generate.backend import LENGTH, STOP, Prompt, Sample
 from stages.generate.params import GenerateParams, VllmSettings
 from stages.generate.policy import Policy
 from stages.modeling.checkpoint_files import check_finite_files
@@ -22,10 +22,7 @@ from stages.modeling.vllm_engine import (
     step,
 )
 
-# Requests that wait in the engine's queue, as a share of those in work: none of its places is ever
-# empty, and memory does not grow with the number of prompts.
-_QUEUE_SHARE = 1
-# Tokens of one step on a CPU where the context is shorter.
+# Tokens of one step on a CPU if the context is shorter.
 _BATCHED_TOKENS = 2048
 
 
@@ -35,15 +32,12 @@ class VllmBackend:
     Args:
         policy: The policy.
         params: Engine settings.
-        events: Is told where the engine cannot do what the settings ask for.
-
-    Raises:
-        UserError: vLLM is not installed, or refuses the model or a setting.
-        EngineError: The engine does not start, for lack of memory or another reason of the moment.
+        events: Is told if the engine cannot do what the settings ask for.
     """
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
-        self._max_num_seqs = params.vllm.max_num_seqs
+        self._params = params
+        self._stop_ids = sorted(policy.stop_ids)
         asked = params.vllm.batch_invariant
         require_vllm("generate.backend", batch_invariant=asked)
         self._lower = _memory_remedy(params.vllm)
@@ -67,15 +61,11 @@ class VllmBackend:
             )
         self.notes: Mapping[str, Any] = {"batch_invariant": invariant}
 
-    def generate(
-        self, prompts: Iterator[Prompt], sampling: Sampling
-    ) -> Iterator[tuple[int, int, Sample]]:
+    def generate(self, prompts: Iterator[Prompt]) -> Iterator[tuple[int, int, Sample]]:
         """Continues every prompt once per seed; see :class:`stages.generate.backend.Backend`."""
-        # As in an engine of its own: what it computed of the sampling before is not there.
-        self._engine.reset_prefix_cache()
         waiting = enumerate(prompts)
         while True:
-            self._refill(waiting, sampling)
+            self._refill(waiting)
             if not self._engine.has_unfinished_requests():
                 return
             for output in step(self._engine, self._lower):
@@ -83,11 +73,13 @@ class VllmBackend:
                     number, sample = map(int, output.request_id.split("/"))
                     yield number, sample, _to_sample(output.outputs[0])
 
-    def _refill(self, waiting: Iterator[tuple[int, Prompt]], sampling: Sampling) -> None:
+    def _refill(self, waiting: Iterator[tuple[int, Prompt]]) -> None:
         """Hands requests over until as many wait in the engine as it works at."""
         from vllm.inputs.engine import tokens_input
 
-        wanted = (1 + _QUEUE_SHARE) * self._max_num_seqs
+        # As many wait as are in work: no place of the engine is ever empty, and memory does not
+        # grow with the number of prompts.
+        wanted = 2 * self._params.vllm.max_num_seqs
         while self._engine.get_num_unfinished_requests() < wanted:
             number, prompt = next(waiting, (None, None))
             if prompt is None:
@@ -96,22 +88,33 @@ class VllmBackend:
                 self._engine.add_request(
                     f"{number}/{sample}",
                     tokens_input(prompt.token_ids),
-                    _sampling_params(sampling, seed),
+                    self._sampling_params(seed),
                     lora_request=self._adapter,
                 )
+
+    def _sampling_params(self, seed: int) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=self._params.temperature,
+            top_p=self._params.top_p,
+            max_tokens=self._params.max_new_tokens,
+            stop_token_ids=self._stop_ids,
+            seed=seed,
+            logprobs=0,
+            detokenize=False,
+        )
 
     def close(self) -> None:
         """Ends the engine and its processes."""
         self._engine.engine_core.shutdown()
 
 
-def load(policy: Policy, params: GenerateParams, events: Emitter) -> VllmBackend:
-    """Starts an engine with the policy loaded; see :class:`VllmBackend`."""
-    return VllmBackend(policy, params, events)
+load = VllmBackend
 
 
 def _memory_remedy(settings: VllmSettings) -> str:
-    """Settings to change where memory is short, with their values."""
+    """Settings to change if memory is short, with their values."""
     cache = cache_setting(settings.kv_cache_gib, settings.gpu_memory_utilization)
     return (
         f"of generate.vllm lower {cache} if other programs need the memory, or "
@@ -173,21 +176,6 @@ def _adapter_request(policy: Policy) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("adapter", 1, str(policy.adapter))
-
-
-def _sampling_params(sampling: Sampling, seed: int) -> Any:
-    from vllm import SamplingParams
-
-    params = sampling.params
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        max_tokens=params.max_new_tokens,
-        stop_token_ids=sorted(sampling.stop_ids),
-        seed=seed,
-        logprobs=0,
-        detokenize=False,
-    )
 
 
 def _to_sample(completion: Any) -> Sample:

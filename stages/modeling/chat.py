@@ -12,15 +12,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def require_chat_template(tokenizer: Any, place: str) -> None:
-    """Checks that ``tokenizer`` can render messages.
-
-    Args:
-        tokenizer: The tokenizer.
-        place: The checkpoint it came from, for the message.
-
-    Raises:
-        UserError: It has no chat template.
-    """
+    """Checks that ``tokenizer`` can render messages."""
     if not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {place} has no chat template",
@@ -29,11 +21,7 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
 
 
 def check_template_args(tokenizer: Any, names: Iterable[str]) -> None:
-    """Checks that variables for the chat template are not options of the rendering itself.
-
-    Raises:
-        UserError: One is.
-    """
+    """Checks that variables for the chat template are not options of the rendering itself."""
     options = set(inspect.signature(tokenizer.apply_chat_template).parameters)
     for name in sorted(options.difference({"tools", "documents"}).intersection(names)):
         raise UserError(
@@ -44,7 +32,7 @@ def check_template_args(tokenizer: Any, names: Iterable[str]) -> None:
 
 
 def with_system_prompt(messages: Messages, system_prompt: str) -> Messages:
-    """``messages`` with a system turn in front where they open with none of their own."""
+    """``messages`` with a system turn in front if they open with none of their own."""
     if system_prompt and messages[0]["role"] != "system":
         return [{"role": "system", "content": system_prompt}, *messages]
     return messages
@@ -62,7 +50,7 @@ def render_prompt(
     Args:
         tokenizer: A tokenizer with a chat template.
         messages: The conversation so far; needs a user turn.
-        system_prompt: Put in front where the conversation opens with no system turn of its own.
+        system_prompt: Put in front if the conversation opens with no system turn of its own.
         template_args: Variables for the template.
 
     Raises:
@@ -76,11 +64,7 @@ def render_prompt(
 
 
 def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
-    """Token ids of a whole conversation, as a reward model reads it.
-
-    Raises:
-        UserError: The template refuses the messages, or doubles the BOS.
-    """
+    """Token ids of a whole conversation, as a reward model reads it."""
     return _render(tokenizer, messages, add_generation_prompt=False)
 
 
@@ -104,11 +88,8 @@ def with_one_bos(tokenizer: Any, token_ids: Sequence[int]) -> list[int]:
     """``token_ids`` as the model expects them: one BOS where its tokenizer uses one.
 
     Templates of models that need a BOS write it themselves or leave it to the tokenizer; here it is
-    added where it is missing and a doubled one, which shifts every reward and log-probability, is
+    added if it is missing and a doubled one, which shifts every reward and log-probability, is
     refused.
-
-    Raises:
-        UserError: ``token_ids`` open with more than one BOS.
     """
     ids = list(token_ids)
     bos = tokenizer.bos_token_id

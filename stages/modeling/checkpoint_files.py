@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stages.contract.adapters import ADAPTER_CONFIG
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.engines import is_out_of_memory
+from stages.harness.context import ModelSource
+from stages.modeling.engine_errors import is_out_of_memory
 
 # One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
 # an empty tokenizer from the model's architecture.
@@ -33,11 +33,7 @@ _WHOLE = "copy or download the checkpoint again, or pass another one"
 
 
 def local_folder(source: ModelSource) -> Path | None:
-    """The folder that ``source`` names, or None for a hub id.
-
-    Raises:
-        UserError: There is no such folder.
-    """
+    """The folder that ``source`` names, or None for a hub id."""
     folder = Path(source.name_or_path)
     if folder.is_dir():
         return folder
@@ -47,11 +43,7 @@ def local_folder(source: ModelSource) -> Path | None:
 
 
 def check_tokenizer_files(source: ModelSource) -> None:
-    """Checks that a local checkpoint has a tokenizer, in files that can be read.
-
-    Raises:
-        UserError: It has none, or one is damaged.
-    """
+    """Checks that a local checkpoint has a tokenizer, in files that can be read."""
     folder = local_folder(source)
     if folder is None:
         return
@@ -65,11 +57,7 @@ def check_tokenizer_files(source: ModelSource) -> None:
 
 
 def check_config_files(source: ModelSource) -> None:
-    """Checks the configuration files of a local checkpoint.
-
-    Raises:
-        UserError: There is no config.json, or one is damaged.
-    """
+    """Checks the configuration files of a local checkpoint."""
     folder = local_folder(source)
     if folder is None:
         return
@@ -89,11 +77,7 @@ def check_config_files(source: ModelSource) -> None:
 
 
 def check_weight_files(source: ModelSource) -> None:
-    """Checks the headers of a local checkpoint's weights against the sizes of their files.
-
-    Raises:
-        UserError: It has no weights in safetensors, or a file is damaged.
-    """
+    """Checks the headers of a local checkpoint's weights against the sizes of their files."""
     folder = local_folder(source)
     if folder is None:
         return
@@ -104,15 +88,15 @@ def check_weight_files(source: ModelSource) -> None:
             "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
         )
     for path in files:
-        weight_names(path)
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
 
 
 def check_finite_files(folder: Path) -> None:
-    """Reads the weights of a local checkpoint, where an engine would load any values.
-
-    Raises:
-        UserError: Some are infinite or not a number.
-    """
+    """Reads the weights of a local checkpoint, since an engine would load any values."""
     files = sorted(folder.glob("*.safetensors"))
     threads = torch.get_num_threads()
     # Each file in a thread of its own, without torch's: an engine that forks its processes later
@@ -139,7 +123,7 @@ def not_finite_error(where: str, names: list[str]) -> UserError:
 
 
 def is_finite(weight: torch.Tensor) -> bool:
-    """True where all numbers of a weight are finite; no copy of it is made."""
+    """True if all numbers of a weight are finite; no copy of it is made."""
     # NaN is both least and greatest.
     return not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
 
@@ -155,19 +139,6 @@ def _is_finite_stored(weight: torch.Tensor) -> bool:
         return True
     # torch has no minimum for floats of eight bits.
     return is_finite(weight.to(torch.bfloat16) if weight.itemsize == 1 else weight)
-
-
-def weight_names(path: Path) -> list[str]:
-    """Names of a file's weights.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
 
 
 @contextmanager
@@ -202,11 +173,7 @@ def some_of(names: Iterable[str]) -> str:
 
 
 def _check_record(path: Path) -> None:
-    """Checks that a file, where there is one, holds a JSON object.
-
-    Raises:
-        UserError: It does not.
-    """
+    """Checks that a file, if there is one, holds a JSON object."""
     try:
         found: Any = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -13,20 +13,22 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
     check_config_files,
     check_finite_files,
     check_weight_files,
     explained,
     is_finite,
-    local_folder,
     not_finite_error,
     some_of,
-    weight_names,
 )
+
+# Bars fill a log; stages report their own progress.
+logging.disable_progress_bar()
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -38,16 +40,12 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 
 def default_device() -> torch.device:
-    """The first GPU where there is one, the CPU otherwise."""
+    """The first GPU if there is one, the CPU otherwise."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_config(source: ModelSource) -> Any:
-    """Loads a checkpoint's configuration.
-
-    Raises:
-        UserError: There is none, or it is damaged.
-    """
+    """Loads a checkpoint's configuration."""
     check_config_files(source)
     with explained("the configuration", source):
         return AutoConfig.from_pretrained(
@@ -58,10 +56,10 @@ def load_config(source: ModelSource) -> Any:
 def load_causal_lm(
     source: ModelSource, *, dtype: Precision, device: torch.device | None = None
 ) -> Any:
-    """Loads a causal language model in evaluation mode, with sdpa attention where it has that.
+    """Loads a causal language model in evaluation mode, with sdpa attention if it has that.
 
     Args:
-        source: Folder or hub id; its adapter, where it has one, is merged into the weights.
+        source: Folder or hub id; its adapter, if it has one, is merged into the weights.
         dtype: Type of the weights in memory.
         device: Where the weights go; :func:`default_device` if unset.
 
@@ -74,12 +72,8 @@ def load_causal_lm(
 
 
 def merge_adapter(model: Any, adapter: Path) -> Any:
-    """Merges a LoRA adapter into a causal language model, and returns it in evaluation mode.
-
-    Raises:
-        UserError: The adapter does not fit the model.
-    """
-    # Takes a second to import: only where there is an adapter.
+    """Merges a LoRA adapter into a causal language model, and returns it in evaluation mode."""
+    # Takes a second to import: only if there is an adapter.
     from peft import PeftModel
 
     check_finite_files(adapter)
@@ -95,25 +89,18 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
 
 
 def load_sequence_classifier(
-    source: ModelSource,
-    *,
-    dtype: Precision,
-    device: torch.device | None = None,
+    source: ModelSource, *, dtype: Precision, device: torch.device | None = None
 ) -> Any:
     """Loads a sequence classifier (a reward model) in evaluation mode.
 
     Args and errors are those of :func:`load_causal_lm`; a checkpoint without a classification head
-    is refused, where transformers would start the head at random.
+    is refused: transformers would start the head at random.
     """
     return _load(AutoModelForSequenceClassification, source, dtype, device)
 
 
 def load_exactly(
-    model_class: Any,
-    source: ModelSource,
-    *,
-    dtype: Precision,
-    device: torch.device | None = None,
+    model_class: Any, source: ModelSource, *, dtype: Precision, device: torch.device | None = None
 ) -> Any:
     """Loads a model of a class of our own, whose weights must be exactly the checkpoint's.
 
@@ -193,24 +180,12 @@ def _load(
 
 
 def _require_finite(model: Any, source: ModelSource) -> None:
-    """Refuses weights that are infinite or not a number: everything computed with them would be.
-
-    Raises:
-        UserError: There are such weights.
-    """
+    """Refuses weights that are infinite or not a number: everything computed with them would be."""
     # Under ZeRO-3 each process has its part of a weight.
     parts = ((name, getattr(each, "ds_tensor", each)) for name, each in model.named_parameters())
     faulty = [name for name, part in parts if not is_finite(part)]
     if faulty:
-        raise not_finite_error(_files_with(faulty, source), faulty)
-
-
-def _files_with(names: Iterable[str], source: ModelSource) -> str:
-    """The files of a checkpoint that hold weights of these names, for a message."""
-    folder = local_folder(source)
-    paths = [] if folder is None else sorted(folder.glob("*.safetensors"))
-    found = [str(path) for path in paths if not set(names).isdisjoint(weight_names(path))]
-    return ", ".join(found) or source.name_or_path
+        raise not_finite_error(source.name_or_path, faulty)
 
 
 def _shape(sizes: Iterable[int]) -> str:

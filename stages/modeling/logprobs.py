@@ -34,9 +34,6 @@ class ResponseLogprobs(nn.Module):
 
     Args:
         policy: A Hugging Face causal language model, or a peft model around one.
-
-    Raises:
-        ValueError: The model has no plain linear head.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -82,7 +79,7 @@ class ResponseLogprobs(nn.Module):
 
 
 def causal_lm(policy: nn.Module) -> Any:
-    """The Hugging Face model itself, also where peft wrapped it."""
+    """The Hugging Face model itself, also if peft wrapped it."""
     inner = getattr(policy, "base_model", None)
     if inner is not None and type(policy).__module__.startswith("peft."):
         return inner.model
@@ -109,7 +106,7 @@ def token_logprobs(
         chunk_bytes: Memory that one chunk of float32 logits may take.
         chunk_rows: Fewest rows of a chunk, whatever memory they take; unset, those that the device
             of the weights needs to be kept busy.
-        keep_bytes: Memory that all chunks may take between forward and backward pass; where they
+        keep_bytes: Memory that all chunks may take between forward and backward pass; if they
             need more they are computed again.
 
     Returns:
@@ -137,7 +134,7 @@ class _ChunkedHead(nn.Module):
 class _TokenLogprobs(torch.autograd.Function):
     """log softmax at the targets; ∂/∂logits = onehot(target) − softmax(logits).
 
-    What the backward pass needs of the logits is kept where it is small, and computed again where
+    What the backward pass needs of the logits is kept if it is small, and computed again if
     it is not. Where the head is frozen it is not needed: the forward pass then computes ∂/∂hidden
     of each log-probability, one product in place of two.
     """

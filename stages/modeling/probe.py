@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from stages.contract.errors import UserError
 from stages.modeling.shared_prefix import SHARED_PREFIX, Group, RowLayout, supports_shared_prefix
 
 _GROUPS: tuple[Group, ...] = ((3, 2, 4), (2, 3, 1))
+# The same tokens as a row for each response, and the places that predict a response's tokens.
+_ROWS = ((0, 1, 2, 3, 4), (0, 1, 2, 5, 6, 7, 8), (9, 10, 11, 12, 13), (9, 10, 14))
+_PADDED_PLACES = [2, 3, 9, 10, 11, 12, 15, 16, 17, 22]
+_PACKED_PLACES = [2, 3, 2, 5, 6, 7, 10, 11, 12, 10]
 # Sliding windows are shortened to this, so that rows as short as these show whether one is kept.
 _WINDOW = 2
 # Relative differences of hidden states; in 16 bits rounding grows over the layers.
@@ -39,9 +43,6 @@ def check_logprobs(model: Any) -> None:
     Args:
         model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
             be run, and is checked, once DeepSpeed's engine has it.
-
-    Raises:
-        UnfitModelError: It has another head, or its rows depend on their padding.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -51,29 +52,25 @@ def check_logprobs(model: Any) -> None:
     if _is_sharded(model):
         return
     with _evaluating(model), _errors_named():
-        ids, _ = _padded_rows(model)
+        ids = _padded_rows(model)
         padded = _hidden(model, input_ids=ids)
         logits = model(input_ids=ids, use_cache=False).logits
         if not torch.equal(logits.float(), head(padded).float()):
             raise UnfitModelError("its logits are capped or scaled after the head")
         # The shortest row has the most padding; alone it has none.
-        row, length = min(enumerate(_row_lengths()), key=lambda each: each[1])
+        row, length = min(enumerate(map(len, _ROWS)), key=lambda each: each[1])
         alone = _hidden(model, input_ids=ids[row : row + 1, :length])
-        if not _gap(padded[row, :length], alone[0]).median() <= _tolerance(model):
+        if not _gap(padded[row, :length], alone[0]).median() <= _TOLERANCE[model.dtype]:
             raise UnfitModelError("a token's output depends on the tokens after it")
 
 
 def check_training_mode(model: Any) -> None:
-    """Checks that a model computes in training mode what it computes in evaluation mode.
-
-    Raises:
-        UnfitModelError: It does not: something draws random numbers, say.
-    """
+    """Checks that a model computes in training mode what it computes in evaluation mode."""
     if _is_sharded(model):
         return
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), _evaluating(model), _errors_named():
-        ids, _ = _padded_rows(model)
+        ids = _padded_rows(model)
         expected = _hidden(model, input_ids=ids)
         model.train()
         found = _hidden(model, input_ids=ids)
@@ -84,51 +81,31 @@ def check_training_mode(model: Any) -> None:
         )
 
 
-def check_gradients(model: Any) -> None:
-    """Checks that a model can be run for its gradients, as training will run it.
-
-    Raises:
-        UnfitModelError: Its code does not allow for them, with checkpointed activations say.
-    """
-    if _is_sharded(model):
-        return
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), _evaluating(model), _errors_named():
-        ids, _ = _padded_rows(model)
-        model.train()
-        with torch.enable_grad():
-            _hidden(model, input_ids=ids)
-
-
 def share_prompts(model: Any) -> None:
     """Sets the attention that packed rows need, and checks that they are computed as padded ones.
 
     Args:
         model: A causal language model of transformers. One whose weights ZeRO-3 has sharded can
             be run, and is checked, once DeepSpeed's engine has it.
-
-    Raises:
-        UnfitModelError: Packed rows would be wrong.
     """
     if not supports_shared_prefix(model):
         raise UnfitModelError(f"{type(model).__name__} has an attention of its own")
     sharded = _is_sharded(model)
     with _evaluating(model), _short_windows(model), _errors_named():
         if not sharded:
-            ids, places = _padded_rows(model)
-            padded = _hidden(model, input_ids=ids).flatten(0, 1)[places]
+            padded = _hidden(model, input_ids=_padded_rows(model)).flatten(0, 1)[_PADDED_PLACES]
         model.set_attn_implementation(SHARED_PREFIX)
         if model.config.get_text_config()._attn_implementation != SHARED_PREFIX:
             raise UnfitModelError(f"{type(model).__name__} keeps its own attention")
         if sharded:
             return
         layout = RowLayout(_GROUPS)
-        ids, places = _packed_row(model)
+        ids = _tokens(model)[None]
         positions = layout.position_ids(model.device)
         packed = _hidden(model, input_ids=ids, position_ids=positions, row_layout=layout)
     # Nothing comes before the first response but its prompt: it is right in any model.
-    others = _gap(packed[0, places], padded)[_GROUPS[0][1] :]
-    if not others.median() <= _tolerance(model):
+    others = _gap(packed[0, _PACKED_PLACES], padded)[_GROUPS[0][1] :]
+    if not others.median() <= _TOLERANCE[model.dtype]:
         raise UnfitModelError(
             "its layers lose the layout of the row or a sliding window on the way to the "
             "attention, and responses would see what is not theirs"
@@ -147,32 +124,10 @@ def _hidden(model: Any, **inputs: Any) -> Tensor:
     return found
 
 
-def _padded_rows(model: Any) -> tuple[Tensor, Tensor]:
-    """A row for each response, [R, T], and the places that predict its tokens, [N]."""
-    rows: list[Tensor] = []
-    places: list[Tensor] = []
-    width = max(_row_lengths())
-    for tokens, (prompt, *responses) in zip(_tokens(model).split(_sizes()), _GROUPS, strict=True):
-        first, *others = tokens.split([prompt, *responses])
-        for response in others:
-            start = len(rows) * width + prompt - 1
-            places.append(torch.arange(start, start + len(response)))
-            row = torch.cat([first, response])
-            rows.append(functional.pad(row, (0, width - len(row))))
-    return torch.stack(rows), torch.cat(places)
-
-
-def _packed_row(model: Any) -> tuple[Tensor, Tensor]:
-    """The same as one row, [1, T], and the same places in it, [N]."""
-    places = []
-    start = 0
-    for prompt, *responses in _GROUPS:
-        last = start + prompt - 1
-        start += prompt
-        for response in responses:
-            places += [last, *range(start, start + response - 1)]
-            start += response
-    return _tokens(model)[None], torch.tensor(places)
+def _padded_rows(model: Any) -> Tensor:
+    """A row for each response, [R, T]."""
+    tokens = _tokens(model)
+    return pad_sequence([tokens[list(row)] for row in _ROWS], batch_first=True)
 
 
 def _tokens(model: Any) -> Tensor:
@@ -180,15 +135,7 @@ def _tokens(model: Any) -> Tensor:
     weight = model.get_input_embeddings().weight
     # Under ZeRO-3 the weight's own shape is empty; `ds_shape` is that of the whole.
     vocabulary = getattr(weight, "ds_shape", weight.shape)[0]
-    return torch.linspace(0, vocabulary - 1, sum(_sizes()), device=model.device).long()
-
-
-def _sizes() -> list[int]:
-    return [sum(group) for group in _GROUPS]
-
-
-def _row_lengths() -> list[int]:
-    return [prompt + response for prompt, *responses in _GROUPS for response in responses]
+    return torch.linspace(0, vocabulary - 1, sum(map(sum, _GROUPS)), device=model.device).long()
 
 
 def _gap(found: Tensor, expected: Tensor) -> Tensor:
@@ -201,12 +148,8 @@ def _gap(found: Tensor, expected: Tensor) -> Tensor:
     return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
 
 
-def _tolerance(model: Any) -> float:
-    return _TOLERANCE[model.dtype]
-
-
 def _is_sharded(model: nn.Module) -> bool:
-    """True where ZeRO-3 has sharded the weights, and no engine gathers them layer by layer yet."""
+    """True if ZeRO-3 has sharded the weights, and no engine gathers them layer by layer yet."""
     # DeepSpeed names its modules when it sets the hooks that gather.
     return not hasattr(model, "ds_id") and any(
         hasattr(weight, "ds_id") for weight in model.parameters()
@@ -245,15 +188,7 @@ def _errors_named() -> Iterator[None]:
         yield
     except (UnfitModelError, torch.OutOfMemoryError):
         raise
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [""]
         raise UnfitModelError(f"{type(error).__name__}: {lines[0]}") from error
 
@@ -269,9 +204,6 @@ def require_static_rope(config: Any, place: str, *, longest: int, remedy: str) -
         place: Its checkpoint, for the message.
         longest: Tokens of the longest sequence.
         remedy: What to do; ``{limit}`` in it becomes the most tokens that are safe.
-
-    Raises:
-        UserError: A sequence is longer than is safe.
     """
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -30,9 +30,6 @@ def save_checkpoint(
         tokenizer: Saved beside them, with its chat template.
         dtype: Of the saved weights.
         folder: Where to.
-
-    Raises:
-        IncompleteCheckpointError: Names or shapes are not those of the model.
     """
     cast = {
         name: weight.to(dtype) if weight.is_floating_point() else weight

@@ -64,7 +64,6 @@ class RowLayout:
     """
 
     groups: tuple[Group, ...]
-    _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, compare=False)
     _varlen: list[VarlenPlaces] = field(default_factory=list, compare=False)
 
     @cached_property
@@ -85,20 +84,6 @@ class RowLayout:
             np.arange(prefix, prefix + tokens, dtype=np.int64) for tokens, prefix in self.pieces
         ]
         return torch.from_numpy(np.concatenate(parts)[None]).to(device)
-
-    def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
-        """Mask of the keys that each of the last ``queries`` tokens sees, [L, S]; for all layers.
-
-        Args:
-            queries: L.
-            keys: S.
-            window: Most keys that a token sees, itself counted; None for all before it.
-            like: A tensor on the device wanted.
-        """
-        place = (queries, keys, window)
-        if place not in self._masks:
-            self._masks[place] = causal_mask(queries, keys, window, like.device)
-        return self._masks[place]
 
     def varlen(self, device: torch.device) -> VarlenPlaces:
         """Arguments of a kernel of variable length; kept for all layers."""
@@ -129,7 +114,7 @@ class RowLayout:
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """True where the last ``queries`` of ``keys`` tokens see a key, [L, S]."""
+    """True if the last ``queries`` of ``keys`` tokens see a key, [L, S]."""
     own = torch.arange(keys - queries, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None]
     seen = key <= own
@@ -165,9 +150,6 @@ def shared_prefix_attention(
 
     Returns:
         [R, T, A, D], and no weights.
-
-    Raises:
-        UnsupportedAttentionError: The layer asks for what is not known here.
     """
     unknown = [name for name in _UNKNOWN_HERE if options.get(name) is not None]
     if unknown or attention_mask is not None:
@@ -196,7 +178,7 @@ def shared_prefix_attention(
             own_query,
             own_key,
             own_value,
-            attn_mask=None if is_causal else layout.mask(queries, keys, window, query),
+            attn_mask=None if is_causal else causal_mask(queries, keys, window, query.device),
             is_causal=is_causal,
             dropout_p=dropout,
             scale=scaling,
@@ -236,7 +218,7 @@ def attend_varlen(
 
 
 def supports_shared_prefix(model: Any) -> bool:
-    """True where a model calls the attention by its name and knows only the masks made here."""
+    """True if a model calls the attention by its name and knows only the masks made here."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     backend = bool(getattr(model, "_supports_attention_backend", False))
     return backend and kinds <= {"full_attention", "sliding_attention"}

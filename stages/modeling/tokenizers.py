@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_tokenizer_files, explained, some_of
 
 
@@ -34,9 +34,6 @@ def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None
     """Checks that a model has an embedding for every token that its tokenizer can give.
 
     The token that pads is left out: some checkpoints name one that they do not embed.
-
-    Raises:
-        UserError: It has not.
     """
     size = config.get_text_config().vocab_size
     beyond = [
@@ -53,11 +50,7 @@ def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None
 
 
 def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
-    """Checks that two models read token ids alike.
-
-    Raises:
-        UserError: Their vocabularies or special tokens differ.
-    """
+    """Checks that two models read token ids alike."""
     ours, theirs = load_tokenizer(policy), load_tokenizer(reference)
     remedy = "use a reference with the policy's tokenizer: both read the same token ids"
     if ours.get_vocab() != theirs.get_vocab():

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files, check_weight_files, local_folder
-from stages.modeling.engines import engine_error, tells_of_memory
+from stages.modeling.engine_errors import engine_error, is_out_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
 # once would not start.
@@ -25,10 +25,7 @@ def require_vllm(setting: str, *, batch_invariant: bool = False) -> None:
 
     Args:
         setting: Full name of the setting that is ``vllm``, for messages.
-        batch_invariant: Whether to use batch-invariant kernels where there are any.
-
-    Raises:
-        UserError: This interpreter has no vLLM.
+        batch_invariant: Whether to use batch-invariant kernels if there are any.
     """
     # The engine runs in this process: one that it started would outlive a kill of this one, and
     # hold its memory.
@@ -46,7 +43,7 @@ def require_vllm(setting: str, *, batch_invariant: bool = False) -> None:
 
 
 def has_batch_invariance() -> bool:
-    """True where vLLM has batch-invariant kernels for this machine."""
+    """True if vLLM has batch-invariant kernels for this machine."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cuda_alike())
@@ -72,8 +69,8 @@ def start_engine(
         platform: vLLM's current platform to arguments for it; ``extra`` goes before these.
         extra: Arguments that the user sets.
         extra_setting: Full name of the setting that holds them, for messages.
-        correct: Remedy where vLLM refuses the model or a setting.
-        lower: Remedy where memory is short.
+        correct: Remedy if vLLM refuses the model or a setting.
+        lower: Remedy if memory is short.
 
     Raises:
         UserError: vLLM refuses the model or a setting, or has no argument of a name in ``extra``.
@@ -108,7 +105,7 @@ def start_engine(
         engine_args = EngineArgs(**{**platform(current_platform), **arguments, **extra})
         return LLMEngine.from_engine_args(engine_args)
     except Exception as error:
-        if isinstance(error, (ValueError, TypeError)) and not tells_of_memory(error):
+        if isinstance(error, (ValueError, TypeError)) and not is_out_of_memory(error):
             what = f"vLLM refuses the model {source.name_or_path} or a setting: {_said(error)}"
             raise UserError(what, correct) from error
         raise engine_error("vLLM", error, lower) from error
@@ -118,7 +115,7 @@ def step(engine: Any, lower: str) -> list[Any]:
     """One step of an engine; its outputs.
 
     Raises:
-        EngineError: The engine broke down; ``lower`` is the remedy where memory is short.
+        EngineError: The engine broke down; ``lower`` is the remedy if memory is short.
     """
     try:
         outputs: list[Any] = engine.step()
@@ -130,11 +127,8 @@ def step(engine: Any, lower: str) -> list[Any]:
 def cache_gib(asked: float | None) -> float | None:
     """Memory for keys and values, in GiB, to ask vLLM for.
 
-    Args:
-        asked: The setting ``kv_cache_gib``.
-
     Returns:
-        None where the share of the GPU's memory decides.
+        None if the share of the GPU's memory decides.
     """
     from vllm.platforms import current_platform
 
@@ -142,7 +136,7 @@ def cache_gib(asked: float | None) -> float | None:
 
 
 def cache_setting(asked: float | None, gpu_memory_utilization: float) -> str:
-    """The setting to lower where memory is short, with its value."""
+    """The setting to lower if memory is short, with its value."""
     gib = cache_gib(asked)
     if gib is None:
         return f"gpu_memory_utilization={gpu_memory_utilization:g}"

@@ -23,33 +23,30 @@ class Terms:
 
     Attributes:
         logp: log π.
-        ref_logp: log π_ref, where the design needs it.
-        beta: β, where the design needs it.
         divergence: the divergence of the preference loss.
+        ref_logp: log π_ref.
+        beta: β of the preference loss.
     """
 
     logp: Tensor
     divergence: Divergence
-    ref_logp: Tensor | None = None
-    beta: float | None = None
+    ref_logp: Tensor
+    beta: float
 
     @property
     def logratio(self) -> Tensor:
         """The difference log π − log π_ref."""
-        assert self.ref_logp is not None, "checked by Bonus"
         return self.logp - self.ref_logp
-
-    @property
-    def temperature(self) -> float:
-        """β, known to be set."""
-        assert self.beta is not None, "checked by Bonus"
-        return self.beta
 
     @property
     def alpha(self) -> float:
         """α, known to exist."""
-        assert self.divergence.alpha is not None, "checked by Bonus"
+        assert self.divergence.alpha is not None, "checked by defined_bonus"
         return self.divergence.alpha
+
+
+def _anywhere(divergence: Divergence) -> None:
+    """No divergence is refused."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +55,15 @@ class Design:
 
     Attributes:
         name: the name under which it is configured.
-        equation: the bonus, as documentation.
         bonus: Terms → bonus, elementwise.
         clamped: Terms → booleans, where the true bonus has no float.
-        needs_ref_logp: whether it depends on log π_ref.
-        needs_beta: whether it depends on β.
-        refuses: Divergence → why the bonus is not defined under it, or None where it is.
+        refuses: Divergence → why the bonus is not defined under it, or None if it is.
     """
 
     name: str
-    equation: str
     bonus: Callable[[Terms], Tensor]
     clamped: Callable[[Terms], Tensor]
-    needs_ref_logp: bool = False
-    needs_beta: bool = False
-    refuses: Callable[[Divergence], str | None] = lambda divergence: None
+    refuses: Callable[[Divergence], str | None] = _anywhere
 
 
 def log_u_one_minus_pi(terms: Terms) -> Tensor:
@@ -125,40 +116,24 @@ def _never(terms: Terms) -> Tensor:
     return torch.zeros_like(terms.logp, dtype=torch.bool)
 
 
-def _gain_of(log_u: Callable[[Terms], Tensor]) -> Callable[[Terms], Tensor]:
+def _geb(
+    name: str, log_u: Callable[[Terms], Tensor], refuses: Callable[[Divergence], str | None]
+) -> Design:
     """The bonus u f′(u) − f(u) (Eq. 11) of one design of u."""
-    return lambda terms: terms.divergence.conjugate_gain(log_u(terms))
-
-
-def _gain_clamped(log_u: Callable[[Terms], Tensor]) -> Callable[[Terms], Tensor]:
-    """Mask of the places where that bonus overflows, or where u is zero."""
 
     def clamped(terms: Terms) -> Tensor:
+        """Mask of the places where that bonus overflows, or where u is zero."""
         log_of_u = log_u(terms)
         smallest = torch.full_like(log_of_u, torch.finfo(log_of_u.dtype).tiny).log()
         return terms.divergence.gain_saturates(log_of_u) | (log_of_u <= smallest)
 
-    return clamped
-
-
-def _log_ratio(terms: Terms) -> Tensor:
-    return terms.logratio
-
-
-def _selm(terms: Terms) -> Tensor:
-    return -terms.temperature * terms.logratio
-
-
-def _xpo(terms: Terms) -> Tensor:
-    return -terms.logp
-
-
-def _vpo(terms: Terms) -> Tensor:
-    return -terms.logratio
+    return Design(
+        name, lambda terms: terms.divergence.conjugate_gain(log_u(terms)), clamped, refuses
+    )
 
 
 def _se_popo(terms: Terms) -> Tensor:
-    return -centered_sigmoid(terms.temperature * terms.logratio) / terms.temperature
+    return -centered_sigmoid(terms.beta * terms.logratio) / terms.beta
 
 
 def _needs_alpha(divergence: Divergence) -> str | None:
@@ -181,75 +156,55 @@ def _reverse_kl_only(divergence: Divergence) -> str | None:
 DESIGNS: dict[str, Design] = {
     row.name: row
     for row in (
-        Design("none", "0", _zero, _never),
-        Design(
-            "one_minus_pi",
-            "(u^α − 1)/α, u = 1 + α − π",
-            _gain_of(log_u_one_minus_pi),
-            _gain_clamped(log_u_one_minus_pi),
-            refuses=_needs_alpha,
-        ),
-        Design(
-            "inverse_pi",
-            "(u^α − 1)/α, u = 1/π",
-            _gain_of(log_u_inverse_pi),
-            _gain_clamped(log_u_inverse_pi),
-        ),
-        Design(
-            "arctanh",
-            "(u^α − 1)/α, u = arctanh(1 − π) + α",
-            _gain_of(log_u_arctanh),
-            _gain_clamped(log_u_arctanh),
-            refuses=_needs_alpha,
-        ),
+        Design("none", _zero, _never),
+        _geb("one_minus_pi", log_u_one_minus_pi, _needs_alpha),
+        _geb("inverse_pi", log_u_inverse_pi, _anywhere),
+        _geb("arctanh", log_u_arctanh, _needs_alpha),
         Design(
             "feb",
-            "(r^α − 1)/α, r = π/π_ref",
-            _gain_of(_log_ratio),
+            lambda terms: terms.divergence.conjugate_gain(terms.logratio),
             lambda terms: terms.divergence.gain_saturates(terms.logratio),
-            needs_ref_logp=True,
         ),
-        Design(
-            "selm",
-            "−β (log π − log π_ref)",
-            _selm,
-            _never,
-            needs_ref_logp=True,
-            needs_beta=True,
-            refuses=_reverse_kl_only,
-        ),
-        Design("xpo", "−log π", _xpo, _never, refuses=_reverse_kl_only),
-        Design(
-            "vpo",
-            "−(log π − log π_ref)",
-            _vpo,
-            _never,
-            needs_ref_logp=True,
-            refuses=_reverse_kl_only,
-        ),
-        Design(
-            "se_popo",
-            "−(σ(β (log π − log π_ref)) − ½)/β",
-            _se_popo,
-            _never,
-            needs_ref_logp=True,
-            needs_beta=True,
-            refuses=_reverse_kl_only,
-        ),
+        Design("selm", lambda terms: -terms.beta * terms.logratio, _never, _reverse_kl_only),
+        Design("xpo", lambda terms: -terms.logp, _never, _reverse_kl_only),
+        Design("vpo", lambda terms: -terms.logratio, _never, _reverse_kl_only),
+        Design("se_popo", _se_popo, _never, _reverse_kl_only),
     )
 }
-"""Every exploratory bonus by name."""
+"""Every exploratory bonus by name; docs/equations.md has their equations."""
 
 
-def check_design(design: str, divergence: Divergence) -> Design:
-    """Return the design called `design`, known to be defined under `divergence`.
+# The bonuses as the paper's published code computes them (numerics = "paper"). They exponentiate
+# log π first and guard with ε = 1e-5, so in float32 most of them have no gradient left for long
+# responses (docs/equations.md). They exist for GEB's three designs under the paper's three
+# divergences; the Hellinger forms are √u where the exact ones are 2√u − 2, and constants are
+# dropped as in the paper's Table 2. Baselines have no ε in their authors' code.
 
-    Raises:
-        ValueError: no design has that name, or the theory does not define it under that divergence.
-    """
-    if design not in DESIGNS:
-        raise ValueError(f"design {design!r} is unknown: choose one of {', '.join(DESIGNS)}")
-    reason = DESIGNS[design].refuses(divergence)
-    if reason is not None:
-        raise ValueError(f"design {design!r} is not defined under {divergence.name}: {reason}")
-    return DESIGNS[design]
+EPSILON = 1e-5
+"""Guard of the published code inside 1/(π + ε) and arctanh(1 − π − ε)."""
+
+
+def _arctanh(logp: Tensor) -> Tensor:
+    return torch.arctanh(1.0 - logp.exp() - EPSILON)
+
+
+PUBLISHED_BONUSES: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
+    ("one_minus_pi", "reverse_kl"): lambda logp: -logp.exp(),
+    ("one_minus_pi", "hellinger"): lambda logp: (1.5 - logp.exp()).sqrt(),
+    ("one_minus_pi", "forward_kl"): lambda logp: (1.0 - logp.exp()).log(),
+    ("inverse_pi", "reverse_kl"): lambda logp: 1.0 / (logp.exp() + EPSILON),
+    ("inverse_pi", "hellinger"): lambda logp: 1.0 / ((0.5 * logp).exp() + EPSILON),
+    ("inverse_pi", "forward_kl"): lambda logp: -logp,
+    ("arctanh", "reverse_kl"): lambda logp: _arctanh(logp),
+    ("arctanh", "hellinger"): lambda logp: (_arctanh(logp) + 0.5).sqrt(),
+    ("arctanh", "forward_kl"): lambda logp: _arctanh(logp).log(),
+}
+"""(design, divergence) → bonus of log π, elementwise."""
+
+UNDEFINED: dict[tuple[str, str], str] = {
+    ("arctanh", "forward_kl"): "π > 1 − 1e-5: log(arctanh(1 − π − 1e-5)) is not a number",
+    ("one_minus_pi", "forward_kl"): "π = 1: log(1 − π) is not finite",
+}
+"""Published forms that have no value for some responses: for which, and why."""
+
+GEB_DESIGNS = frozenset(design for design, _ in PUBLISHED_BONUSES)

@@ -1,6 +1,6 @@
 """Metrics of a step, as sums that add over micro-batches and ranks.
 
-    loss, new = loss_and_metrics(chosen, rejected, settings, kappa)   # per micro-batch
+    loss, new = loss_and_metrics(chosen, rejected, params, kappa)   # per micro-batch
     loss.mean().backward()
     sums += new
     all_reduce(sums)                                                  # the caller's, if distributed
@@ -9,19 +9,12 @@
 Shapes: `B` pairs, `T` tokens, `M` = len(METRIC_SUMS).
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from stages.objectives.divergences import reward_saturation
-from stages.objectives.objective import (
-    ObjectiveSettings,
-    ResponseLogps,
-    compared_logratio,
-    geb_objective,
-    largest_bonus,
-)
+from stages.objectives.objective import ResponseLogps, geb_objective, largest_bonus
+from stages.objectives.params import ObjectiveParams
 
 MEANS = (
     "loss",
@@ -55,7 +48,7 @@ METRIC_SUMS = (
 def loss_and_metrics(
     chosen: ResponseLogps,
     rejected: ResponseLogps,
-    settings: ObjectiveSettings,
+    params: ObjectiveParams,
     kappa: float,
     tie: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -65,9 +58,9 @@ def loss_and_metrics(
     (over tokens for probability="token"): how hard each pulls at the log-probabilities themselves.
 
     Args:
-        chosen: as in `geb_objective`, and so are the other arguments.
+        chosen: as in `geb_objective`, and so are the other arguments; log π can be differentiated.
         rejected: the other responses.
-        settings: the objective.
+        params: the objective.
         kappa: κ.
         tie: booleans [B].
 
@@ -75,30 +68,21 @@ def loss_and_metrics(
         The loss of each pair, [B], attached to the log-probabilities that were given; and sums over
         the pairs, [M] in float64, named by `METRIC_SUMS`, attached to nothing.
     """
-    with torch.enable_grad():
-        chosen, rejected = _differentiable(chosen, settings), _differentiable(rejected, settings)
-        output = geb_objective(chosen, rejected, settings, tie)
-        loss = output.loss(kappa)
-        weighted_bonus = output.weighted_bonus(kappa)
-        rest = output.preference_loss + settings.nll_weight * output.nll
-        leaves = [_leaf(chosen, settings), _leaf(rejected, settings)]
-        bonus_pull = _absolute_gradient(weighted_bonus, leaves)
-        rest_pull = _absolute_gradient(rest, leaves)
-
-    saturation = [each.saturation() for each in output.bonuses]
+    sides = (chosen, rejected)
+    output = geb_objective(chosen, rejected, params, tie)
+    loss = output.loss(kappa)
+    weighted_bonus = output.weighted_bonus(kappa)
+    rest = output.preference_loss + params.nll_weight * output.nll
+    per_token = params.probability == "token" and params.design != "none"
+    pulled = [side.token_logp if per_token else side.logp for side in sides]
     clamped, underflowed = (
-        torch.stack(of_sides).double().mean(dim=0)
-        for of_sides in (
-            [each.clamped for each in saturation],
-            [each.underflowed for each in saturation],
-        )
+        torch.stack(masks).double().mean(dim=0)
+        for masks in zip(*(each.saturation() for each in output.bonuses), strict=True)
     )
     beyond = output.bonus.abs() > largest_bonus(kappa, output.bonus.dtype)
     rewards_clamped = [
-        reward_saturation(
-            compared_logratio(side, settings), divergence=settings.divergence
-        ).double()
-        for side in (chosen, rejected)
+        reward_saturation(side.compared_logratio(params), divergence=params.divergence).double()
+        for side in sides
     ]
     preferred = torch.ones_like(output.bonus, dtype=torch.bool) if tie is None else ~tie
     per_pair = {
@@ -111,8 +95,8 @@ def loss_and_metrics(
         "bonus_clamped_share": torch.maximum(clamped, beyond.double()),
         "bonus_underflowed_share": underflowed,
         "reward_clamped_share": torch.stack(rewards_clamped).mean(dim=0),
-        "chosen_logratio": output.chosen_logratio,
-        "rejected_logratio": output.rejected_logratio,
+        "chosen_logratio": chosen.logratio,
+        "rejected_logratio": rejected.logratio,
         "chosen_reward": output.chosen_reward,
         "rejected_reward": output.rejected_reward,
         "margin": output.margin,
@@ -121,7 +105,8 @@ def loss_and_metrics(
         "abs_weighted_bonus": weighted_bonus.abs(),
     }
     sums = {name: values.detach().double().sum() for name, values in per_pair.items()}
-    sums |= {"gradient_of_bonus": bonus_pull, "gradient_of_rest": rest_pull}
+    sums["gradient_of_bonus"] = _absolute_gradient(weighted_bonus, pulled)
+    sums["gradient_of_rest"] = _absolute_gradient(rest, pulled)
     return loss, torch.stack([sums[name] for name in METRIC_SUMS])
 
 
@@ -130,7 +115,7 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
 
     Returns:
         The means in `MEANS`; `accuracy`, the share of untied pairs whose margin is positive (0
-        where all are tied); `bonus_ratio`, mean |κ·bonus| over mean |L|; and
+        if all are tied); `bonus_ratio`, mean |κ·bonus| over mean |L|; and
         `bonus_gradient_share`, the bonus's part of the summed absolute gradients, in [0, 1]
         (0 if both are zero).
 
@@ -151,25 +136,6 @@ def step_metrics(sums: Tensor) -> dict[str, float]:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else 0.0
-
-
-def _differentiable(side: ResponseLogps, settings: ObjectiveSettings) -> ResponseLogps:
-    """A side whose log-probabilities that the objective depends on have gradients to ask for."""
-    if settings.needs_token_logps and side.token_logp is not None and side.token_mask is not None:
-        token_logp = _in_a_graph(side.token_logp)
-        logp = torch.where(side.token_mask, token_logp, 0.0).sum(dim=1)
-        return replace(side, token_logp=token_logp, logp=logp)
-    return replace(side, logp=_in_a_graph(side.logp))
-
-
-def _in_a_graph(logp: Tensor) -> Tensor:
-    return logp if logp.requires_grad else logp.detach().requires_grad_()
-
-
-def _leaf(side: ResponseLogps, settings: ObjectiveSettings) -> Tensor:
-    if settings.needs_token_logps and side.token_logp is not None:
-        return side.token_logp
-    return side.logp
 
 
 def _absolute_gradient(term: Tensor, leaves: list[Tensor]) -> Tensor:

@@ -10,7 +10,6 @@ Every function is elementwise, keeps the shape of its argument, and can be diffe
 """
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -24,22 +23,8 @@ EXPONENT_MARGIN = 1e-4
 """Nats kept from the largest exponent: `exp` of a rounded argument must not overflow."""
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
-    known = tuple(choices)
-    if value not in known:
-        raise ValueError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
-
-
-def working_precision(values: Tensor, name: str) -> Tensor:
-    """Return `values` in float32 or float64; bfloat16 and float16 are upcast to float32.
-
-    Raises:
-        ValueError: `values` is not a floating-point tensor.
-    """
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name} must be a floating-point tensor of log-probabilities, got {kind}")
+def working_precision(values: Tensor) -> Tensor:
+    """Return `values` in float32 or float64; bfloat16 and float16 are upcast to float32."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
@@ -77,11 +62,6 @@ def centered_sigmoid(x: Tensor) -> Tensor:
     return torch.where(near, torch.tanh(torch.where(near, x, 0.0) / 2.0) / 2.0, tails)
 
 
-def largest_exponent(dtype: torch.dtype, factor: float = 1.0) -> float:
-    """Largest x for which factor·e^x is finite in `dtype`."""
-    return math.log(torch.finfo(dtype).max) - math.log(factor) - EXPONENT_MARGIN
-
-
 def box_cox(log_u: Tensor, lam: float, *, max_exponent: float | None = None) -> Tensor:
     """Box–Cox transform (u^λ − 1)/λ of u = e^log_u, which is log u at λ = 0.
 
@@ -112,5 +92,6 @@ def box_cox_saturates(log_u: Tensor, lam: float, *, max_exponent: float | None =
 
 
 def _exponent_limit(log_u: Tensor, lam: float, max_exponent: float | None) -> float:
-    representable = largest_exponent(log_u.dtype, 1.0 / abs(lam))
+    largest = math.log(torch.finfo(log_u.dtype).max)
+    representable = largest - math.log(1.0 / abs(lam)) - EXPONENT_MARGIN
     return representable if max_exponent is None else min(max_exponent, representable)

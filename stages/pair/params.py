@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stages.contract.params import StageParams, added_later
-from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.params import InputSpec, OutputSpec, StageParams, added_later
 
+# Above it, training learns hardly any preference.
+_MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
 
 
@@ -42,3 +43,13 @@ class PairParams(StageParams):
     truncated: Literal["keep", "drop"] = added_later("keep")
     """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""
+
+    def tie_warning(self, pairs: int, ties: int) -> str | None:
+        """A warning if nearly all pairs tie; ties that are dropped are not among the pairs."""
+        found = pairs + ties if self.ties == "drop" else pairs
+        if ties <= _MOST_TIES * found:
+            return None
+        return (
+            f"{ties} of {found} pairs tie: no preference is learnt from them. Use an oracle that "
+            "tells the responses apart, sample at a higher temperature, or more responses a prompt"
+        )

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.contract.context import StageContext
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.join import ScoredBatch, read_scored
-from stages.contract.program import Stage
-from stages.contract.tables import PAIRS, TableWriter, num_rows
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
 from stages.pair.params import PairParams
 from stages.pair.select import STRATEGIES
+from stages.tables.join import ScoredBatch, read_scored
+from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
 # Column of the responses table -> column of the pairs table, for each side.
 _SIDE_COLUMNS = {
@@ -40,10 +40,6 @@ def run(ctx: StageContext[PairParams]) -> None:
 
     Prompts of which a response has no score are left out: what could be compared would depend on
     what the oracle failed on.
-
-    Raises:
-        UserError: The tables do not belong together, a prompt has one response only, or no pair is
-            left.
     """
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
@@ -65,6 +61,8 @@ def run(ctx: StageContext[PairParams]) -> None:
             f"{tally.null_scores} of {tally.responses} responses have no score; their "
             f"{tally.prompts_with_null_score} prompts make no pair"
         )
+    if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
+        ctx.events.warning(warning)
 
 
 def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: Tally) -> pa.Table:
@@ -92,7 +90,7 @@ def _selections(
 
     Args:
         batch: Responses of whole prompts.
-        scores: Scores of all rows, NaN where there is none.
+        scores: Scores of all rows, NaN if there is none.
         params: Which strategy.
         seed: Seed of the stage.
         tally: Gets the prompts left out, and the best scores.
@@ -215,14 +213,14 @@ class Moments:
 
     @property
     def mean(self) -> float | None:
-        """Mean of the values; None where there are none."""
+        """Mean of the values; None if there are none."""
         if self.origin is None:
             return None
         return self.origin + self.total / self.count
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the population; None where there are no values."""
+        """Standard deviation of the population; None if there are no values."""
         if self.origin is None:
             return None
         variance = self.squares / self.count - (self.total / self.count) ** 2
@@ -251,7 +249,7 @@ class Tally:
 
         Args:
             batch: The batch.
-            scores: Scores of all rows, NaN where there is none.
+            scores: Scores of all rows, NaN if there is none.
         """
         self.prompts += batch.num_prompts
         self.responses += batch.responses.num_rows

@@ -15,7 +15,7 @@ Selection = tuple[int, int]
 
 
 def best_worst(scores: Sequence[float], seed: int) -> Selection:
-    """The best against the worst; where all tie, the first against the last."""
+    """The best against the worst; if all tie, the first against the last."""
     del seed
     return _best(scores), _worst(scores)
 

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams, added_later
-from stages.contract.signature import ImageName, InputSpec, OutputSpec
+from stages.contract.params import ImageName, InputSpec, OutputSpec, StageParams, added_later
 
 
 class PrepareParams(StageParams):
@@ -26,7 +25,7 @@ class PrepareParams(StageParams):
     }
 
     iterations: int = Field(3, ge=0)
-    """Number T of training parts D_1…D_T; 0 where there is a `test` source alone."""
+    """Number T of training parts D_1…D_T; 0 if there is a `test` source alone."""
 
     test_prompts: int = Field(256, ge=1)
     """Prompts held out of the training sources. Where the request names a `test` source, that
@@ -64,7 +63,7 @@ class PrepareParams(StageParams):
     """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""
 
     hub_file: str | None = added_later(None)
-    """File of the hub repository that is read (``.jsonl``, ``.json``, ``.parquet``), where the data
+    """File of the hub repository that is read (``.jsonl``, ``.json``, ``.parquet``), if the data
     set cannot be loaded by name or holds other files too; `subset` and splits are then not read."""
 
     split: str = "train"

@@ -9,25 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract.digests import prompt_id
+from stages.contract.errors import UserError
 from stages.prepare.params import PrepareParams
 
 ROLES = ("system", "user", "assistant")
 
 Messages = list[dict[str, str]]
-
-
-class InvalidRowError(ValueError):
-    """A row holds no usable prompt; the caller knows where the row is.
-
-    Args:
-        message: What is wrong with the row.
-        remedy: What the person can do about it.
-    """
-
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -36,7 +23,7 @@ class Prompt:
 
     Attributes:
         messages: Turns, the last of them the user's.
-        reference: Reference answer, where the source has one.
+        reference: Reference answer, if the source has one.
         cut: Whether the source went on with assistant turns, which are not part of the prompt.
     """
 
@@ -45,11 +32,7 @@ class Prompt:
     cut: bool
 
     def identity(self) -> bytes:
-        """The prompt's id, as 16 bytes.
-
-        Raises:
-            InvalidRowError: The text is no valid Unicode.
-        """
+        """The prompt's id, as 16 bytes."""
         try:
             return bytes.fromhex(prompt_id(self.messages))
         except UnicodeEncodeError as error:
@@ -67,9 +50,6 @@ def read_prompt(
         row: Values by column.
         params: Names of the columns that are read.
         columns: All columns of the source, for messages; those of the row if empty.
-
-    Raises:
-        InvalidRowError: The row has neither column, or its messages are no prompt.
     """
     shown = ", ".join(columns or row) or "none"
     messages = _messages(row, params, shown)
@@ -78,17 +58,17 @@ def read_prompt(
         messages.pop()
     cut = len(messages) < length
     if not any(message["role"] == "user" for message in messages):
-        raise InvalidRowError(
+        raise UserError(
             "the prompt has no user turn",
             "give every prompt a user message, or set `invalid_rows: drop`",
         )
     if messages[-1]["role"] != "user":
-        raise InvalidRowError(
+        raise UserError(
             f"the prompt ends with a {messages[-1]['role']} turn",
             "end every prompt with a user message, or set `invalid_rows: drop`",
         )
     if not messages[-1]["content"].strip():
-        raise InvalidRowError(
+        raise UserError(
             "the prompt's last user turn is empty",
             "fill it, remove the row, or set `invalid_rows: drop`",
         )
@@ -106,11 +86,11 @@ def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Mess
         if isinstance(value, list):
             return [_message(each, name) for each in value]
         if value is not None:
-            raise InvalidRowError(
+            raise UserError(
                 f"column {name!r} holds {type(value).__name__}, not messages or text",
                 "point `messages_column` or `prompt_column` at the prompts",
             )
-    raise InvalidRowError(
+    raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",
     )
@@ -120,7 +100,7 @@ def _message(value: Any, column: str) -> dict[str, str]:
     role = value.get("role") if isinstance(value, Mapping) else None
     content = value.get("content") if isinstance(value, Mapping) else None
     if role not in ROLES or not isinstance(content, str):
-        raise InvalidRowError(
+        raise UserError(
             f"column {column!r} holds a message that is not "
             f'{{"role": {" | ".join(ROLES)}, "content": text}}: {_shortened(value)}',
             "convert the messages to that form, or set `invalid_rows: drop`",
@@ -129,7 +109,7 @@ def _message(value: Any, column: str) -> dict[str, str]:
 
 
 def _lookup(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, or of a field in a column of structs; None where there is none."""
+    """The value of a column, or of a field in a column of structs; None if there is none."""
     if name in row:
         return row[name]
     column, _, inner = name.partition(".")
@@ -141,7 +121,7 @@ def _reference(row: Mapping[str, Any], params: PrepareParams, shown: str) -> str
     if params.reference_columns:
         missing = [name for name in params.reference_columns if name not in row]
         if missing:
-            raise InvalidRowError(
+            raise UserError(
                 f"no column {missing[0]!r} of `reference_columns` (columns: {shown})",
                 "correct `reference_columns`",
             )
@@ -149,13 +129,13 @@ def _reference(row: Mapping[str, Any], params: PrepareParams, shown: str) -> str
         try:
             return json.dumps(kept, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise InvalidRowError(
+            raise UserError(
                 f"`reference_columns`: {error}", "convert the column to text or numbers"
             ) from error
     value = _lookup(row, params.reference_column)
     if params.reference_item is not None and isinstance(value, list):
         if params.reference_item >= len(value):
-            raise InvalidRowError(
+            raise UserError(
                 f"the reference answer has {len(value)} items, and no item {params.reference_item}",
                 "correct `reference_item`, or set `invalid_rows: drop`",
             )
@@ -172,20 +152,20 @@ def _reference_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRowError(
+        raise UserError(
             f"the reference answer is {value}, which tables hold where a number is missing",
             "write null where a row has none, or set `invalid_rows: drop`",
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    raise InvalidRowError(
+    raise UserError(
         f"the reference answer is {type(value).__name__}, not text or a number",
         "point `reference_column` at a text column",
     )
 
 
-def _lone_surrogate(what: str, error: UnicodeEncodeError) -> InvalidRowError:
-    return InvalidRowError(
+def _lone_surrogate(what: str, error: UnicodeEncodeError) -> UserError:
+    return UserError(
         f"the {what} holds a lone surrogate ({error.object[error.start]!r})",
         "repair the encoding of the source",
     )

@@ -11,19 +11,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.program import Stage
-from stages.contract.tables import PROMPTS, TableWriter
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
 from stages.prepare.params import PrepareParams
-from stages.prepare.prompts import InvalidRowError, Prompt, read_prompt
+from stages.prepare.prompts import Prompt, read_prompt
 from stages.prepare.sources import Source, open_source
 from stages.prepare.split import TEST, Split, as_ids, split
+from stages.tables.schemas import PROMPTS, TableWriter
 
 # Rows are held for each part at once: a smaller group than elsewhere keeps long prompts bounded.
 _ROWS_PER_GROUP = 1024
@@ -80,18 +79,10 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> list[tuple[int, Source]]:
             f"{len(train)} training sources for {params.iterations} iterations",
             f"give one source, which is split, or {params.iterations}, one for each iteration",
         )
-    columns = (
-        params.messages_column,
-        params.prompt_column,
-        params.reference_column,
-        params.reference_column.partition(".")[0],
-        *params.reference_columns,
-    )
-    open_part = partial(
-        open_source, columns=columns, subset=params.subset, hub_file=params.hub_file
-    )
-    opened = [(number, open_part(each, split=params.split)) for number, each in enumerate(train, 1)]
-    opened += [(_TEST_SOURCE, open_part(each, split=params.test_split)) for each in test]
+    opened = [
+        (number, open_source(each, params, params.split)) for number, each in enumerate(train, 1)
+    ]
+    opened += [(_TEST_SOURCE, open_source(each, params, params.test_split)) for each in test]
     return opened
 
 
@@ -101,9 +92,9 @@ def _prompts(params: PrepareParams, source: Source) -> Iterator[tuple[Prompt | N
         try:
             prompt = read_prompt(row, params, source.columns)
             yield prompt, prompt.identity()
-        except InvalidRowError as error:
+        except UserError as error:
             if params.invalid_rows == "refuse":
-                raise UserError(f"{place}: {error.message}", error.remedy) from error
+                raise error.at(place) from error
             yield None, b""
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.contract.context import ResolvedInput
 from stages.contract.data_files import (
     BATCH_ROWS,
     DATA_SUFFIXES,
@@ -20,6 +19,8 @@ from stages.contract.data_files import (
 )
 from stages.contract.errors import UserError
 from stages.contract.request import HubInput
+from stages.harness.context import ResolvedInput
+from stages.prepare.params import PrepareParams
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Source:
 
     Attributes:
         name: What it is, for messages.
-        num_rows: Rows, or lines where blank ones are not told apart.
+        num_rows: Rows, or lines if blank ones are not told apart.
         read: Starts reading from the first row.
         columns: All its columns, for messages, where rows have those of interest only.
     """
@@ -39,32 +40,28 @@ class Source:
     columns: tuple[str, ...] = ()
 
 
-def open_source(
-    source: ResolvedInput,
-    *,
-    columns: tuple[str, ...],
-    subset: str | None,
-    split: str,
-    hub_file: str | None = None,
-) -> Source:
+def open_source(source: ResolvedInput, params: PrepareParams, split: str) -> Source:
     """Opens one input of the request: a file, a folder of files (by name), or a hub data set.
 
     Hidden files of a folder are no part of it, as they are none of its digest.
 
     Args:
         source: The input.
-        columns: Columns of interest; others are not read where the format allows.
-        subset: Configuration name of a hub data set.
+        params: Columns of interest (others are not read if the format allows), and of a hub data
+            set its subset, or the file that is read in place of a subset and split.
         split: Split of a hub data set.
-        hub_file: File of the hub repository that is read in place of a subset and split.
-
-    Raises:
-        UserError: There is nothing to read, or it is of a kind that is not known.
     """
-    if isinstance(source.source, HubInput) and hub_file is not None:
-        return _open_file(_fetch(source.source, hub_file), columns)
+    columns = (
+        params.messages_column,
+        params.prompt_column,
+        params.reference_column,
+        params.reference_column.partition(".")[0],
+        *params.reference_columns,
+    )
     if isinstance(source.source, HubInput):
-        return _open_hub(source.source, columns, subset, split)
+        if params.hub_file is not None:
+            return _open_file(_fetch(source.source, params.hub_file), columns)
+        return _open_hub(source.source, columns, params.subset, split)
     assert source.path is not None
     if not source.path.is_dir():
         return _open_file(source.path, columns)
@@ -95,7 +92,7 @@ def _open_file(path: Path, columns: tuple[str, ...]) -> Source:
 
 
 def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
-    # Takes seconds to import: only where a hub data set is asked for.
+    # Takes seconds to import: only if a hub data set is asked for.
     import datasets
 
     name = f"data set {source.repo}, split {split}"

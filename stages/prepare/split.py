@@ -19,8 +19,8 @@ from stages.contract.errors import UserError
 TEST = 0
 DROPPED = -1
 
-Ids = npt.NDArray[np.uint64]
-"""Identities of prompts, [N, 2]: the 16 bytes as two big-endian halves."""
+Ids = npt.NDArray[np.void]
+"""Identities of prompts, [N], 16 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Split:
 
 
 def as_ids(identities: bytes | bytearray) -> Ids:
-    """Views the concatenated 16-byte identities of N prompts as [N, 2] integers."""
-    return np.frombuffer(identities, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+    """Views the concatenated identities of N prompts as [N]."""
+    return np.frombuffer(identities, dtype="V16")
 
 
 def split(
@@ -61,26 +61,22 @@ def split(
     """Divides the prompts.
 
     Args:
-        ids: [N, 2] identities of all rows.
+        ids: [N] identities of all rows.
         sources: [N] 0 for a row of the ``test`` source, s for one of the s-th training source.
             There are either one training source or T of them.
         iterations: T.
         test_prompts: Prompts to hold out where no row is of a ``test`` source.
         prompts_per_iteration: Most prompts in each of D_1…D_T; None takes all.
         seed: Decides who is held out, who goes to which part, and who is above the cap.
-
-    Raises:
-        UserError: A part would be empty.
     """
-    is_test = sources == 0
-    first = _first_occurrences(ids, is_test)
-    train = np.flatnonzero(first & ~is_test)
-    train = train[np.argsort(_ranks(ids[train], seed))]
+    test = _first_rows(ids, np.flatnonzero(sources == 0))
+    train = _first_rows(ids, np.flatnonzero(sources != 0))
+    duplicates = len(ids) - len(train) - len(test)
+    train = _shuffled(ids, train, seed)
     part = np.full(len(ids), DROPPED, dtype=np.int32)
-    if is_test.any():
-        test = np.flatnonzero(first & is_test)
-        overlap = _members(ids[train], ids[test])
-        kept = train[~overlap]
+    if len(test):
+        kept = train[~np.isin(ids[train], ids[test])]
+        overlap = len(train) - len(kept)
     else:
         if test_prompts >= len(train):
             raise UserError(
@@ -88,7 +84,7 @@ def split(
                 "lower `test_prompts`, add prompts, or give a `test` source",
             )
         test, kept = train[:test_prompts], train[test_prompts:]
-        overlap = np.zeros(0, dtype=bool)
+        overlap = 0
     part[test] = TEST
     # By all rows: prompts of the other sources may all have come in the first one.
     several = sources.max(initial=0) > 1
@@ -105,12 +101,7 @@ def split(
         above = mine[prompts_per_iteration:] if prompts_per_iteration is not None else mine[:0]
         part[above] = DROPPED
         unused += len(above)
-    return Split(
-        part=part,
-        duplicates=int(np.count_nonzero(~first)),
-        overlap=int(np.count_nonzero(overlap)),
-        unused=unused,
-    )
+    return Split(part, duplicates, overlap, unused)
 
 
 def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.int32]:
@@ -126,39 +117,15 @@ def _cut(num_prompts: int, iterations: int, cap: int | None) -> npt.NDArray[np.i
     return (1 + places * iterations // max(num_prompts, 1)).astype(np.int32)
 
 
-def _first_occurrences(ids: Ids, is_test: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """[N] whether a row is the first with its identity on its side (training or test)."""
-    # lexsort is stable, so that among equals the earliest row comes first.
-    order = np.lexsort((ids[:, 1], ids[:, 0], is_test))
-    ordered, side = ids[order], is_test[order]
-    repeats = np.zeros(len(ids), dtype=bool)
-    repeats[1:] = (ordered[1:] == ordered[:-1]).all(axis=1) & (side[1:] == side[:-1])
-    first = np.empty(len(ids), dtype=bool)
-    first[order] = ~repeats
-    return first
+def _first_rows(ids: Ids, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Those of the rows that are the first with their identity."""
+    return rows[np.unique(ids[rows], return_index=True)[1]]
 
 
-def _members(ids: Ids, others: Ids) -> npt.NDArray[np.bool_]:
-    """[N] whether each identity is among ``others``; both hold no identity twice."""
-    joined = np.concatenate([ids, others])
-    order = np.lexsort((joined[:, 1], joined[:, 0]))
-    ordered = joined[order]
-    same = (ordered[1:] == ordered[:-1]).all(axis=1)
-    found = np.zeros(len(joined), dtype=bool)
-    found[order[:-1][same]] = True
-    found[order[1:][same]] = True
-    return found[: len(ids)]
-
-
-def _ranks(ids: Ids, seed: int) -> npt.NDArray[np.int64]:
-    """[N] place of each prompt in the shuffle that the seed makes, whatever the rows' order."""
+def _shuffled(ids: Ids, rows: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+    """The rows in the order that the seed gives their identities."""
     key = hashlib.sha256(str(seed).encode()).digest()
-    data = ids.astype(">u8").tobytes()
     mixed = bytearray()
-    for start in range(0, len(data), 16):
-        mixed += hashlib.blake2b(data[start : start + 16], digest_size=16, key=key).digest()
-    shuffled = as_ids(mixed)
-    order = np.lexsort((shuffled[:, 1], shuffled[:, 0]))
-    ranks = np.empty(len(ids), dtype=np.int64)
-    ranks[order] = np.arange(len(ids))
-    return ranks
+    for row in rows:
+        mixed += hashlib.blake2b(ids[row].tobytes(), digest_size=16, key=key).digest()
+    return rows[np.argsort(as_ids(mixed))]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator
 
-from stages.contract.params import StageParams
-from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.params import InputSpec, OutputSpec, StageParams
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 AliasName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=200)]
@@ -29,7 +28,7 @@ class PromoteParams(StageParams):
     writes_registry = True
 
     model_name: ModelName | None = None
-    """Name under which checkpoints are registered; a run fills in its own name where this is null.
+    """Name under which checkpoints are registered; a run fills in its own name if this is null.
     Every checkpoint becomes a version of the model, and the alias `latest` means the newest one,
     whatever the gates say."""
 
@@ -44,16 +43,6 @@ class PromoteParams(StageParams):
     min_win_rate: float | None = Field(None, ge=0.0, le=1.0)
     """Smallest win rate against the base model, ties counted as lost; null sets no gate."""
 
-    min_win_rate_confidence: float | None = Field(None, gt=0.5, lt=1.0)
-    """Confidence with which the win rate must reach `min_win_rate`: its one-sided lower bound by
-    Wilson's interval over the compared prompts is what must. Null asks only the rate itself."""
-
-    min_mean_reward: float | None = None
-    """Smallest mean reward on the test prompts, in the oracle's units; null sets no gate."""
-
-    max_truncated_share: float | None = Field(None, ge=0.0, le=1.0)
-    """Largest share of responses that reached the length limit; null sets no gate."""
-
     no_regression: bool = True
     """Gate: the mean reward must not fall below the one of the version that an alias holds now,
     whichever run registered it. It holds if the lower bound of the difference is at least minus
@@ -63,14 +52,10 @@ class PromoteParams(StageParams):
     regression_tolerance: float = Field(0.0, ge=0.0)
     """Fall that `no_regression` allows, in the oracle's units."""
 
-    @model_validator(mode="after")
-    def _confidence_has_a_gate(self) -> PromoteParams:
-        if self.min_win_rate_confidence is not None and self.min_win_rate is None:
-            raise ValueError(
-                "min_win_rate_confidence is set and min_win_rate is not: set the win rate that is "
-                "to be reached with that confidence, or leave both out"
-            )
-        return self
+    def result_fields(self) -> dict[str, Any]:
+        """As in artifacts of versions that had more gates."""
+        gone = ("min_win_rate_confidence", "min_mean_reward", "max_truncated_share")
+        return dict.fromkeys(gone) | super().result_fields()
 
     @field_validator("aliases")
     @classmethod

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.program import Stage
-from stages.contract.registry import Alias, AliasMovedError, ModelRegistry, ModelVersion
 from stages.contract.request import ArtifactInput
-from stages.promote.gate import Decision, decide
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
+from stages.promote.gate import GateResult, decide
 from stages.promote.params import PromoteParams
+from stages.store.registry import Alias, AliasMovedError, ModelRegistry, ModelVersion
 
 
 def run(ctx: StageContext[PromoteParams]) -> None:
@@ -38,9 +39,9 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         aliases = {each: known.get(each) for each in ctx.params.aliases}
         held = [_held_before(registry, own, each) for each in aliases.values() if each]
         before = {f"{name}:{each.version}": each.metrics for each in held if each}
-        decision = decide(ctx.params, metrics, before)
+        gates = decide(ctx.params, metrics, before)
         try:
-            places = _move_aliases(ctx, registry, own, decision, aliases)
+            places = _move_aliases(ctx, registry, own, gates, aliases)
         except AliasMovedError as error:
             ctx.events.info(f"{error}; deciding again")
         else:
@@ -49,7 +50,8 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         "model": name,
         "aliases": list(ctx.params.aliases),
         "checkpoint_digest": checkpoint.digest,
-        **decision.as_json(),
+        "promoted": all(gate.passed for gate in gates),
+        "gates": [asdict(gate) for gate in gates],
     }
     (ctx.out / "decision.json").write_text(dump_json(report))
     outcome = {"version": own.version, "aliases": places}
@@ -70,15 +72,12 @@ def _checkpoint(ctx: StageContext[PromoteParams]) -> ArtifactInput:
 def _read_metrics(path: Path) -> dict[str, Any]:
     try:
         metrics = json.loads(path.read_text())
+        if not isinstance(metrics, dict):
+            raise ValueError(f"it holds a {type(metrics).__name__}, not metrics by name")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read as metrics: {error}", "pass metrics.json of the evaluate stage"
         ) from error
-    if not isinstance(metrics, dict):
-        raise UserError(
-            f"{path} holds a {type(metrics).__name__}, not metrics by name",
-            "pass metrics.json of the evaluate stage",
-        )
     return metrics
 
 
@@ -93,21 +92,19 @@ def _move_aliases(
     ctx: StageContext[PromoteParams],
     registry: ModelRegistry,
     own: ModelVersion,
-    decision: Decision,
+    gates: Sequence[GateResult],
     aliases: Mapping[str, Alias | None],
 ) -> dict[str, int | None]:
     """Moves the aliases if the gates allow it, but from no newer iteration of the same run.
 
     Returns:
         The version that each alias holds afterwards.
-
-    Raises:
-        AliasMovedError: Another promotion moved an alias meanwhile.
     """
-    for reason in decision.reasons:
-        ctx.events.warning(f"{own.name}:{own.version} is not promoted: {reason}")
+    failed = [gate for gate in gates if not gate.passed]
+    for gate in failed:
+        ctx.events.warning(f"{own.name}:{own.version} is not promoted: {gate.reason}")
     places = {each: now.version if now else None for each, now in aliases.items()}
-    if not decision.promoted:
+    if failed:
         return places
     for alias, now in aliases.items():
         holder = registry.version(own.name, now.version) if now else None

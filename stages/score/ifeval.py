@@ -1,6 +1,6 @@
 """The ``ifeval`` oracle: verifiable instructions, checked by lm-eval's own code (Zhou et al. 2023).
 
-Runs where ``lm_eval`` is installed: the environment and the image `eval`.
+Runs if ``lm_eval`` is installed: the environment and the image `eval`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
+from stages.harness.context import StageContext
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
@@ -81,11 +81,7 @@ class InstructionChecks:
 
 
 def load(ctx: StageContext[ScoreParams]) -> InstructionChecks:
-    """Loads lm-eval's checkers.
-
-    Raises:
-        UserError: The library, or the data that it splits sentences by, is not there.
-    """
+    """Loads lm-eval's checkers."""
     try:
         import nltk
     except ImportError as error:

@@ -1,66 +1,108 @@
-"""The ``math_verify`` oracle: 1 for the right final answer, 0 for any other or none."""
+"""The ``math_verify`` oracle: 1 for the right final answer, 0 for any other or none.
+
+The ``math-verify`` library bounds its work by SIGALRM, which only the main thread can take and
+which cannot interrupt a single long operation (``9^{9^{9}}`` is one). So its own limits are off,
+and it works in processes that are killed when they take too long: the stage's signals stay its own.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import logging
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
-from stages.score.answers import prompt_starts
-from stages.score.grading import Grade, GraderPool, count_votes
+from stages.harness.context import StageContext
+from stages.modeling.process_pool import ProcessPool
 from stages.score.oracle import Verdict
-from stages.score.params import VOTES, ScoreParams
+from stages.score.params import ScoreParams
 
-# Answers graded before their verdicts are handed on.
-_AT_ONCE = 256
-
-Rows = Sequence[Mapping[str, Any]]
+Grade = Literal["correct", "wrong", "no answer", "unreadable reference", "timeout", "crash"]
 
 
-@dataclass(frozen=True)
+def grade(reference: str, response: str) -> Grade:
+    """Compares the final answer of a response with the reference answer.
+
+    A boxed answer counts before any other. It has no time limit of its own: the pool has one.
+
+    Args:
+        reference: The right answer, in LaTeX or plain; without delimiters, or in them.
+        response: Text that ends in an answer.
+    """
+    from math_verify import verify
+
+    # Bare LaTeX is read only inside delimiters; what they spoil ("\$10") is read as it stands.
+    boxed = f"\\boxed{{{reference}}}"
+    delimited = any(each in reference for each in ("$", "\\boxed", "\\(", "\\["))
+    for text in (reference, boxed) if delimited else (boxed, reference):
+        gold = _parse(text)
+        if gold:
+            break
+    else:
+        return "unreadable reference"
+    answer = _parse(response)
+    if not answer:
+        return "no answer"
+    return "correct" if verify(gold, answer, timeout_seconds=None) else "wrong"
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    return list(parse(text, targets, parsing_timeout=None))
+
+
+def _load_grader(timeout_seconds: float) -> Callable[[tuple[str, str]], Grade]:
+    # It warns once in each process that its own time limits are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    # Loaded here, so that the first answer's time limit does not pay for it.
+    importlib.import_module("math_verify")
+    return partial(_grade_in_time, timeout_seconds)
+
+
+def _grade_in_time(timeout_seconds: float, pair: tuple[str, str]) -> Grade:
+    # Should the parent be killed meanwhile, SIGALRM's default action ends this process too.
+    signal.alarm(math.ceil(2 * timeout_seconds) + 1)
+    done = grade(*pair)
+    signal.alarm(0)
+    return done
+
+
 class MathAnswers:
     """Compares each response's final answer with the prompt's reference answer.
 
-    Attributes:
-        pool: The processes that compare.
-        identity: The library and its version.
-        timeout_seconds: Time that an answer is given.
-        counts_votes: Whether to count the samples of its prompt that give an equal answer.
+    Args:
+        size: Number of processes that compare.
+        timeout_seconds: Wall time for one answer.
     """
 
-    pool: GraderPool
-    identity: str
-    timeout_seconds: float
-    counts_votes: bool = False
+    def __init__(self, size: int, timeout_seconds: float) -> None:
+        self.identity = f"math_verify:{importlib.metadata.version('math-verify')}"
+        self._timeout_seconds = timeout_seconds
+        load = partial(_load_grader, timeout_seconds)
+        self._pool: ProcessPool[tuple[str, str], Grade] = ProcessPool(
+            load, [{}] * size, timeout_seconds=timeout_seconds
+        )
+        self.close = self._pool.close
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        for start, stop in _portions(rows):
-            some = rows[start:stop]
-            gradable = [row for row in some if row["reference_answer"] is not None]
-            grades = self.pool.grade(
-                [(row["reference_answer"], row["response"]) for row in gradable]
-            )
-            votes = self._votes(gradable, grades)
-            known = iter(zip(grades, votes, strict=True))
-            for place, row in enumerate(some, start):
-                if row["reference_answer"] is None:
-                    yield place, Verdict(None, "the prompt has no reference answer")
-                else:
-                    grade, voted = next(known)
-                    verdict = self._verdict(row, grade)
-                    yield place, replace(verdict, components={**verdict.components, **voted})
-
-    def _votes(self, rows: Rows, grades: Sequence[Grade]) -> list[dict[str, float]]:
-        """The component `votes` of each row, where it is asked for."""
-        if not self.counts_votes:
-            return [{} for _ in rows]
-        responses = [(row["prompt_id"], row["response"]) for row in rows]
-        return [{VOTES: float(count)} for count in count_votes(self.pool, responses, grades)]
+        places = []
+        for place, row in enumerate(rows):
+            if row["reference_answer"] is None:
+                yield place, Verdict(None, "the prompt has no reference answer")
+            else:
+                places.append(place)
+        pairs = ((rows[place]["reference_answer"], rows[place]["response"]) for place in places)
+        for number, found in self._pool.stream(pairs):
+            yield places[number], self._verdict(rows[places[number]], found)
 
     def _verdict(self, row: Mapping[str, Any], grade: Grade) -> Verdict:
         match grade:
@@ -74,34 +116,18 @@ class MathAnswers:
                 reference = row["reference_answer"][:80]
                 return Verdict(None, f"the reference answer {reference!r} cannot be read")
             case "timeout":
-                return Verdict(None, f"the answer took more than {self.timeout_seconds:g} s")
+                return Verdict(None, f"the answer took more than {self._timeout_seconds:g} s")
             case "crash":
                 return Verdict(None, "the process that compared the answer died")
 
 
-def _portions(rows: Rows) -> Iterator[tuple[int, int]]:
-    """Bounds of portions of whole prompts, each at least :data:`_AT_ONCE` rows but the last."""
-    first = 0
-    for stop in prompt_starts(rows)[1:]:
-        if stop - first >= _AT_ONCE or stop == len(rows):
-            yield first, stop
-            first = stop
-
-
 def load(ctx: StageContext[ScoreParams]) -> MathAnswers:
-    """Prepares the comparison; it needs no input beside the responses.
-
-    Raises:
-        UserError: The library is not installed.
-    """
+    """Prepares the comparison; it needs no input beside the responses."""
+    settings = ctx.params.math_verify
     try:
-        version = importlib.metadata.version("math-verify")
+        return MathAnswers(min(settings.processes, os.cpu_count() or 1), settings.timeout_seconds)
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
             "the oracle math_verify needs the library math-verify, which is not installed",
             "install the extra `torch` of this package in the score stage's environment",
         ) from None
-    settings = ctx.params.math_verify
-    pool = GraderPool(min(settings.processes, os.cpu_count() or 1), settings.timeout_seconds)
-    identity = f"math_verify:{version}"
-    return MathAnswers(pool, identity, settings.timeout_seconds, settings.votes)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stages.contract.context import StageContext
+from stages.harness.context import StageContext
 from stages.score.params import ORACLES, ScoreParams
 
 
@@ -18,21 +17,14 @@ class Verdict:
     """An oracle's answer to one response.
 
     Attributes:
-        score: The reward; None where the response cannot be scored.
-        error: Why not; None where there is a score.
+        score: The reward; None if the response cannot be scored.
+        error: Why not; None if there is a score.
         components: Named parts of the score, if the oracle has any.
     """
 
     score: float | None
     error: str | None = None
     components: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of_reward(cls, reward: float) -> Verdict:
-        """Answer of a reward model with one output; no score where that is not finite."""
-        if math.isfinite(reward):
-            return cls(reward)
-        return cls(None, f"the reward model gave {reward}")
 
 
 class Oracle(Protocol):
@@ -71,3 +63,13 @@ def opened_oracle(ctx: StageContext[ScoreParams]) -> Iterator[Oracle]:
         close = getattr(oracle, "close", None)
         if close is not None:
             close()
+
+
+def prompt_starts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """First row of each prompt, and the number of rows."""
+    changes = [
+        place
+        for place in range(1, len(rows))
+        if rows[place]["prompt_id"] != rows[place - 1]["prompt_id"]
+    ]
+    return [0, *changes, len(rows)] if rows else [0]

@@ -1,33 +1,166 @@
-"""Parameters of the score stage: the table of oracles, and a field for the settings of each.
+"""Parameters of the score stage: the table of oracles, and a section of settings for each.
 
-To add an oracle: a section and the oracle's name in :mod:`stages.score.settings`, a row in
-:data:`ORACLES` and the section's field here; and the module with its ``load(ctx) -> Oracle``.
+To add an oracle: a section, a row in :data:`ORACLES` and the section's field here; and the module
+with its ``load(ctx) -> Oracle``. Flows import this: pydantic only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import StageParams, speed_only
-from stages.contract.signature import ImageName, InputSpec, OutputSpec
-from stages.score.settings import (
-    HttpSettings,
-    IfevalSettings,
-    JudgeSettings,
-    MathVerifySettings,
-    PartName,
-    PythonSettings,
-    RewardModelSettings,
-    UrmSettings,
-    WeightedSettings,
+from stages.contract.params import (
+    ImageName,
+    InputSpec,
+    OutputSpec,
+    Settings,
+    StageParams,
+    added_later,
+    speed_only,
 )
 
-VOTES = "votes"
-"""Component of `math_verify`: samples of the prompt that give an equal answer; 0 for none."""
+PartName = Literal[
+    "python", "reward_model", "urm_gated", "urm_helpfulness", "math_verify", "http", "judge"
+]
+"""Oracles that `weighted` can sum: those that one environment can hold."""
+
+
+class PythonSettings(Settings):
+    """A function of a Python file."""
+
+    function: str = "score"
+    """Name of the function in ``code``, ``(prompts, responses, references) -> scores``."""
+
+
+class ClassifierSettings(Settings):
+    """Settings that all reward models loaded by the stage share."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Type of weights and activations."""
+    max_length_tokens: int | None = Field(None, ge=1)
+    """Longest conversation that is read, in tokens; unset takes the model's. A longer one gets no
+    score."""
+    tokens_per_batch: int = speed_only(
+        16384, ge=1, description="Tokens, padding included, in one pass of transformers."
+    )
+
+
+class UrmSettings(ClassifierSettings):
+    """The URM reward model, for both of its readings."""
+
+
+class RewardModelSettings(ClassifierSettings):
+    """A sequence classifier with one output."""
+
+    def result_fields(self) -> dict[str, Any]:
+        """As in artifacts of versions that had an engine to choose."""
+        return {"engine": "transformers", **super().result_fields()}
+
+
+class MathVerifySettings(Settings):
+    """Comparison of the final answer with the prompt's reference answer."""
+
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Wall time for one answer; one that takes longer gets no score."""
+    processes: int = speed_only(
+        8, ge=1, description="Processes that compare, at most one for each core."
+    )
+
+
+class ServerSettings(Settings):
+    """Address of a server, and the patience with which it is asked."""
+
+    url: str | None = speed_only(None, description="Address to post to.")
+    key_env: str | None = speed_only(
+        None,
+        description="Name of the environment variable that holds the bearer token; unset sends "
+        "none.",
+    )
+    concurrency: int = speed_only(8, ge=1, description="Requests at once.")
+    timeout_seconds: float = speed_only(120.0, gt=0, description="Time limit of one request.")
+    attempts: int = speed_only(5, ge=1, description="Times that a request is sent.")
+    wait_seconds: float = speed_only(
+        1.0, ge=0, description="Wait before the second attempt; doubled each time."
+    )
+
+
+class HttpSettings(ServerSettings):
+    """A reward server of your own."""
+
+    identity: str | None = None
+    """Name and version that the server must give as its own."""
+    rows_per_request: int = speed_only(32, ge=1, description="Responses in one request.")
+
+
+class JudgeSettings(ServerSettings):
+    """A chat model at an OpenAI-compatible address."""
+
+    model: str | None = None
+    """The model's name at the server."""
+    mode: Literal["scored", "pairwise"] = "scored"
+    """Mark each response by itself, or compare two and score by the comparisons won; each
+    comparison is asked in both orders."""
+    against: Literal["samples", "reference"] = added_later("samples")
+    """Pairwise: compare each response with other samples, in an evaluation with the base's, or with
+    the prompt's reference answer: a baseline's, such as AlpacaEval's."""
+    opponents: int = Field(2, ge=1)
+    """Pairwise against samples: with how many of the prompt's following samples each one is
+    compared, the first following the last; as many as there are at most."""
+    passes: int = added_later(1, ge=1)
+    """Times that each question is asked; the score is the mean. With several, components tell how
+    far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
+    template: Literal["default", "coherence"] = added_later("default")
+    """Shipped prompt template, if the input ``code`` brings none: that of `mode`, or the
+    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
+    lowest: float = 1.0
+    """Scored: the worst mark."""
+    highest: float = 10.0
+    """Scored: the best mark; a mark outside of lowest and best is no score."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest answer of the judge, in tokens."""
+
+    @model_validator(mode="after")
+    def _check_template(self) -> JudgeSettings:
+        if self.template == "coherence" and (
+            self.mode != "scored" or (self.lowest, self.highest) != (0.0, 3.0)
+        ):
+            raise ValueError(
+                "the template coherence marks from 0 to 3: set mode to scored, lowest to 0 and "
+                "highest to 3"
+            )
+        if self.against == "reference" and self.mode != "pairwise":
+            raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
+        return self
+
+
+class IfevalSettings(Settings):
+    """Verifiable instructions, checked by lm-eval's code; there is nothing to set."""
+
+
+class WeightedSettings(Settings):
+    """A weighted sum of other oracles' scores."""
+
+    weights: dict[PartName, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Weight of each oracle by its name; a negative one is a penalty. Each oracle reads its own
+    section."""
+    scales: dict[PartName, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Number by which an oracle's scores are divided before they are weighed, such as their
+    standard deviation (`std` in the `metrics.json` of a score step); 1 if it is not given."""
+
+    @model_validator(mode="after")
+    def _scales_are_of_parts(self) -> WeightedSettings:
+        for name in self.scales.keys() - self.weights.keys():
+            raise ValueError(
+                f"scales names {name}, and weights does not: give it a weight, or leave it out"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -75,7 +208,6 @@ class ScoreParams(StageParams):
     outputs = {
         "scores.parquet": OutputSpec("scores"),
         "metrics.json": OutputSpec("file"),
-        "costs.json": OutputSpec("file", optional=True),
     }
     image = "torch"
 
@@ -111,7 +243,7 @@ class ScoreParams(StageParams):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the oracles that score: several where a weighted sum is the oracle."""
+        """Names of the oracles that score: several if a weighted sum is the oracle."""
         return tuple(self.weighted.weights) if self.oracle == "weighted" else (self.oracle,)
 
     @property
@@ -120,7 +252,7 @@ class ScoreParams(StageParams):
         return {name: part for part in self.parts for name in ORACLES[part].needs}
 
     def reads(self, name: str) -> bool:
-        """True where an oracle has a use for an input of this name."""
+        """True if an oracle has a use for an input of this name."""
         return name in self.needs or any(name in ORACLES[part].takes for part in self.parts)
 
     def unused_fields(self) -> frozenset[str]:
@@ -129,15 +261,12 @@ class ScoreParams(StageParams):
         return frozenset(each.section for each in ORACLES.values()) - used
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with vLLM where that is the engine, with lm-eval's code for its checks."""
-        if self.oracle == "ifeval":
-            return "eval"
-        in_vllm = "reward_model" in self.parts and self.reward_model.engine == "vllm"
-        return "vllm" if in_vllm else self.image
+        """Image with lm-eval's code for its checks."""
+        return "eval" if self.oracle == "ifeval" else self.image
 
     @property
     def compares(self) -> bool:
-        """True where scores only rank responses against each other."""
+        """True if scores only rank responses against each other."""
         judge = self.judge
         pairwise = judge.mode == "pairwise" and judge.against == "samples"
         return "judge" in self.parts and pairwise
@@ -170,9 +299,4 @@ class ScoreParams(StageParams):
                         f"weighted.weights has {part} and {self.needs[name]}, which both need the "
                         f"input `{name}`, and a run has one: leave one of them out"
                     )
-        if "math_verify" in self.parts and self.image_for(from_hub=False) == "vllm":
-            raise ValueError(
-                "weighted.weights has math_verify, and reward_model.engine is 'vllm', whose "
-                "environment does not hold math-verify: set reward_model.engine to 'transformers'"
-            )
         return self

@@ -1,8 +1,19 @@
-"""The ``python`` oracle: a function in a file of the user's."""
+"""The ``python`` oracle: a function in a file of the user's; and its trial.
+
+``python -m stages.score.python_function CODE FUNCTION CERTAINTY ROWS.json`` loads the function in
+the score stage's environment and calls it once on the rows, so that a run learns before it pays for
+anything that its oracle cannot work. If so, the exit code is 64, and stdout has message and remedy
+as JSON. With the certainty ``made-up``, not ``read``, the rows are no prompts of the run, and an
+error that the function raises on them tells nothing. A trial that comes to its end says so on
+stdout, and whether it got the same reward for all responses to each prompt: an oracle may end the
+process.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import reprlib
 import sys
 import traceback
@@ -13,12 +24,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.contract.context import StageContext
 from stages.contract.digests import sha256_file
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, GebError, UserError
+from stages.harness.context import StageContext
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
+_TRIED, _ALIKE = "tried", "tried alike"
 _MODULE_PREFIX = "geb_oracle_"
 _SIGNATURE = "(prompts, responses, references) -> scores"
 
@@ -28,7 +40,7 @@ class PythonOracle:
     """Calls ``function(prompts, responses, references)``.
 
     ``prompts`` are lists of messages (``role`` and ``content``), ``responses`` texts, and
-    ``references`` reference answers or None. For each response it returns a number, None where it
+    ``references`` reference answers or None. For each response it returns a number, None if it
     cannot score it, or a mapping with the number under ``score`` and named components beside it.
     """
 
@@ -104,11 +116,7 @@ def _to_float(value: Any) -> float:
 
 
 def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
-    """Loads the function named by the parameters from the file given as input ``code``.
-
-    Raises:
-        UserError: The file does not run, or has no such function.
-    """
+    """Loads the function named by the parameters from the file given as input ``code``."""
     return load_file(ctx.path("code"), ctx.params.python.function)
 
 
@@ -141,12 +149,7 @@ def _execute(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _user_code(name: str, remedy: str) -> Iterator[None]:
-    """Turns what code of the user raises into an error that names it.
-
-    Raises:
-        GebError: A file system or network that the code reaches for failed: a retry may help.
-        UserError: The code raised anything else, or ended the program.
-    """
+    """Turns what code of the user raises into an error that names it."""
     try:
         yield
     except OSError as error:
@@ -160,3 +163,35 @@ def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def main() -> int:
+    """Tries the oracle that the command line names."""
+    code, function, certainty, rows = sys.argv[1:]
+    with os.fdopen(os.dup(1), "w") as answer:
+        # Prints of the oracle go to stderr, also those of programs that it starts.
+        os.dup2(2, 1)
+        try:
+            oracle = load_file(Path(code), function)
+            asked, found = json.loads(Path(rows).read_text()), set()
+            try:
+                for place, verdict in oracle.score(asked):
+                    found.add((asked[place]["prompt_id"], verdict.score))
+            except UserError as error:
+                # What the function raised is the cause of the error.
+                if certainty == "read" or error.__cause__ is None:
+                    raise
+        except UserError as error:
+            answer.write(json.dumps({"message": error.message, "remedy": error.remedy}))
+            return EXIT_USER
+        except GebError as error:
+            sys.stderr.write(f"{error}\n")
+            return EXIT_FAILED
+        is_known = certainty == "read" and all(score is not None for _, score in found)
+        is_alike = is_known and len(found) == len({row["prompt_id"] for row in asked})
+        answer.write(_ALIKE if is_alike else _TRIED)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

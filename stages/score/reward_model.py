@@ -5,29 +5,30 @@ Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from stages.contract.context import ModelSource, StageContext
 from stages.contract.errors import UserError
-from stages.modeling.chat import require_chat_template
-from stages.modeling.device_pool import DevicePool
+from stages.harness.context import ModelSource, StageContext
+from stages.modeling.chat import render_conversation, require_chat_template
 from stages.modeling.load import (
     Precision,
     context_tokens,
     load_config,
+    load_sequence_classifier,
 )
-from stages.modeling.mapped import CLASSIFIER, folder_to_share, load_shared
 from stages.modeling.probe import require_static_rope
+from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
-from stages.score.conversations import render_row, too_long
-from stages.score.oracle import Oracle, Verdict
-from stages.score.params import ScoreParams
+from stages.score.oracle import Verdict
+from stages.score.params import ClassifierSettings, ScoreParams
 
 Conversations = Sequence[Sequence[int]]
 
@@ -50,17 +51,14 @@ class Classifier:
     def __call__(self, conversations: Conversations) -> list[Verdict]:
         """Verdicts on conversations, padded to one [B, T] batch on the right."""
         pad_id = self._pad_id(conversations)
-        width = max(len(each) for each in conversations)
-        ids = torch.full((len(conversations), width), pad_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, each in enumerate(conversations):
-            ids[row, : len(each)] = torch.tensor(each)
-            mask[row, : len(each)] = 1
+        rows = [torch.tensor(each) for each in conversations]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
+        mask = pad_sequence([torch.ones_like(each) for each in rows], batch_first=True)
         device = self.model.device
         return self.read(self.model(input_ids=ids.to(device), attention_mask=mask.to(device)))
 
     def _pad_id(self, conversations: Conversations) -> int:
-        """The model's padding id, or, where it has none, one that ends no conversation.
+        """The model's padding id, or, if it has none, one that ends no conversation.
 
         Decoder classifiers read the reward at the last token that is not padding. Without a padding
         id transformers reads it at the last position and takes one conversation at a time.
@@ -97,7 +95,7 @@ class RewardModel:
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        conversations = [render_row(self.tokenizer, row) for row in rows]
+        conversations = [_render(self.tokenizer, row) for row in rows]
         fitting = []
         for index, token_ids in enumerate(conversations):
             reason = self._unreadable(token_ids)
@@ -127,8 +125,8 @@ class RewardModel:
 
     def _unreadable(self, token_ids: Sequence[int]) -> str | None:
         """Reason why a conversation cannot be scored; None if it can."""
-        if reason := too_long(token_ids, self.max_length_tokens):
-            return reason
+        if len(token_ids) > self.max_length_tokens:
+            return f"{len(token_ids)} tokens, the reward model reads {self.max_length_tokens}"
         if self.one_bos:
             bos = self.tokenizer.bos_token_id
             if token_ids[:1] != [bos]:
@@ -143,48 +141,71 @@ class RewardModel:
         return None
 
 
-def load(ctx: StageContext[ScoreParams]) -> Oracle:
-    """Loads the reward model given as input ``model``, into the engine that the parameters name.
+def _render(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
+    """Token ids of a row's whole conversation."""
+    messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
+    try:
+        return render_conversation(tokenizer, messages)
+    except UserError as error:
+        raise error.at(f"prompt {row['prompt_id']}, sample {row['sample_index']}") from error
 
-    Raises:
-        UserError: It is no classifier with one output, or has no tokenizer or chat template.
+
+def load(ctx: StageContext[ScoreParams]) -> RewardModel:
+    """Loads the reward model given as input ``model``."""
+    settings = ctx.params.reward_model
+    load_one = partial(load_classifier, ctx.model("model"), settings.dtype)
+    return load_reward_model(ctx, settings, load_one)
+
+
+def load_reward_model(
+    ctx: StageContext[ScoreParams],
+    settings: ClassifierSettings,
+    load_one: Callable[[], Classifier],
+    *,
+    one_bos: bool = False,
+) -> RewardModel:
+    """Loads the checkpoint given as input ``model``.
+
+    Args:
+        ctx: The stage's call.
+        settings: Settings of the oracle.
+        load_one: Loads the classifier of a device.
+        one_bos: See :class:`RewardModel`.
     """
-    source, settings = ctx.model("model"), ctx.params.reward_model
+    source = ctx.model("model")
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
+    if one_bos and tokenizer.bos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {source.name_or_path} has no BOS token, which the reward model was "
+            "trained with",
+            "use the tokenizer of the reward model's own checkpoint",
+        )
     config = load_config(source)
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
-    identity = f"reward_model:{ctx.inputs['model'][0].source.digest[:80]}"
-    if settings.engine == "vllm":
-        from stages.score.vllm_reward_model import VllmRewardModel, start_engines
-
-        engines = start_engines(source, config, settings, limit, ctx.resources)
-        return VllmRewardModel(engines, tokenizer, identity, limit)
-    folder = folder_to_share(ctx.resources, ctx.out)
-    load_one = partial(load_classifier, source, settings.dtype, folder.name if folder else None)
     return RewardModel(
-        classifiers=DevicePool(load_one, ctx.resources, folder),
+        classifiers=DevicePool(load_one, ctx.resources),
         config=config,
         tokenizer=tokenizer,
-        identity=identity,
+        identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
         max_length_tokens=limit,
         tokens_per_batch=settings.tokens_per_batch,
+        one_bos=one_bos,
     )
 
 
-def load_classifier(source: ModelSource, dtype: Precision, folder: str | None) -> Classifier:
+def load_classifier(source: ModelSource, dtype: Precision) -> Classifier:
     """Loads a sequence classifier with one output.
 
     Args:
         source: Folder or hub id.
         dtype: Type of its weights.
-        folder: For weights that the stage's processes share, if they do.
 
     Raises:
         UserError: There is none, or it has several outputs.
     """
-    model = load_shared(source, dtype=dtype, folder=folder, kind=CLASSIFIER)
+    model = load_sequence_classifier(source, dtype=dtype)
     outputs = model.config.num_labels
     if outputs != 1:
         raise UserError(
@@ -197,4 +218,8 @@ def load_classifier(source: ModelSource, dtype: Precision, folder: str | None) -
 
 
 def _read_first_logit(output: Any) -> list[Verdict]:
-    return [Verdict.of_reward(each) for each in output.logits[:, 0].float().tolist()]
+    rewards = output.logits[:, 0].float().tolist()
+    return [
+        Verdict(each) if math.isfinite(each) else Verdict(None, f"the reward model gave {each}")
+        for each in rewards
+    ]

@@ -10,14 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
-from stages.remote.client import Remote
-from stages.score.agreement import not_agreed
+from stages.harness.context import StageContext
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
+from stages.score.remote import Remote
 
 _ASKED = ("prompt_id", "sample_index", "messages", "response", "reference_answer")
 
@@ -76,41 +75,28 @@ class HttpOracle:
             {"responses": [{name: row[name] for name in _ASKED} for row in batch]}
             for batch in batches
         )
-        with closing(self.remote.post_each(payloads, lambda body: (body, self._read(body)))) as got:
-            for number, (body, answer) in got:
+        with closing(self.remote.post_each(payloads, Answer)) as answers:
+            for number, answer in answers:
+                if answer.oracle != self.server_identity:
+                    raise self._misnamed(answer.oracle)
                 if len(answer.scores) != len(batches[number]):
-                    what = f"{len(answer.scores)} scores for {len(batches[number])} responses"
-                    raise not_agreed(self.remote.url, body, what)
+                    raise self.remote.disagreement(
+                        f"{len(answer.scores)} scores for {len(batches[number])} responses"
+                    )
                 for place, item in enumerate(answer.scores, number * size):
                     yield place, Verdict(item.score, item.error, item.components)
 
-    def _read(self, body: bytes) -> Answer:
-        try:
-            answer = Answer.model_validate_json(body)
-        except ValidationError as error:
-            raise not_agreed(self.remote.url, body, error) from error
-        if answer.oracle != self.server_identity:
-            raise UserError(
-                f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected is "
-                f"{self.server_identity!r}",
-                "set score.http.identity to the oracle that shall score; it is part of the "
-                "artifact's key, the address is not",
-            )
-        return answer
+    def _misnamed(self, name: str) -> UserError:
+        return UserError(
+            f"the server at {self.remote.url} calls itself {name!r}, expected is "
+            f"{self.server_identity!r}",
+            "set score.http.identity to the oracle that shall score; it is part of the "
+            "artifact's key, the address is not",
+        )
 
 
 def load(ctx: StageContext[ScoreParams]) -> HttpOracle:
-    """Prepares requests to the server that the parameters name.
-
-    Raises:
-        UserError: The key is not in the environment.
-    """
+    """Prepares requests to the server that the parameters name."""
     settings = ctx.params.http
-    assert settings.url is not None
     assert settings.identity is not None
-    check = "check score.http.url and what the server serves there"
-    return HttpOracle(
-        remote=Remote(settings, url=settings.url, section="score.http", check=check),
-        server_identity=settings.identity,
-        rows_per_request=settings.rows_per_request,
-    )
+    return HttpOracle(Remote(settings, "score.http"), settings.identity, settings.rows_per_request)

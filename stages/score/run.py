@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from stages.contract.context import StageContext
+from stages.contract.digests import find_whole
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.program import Stage
-from stages.contract.tables import RESPONSES, SCORES, TableWriter, open_table, read_batches
-from stages.score.answers import Answers, Row, Statistics, read_prompts
-from stages.score.costs import JudgeCosts
-from stages.score.oracle import Oracle, opened_oracle
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
+from stages.score.oracle import Oracle, Verdict, opened_oracle, prompt_starts
 from stages.score.params import ScoreParams
+from stages.tables.schemas import (
+    RESPONSES,
+    SCORES,
+    TableWriter,
+    open_table,
+    publish_table,
+    read_batches,
+    read_rows,
+)
 
 Context = StageContext[ScoreParams]
+Row = dict[str, Any]
+COLUMNS = ("prompt_id", "sample_index", "messages", "reference_answer", "response")
+# Between two saves: a kill costs so many seconds of answers that were paid for.
+_SAVE_SECONDS = 5.0
 
 
 def run(ctx: Context) -> None:
@@ -26,9 +43,6 @@ def run(ctx: Context) -> None:
     table with the same rows, for a judge that compares with them). Outputs: ``scores.parquet``
     (SCORES, row by row with the responses) and ``metrics.json``. What the oracle has said is kept
     in ``ctx.work``; a retry asks for the rest.
-
-    Raises:
-        UserError: The oracle is wrong, or leaves too many responses without a score.
     """
     responses = ctx.path("responses")
     with open_table(responses, RESPONSES) as table:
@@ -39,11 +53,13 @@ def run(ctx: Context) -> None:
         parts = []
         done = asked = 0
         opponents = ctx.path("opponents") if ctx.has("opponents") else None
-        for first, rows in read_prompts(responses, opponents, ctx.params.rows_per_batch):
-            answers = Answers(ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet")
-            asked += _ask(ctx, oracle, rows, answers, done, total)
+        for first, rows in _read_prompts(responses, opponents, ctx.params.rows_per_batch):
+            # The name holds the bounds, so that batches of another size have files of their own.
+            path = ctx.work / f"{first:09d}-{first + len(rows):09d}.parquet"
+            report = partial(_report, ctx, done, total)
+            asked += _ask(oracle, rows, path, ctx.events.warning, on_answer=report)
             done += len(rows)
-            parts.append(answers.path)
+            parts.append(path)
     if asked < total:
         ctx.events.info(f"{total - asked} of {total} scores were there already")
     statistics = _assemble(ctx, parts)
@@ -52,39 +68,22 @@ def run(ctx: Context) -> None:
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
 
-def _ask(
-    ctx: Context, oracle: Oracle, rows: list[Row], answers: Answers, done: int, total: int
-) -> int:
-    """Scores the rows whose scores are not known yet; returns their number.
-
-    Progress counts responses from ``done`` towards ``total``.
-    """
-    known = answers.known(rows, ctx.events.warning)
-    num_known = len(known)
-    # Closed, it saves what it has, whatever ends the loop.
-    with closing(answers.ask(oracle, rows, known)) as answered:
-        for _ in answered:
-            ctx.events.progress(done + len(known), total, "responses")
-    assert len(known) == len(rows)
-    return len(known) - num_known
+def _report(ctx: Context, done: int, total: int, known: int) -> None:
+    ctx.events.progress(done + known, total, "responses")
 
 
-def _assemble(ctx: Context, parts: list[Path]) -> Statistics:
+def _assemble(ctx: Context, parts: list[Path]) -> _Statistics:
     """Joins the parts into ``scores.parquet``."""
-    statistics = Statistics()
-    costs = JudgeCosts(ctx.params)
+    statistics = _Statistics()
     with TableWriter(ctx.out / "scores.parquet", SCORES) as writer:
         for batch in read_batches(parts, SCORES):
             writer.write_batch(batch)
             for row in batch.select(["score", "error"]).to_pylist():
                 statistics.add(row)
-            costs.add(batch["components"])
-    if "judge" in ctx.params.parts:
-        ctx.telemetry_path("costs.json").write_text(dump_json(costs.summary()))
     return statistics
 
 
-def _check_nulls(ctx: Context, statistics: Statistics) -> None:
+def _check_nulls(ctx: Context, statistics: _Statistics) -> None:
     if not statistics.num_null:
         return
     total = statistics.num_null + statistics.num_scored
@@ -99,6 +98,162 @@ def _check_nulls(ctx: Context, statistics: Statistics) -> None:
             "prompts out of the pairs",
         )
     ctx.events.warning(f"{what}; their prompts are left out of the pairs")
+
+
+def _read_prompts(
+    responses: Path, opponents: Path | None, batch_rows: int
+) -> Iterator[tuple[int, list[Row]]]:
+    """Yields (number of the first row, rows): whole prompts, at least ``batch_rows`` rows.
+
+    Args:
+        responses: A RESPONSES table.
+        opponents: Another one with the same rows, whose texts are put beside as ``opponent``.
+        batch_rows: Rows after which a batch ends with the prompt.
+    """
+    rows: list[Row] = []
+    first = 0
+    for row in _with_opponents(responses, opponents):
+        if len(rows) >= batch_rows and row["prompt_id"] != rows[-1]["prompt_id"]:
+            yield first, rows
+            first += len(rows)
+            rows = []
+        rows.append(row)
+    if rows:
+        yield first, rows
+
+
+def _with_opponents(responses: Path, opponents: Path | None) -> Iterator[Row]:
+    rows = read_rows(responses, RESPONSES, columns=COLUMNS)
+    if opponents is None:
+        yield from rows
+        return
+    others = read_rows(opponents, RESPONSES, columns=COLUMNS)
+    for row in rows:
+        other = next(others, {})
+        for name in ("prompt_id", "sample_index"):
+            if row[name] != other.get(name):
+                raise UserError(
+                    f"the opponents' row for prompt {row['prompt_id']}, sample "
+                    f"{row['sample_index']} has {name} {other.get(name)!r}",
+                    "sample both on the same prompts, with the same number of samples and shards",
+                )
+        yield row | {"opponent": other["response"]}
+
+
+def _read_known(path: Path, rows: Sequence[Row], warn: Callable[[str], None]) -> dict[int, Row]:
+    """The rows of SCORES that an attempt has left in a file, by their place in ``rows``.
+
+    Prompts count as a whole: some oracles look at all responses of one. One with a response that
+    has no score is asked about again.
+    """
+    if not find_whole(path, warn):
+        return {}
+    found = {
+        (each["prompt_id"], each["sample_index"]): each
+        for each in read_rows(path, SCORES)
+        if each["score"] is not None
+    }
+    known: dict[int, Row] = {}
+    for start, stop in pairwise(prompt_starts(rows)):
+        keys = [(row["prompt_id"], row["sample_index"]) for row in rows[start:stop]]
+        if all(key in found for key in keys):
+            known |= {start + place: found[key] for place, key in enumerate(keys)}
+    return known
+
+
+def _ask(
+    oracle: Oracle,
+    rows: Sequence[Row],
+    path: Path,
+    warn: Callable[[str], None],
+    on_answer: Callable[[int], None],
+) -> int:
+    """Asks for what no attempt has left in a file, and keeps it there as it comes.
+
+    Args:
+        oracle: The oracle.
+        rows: Rows of the responses table.
+        path: The file.
+        warn: Gets told of a damaged file.
+        on_answer: Called after each answer with the number of rows that are known.
+
+    Returns:
+        The number of answers.
+    """
+    known = _read_known(path, rows, warn)
+    places = [place for place in range(len(rows)) if place not in known]
+    if not places:
+        return 0
+    num_known = len(known)
+    save_at = time.monotonic() + _SAVE_SECONDS
+    try:
+        for index, verdict in oracle.score([rows[place] for place in places]):
+            place = places[index]
+            known[place] = _to_row(rows[place], verdict, oracle.identity)
+            if time.monotonic() >= save_at:
+                _save(known, path)
+                save_at = time.monotonic() + _SAVE_SECONDS
+            on_answer(len(known))
+    finally:
+        # Also when the oracle fails or the stage is stopped: answers are not to be paid for twice.
+        if len(known) > num_known:
+            _save(known, path)
+    assert len(known) == len(rows)
+    return len(places)
+
+
+def _save(known: Mapping[int, Row], path: Path) -> None:
+    publish_table(path, SCORES, [known[place] for place in sorted(known)])
+
+
+def _to_row(row: Row, verdict: Verdict, identity: str) -> Row:
+    return {
+        "prompt_id": row["prompt_id"],
+        "sample_index": row["sample_index"],
+        "score": verdict.score,
+        "error": verdict.error,
+        "components": list(verdict.components.items()),
+        "oracle": identity,
+    }
+
+
+@dataclass
+class _Statistics:
+    """Mean and spread of a stream of scores, by Welford's update."""
+
+    num_scored: int = 0
+    num_null: int = 0
+    first_error: str | None = None
+    mean: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+    _squares: float = 0.0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Takes one more row of scores in."""
+        score = row["score"]
+        if score is None:
+            self.num_null += 1
+            self.first_error = self.first_error or row["error"]
+            return
+        self.num_scored += 1
+        distance = score - self.mean
+        self.mean += distance / self.num_scored
+        self._squares += distance * (score - self.mean)
+        self.lowest = min(self.lowest, score)
+        self.highest = max(self.highest, score)
+
+    def summary(self) -> dict[str, Any]:
+        """The statistics as JSON values; those of no score at all are null."""
+        some = self.num_scored > 0
+        return {
+            "responses": self.num_scored + self.num_null,
+            "null_scores": self.num_null,
+            "mean": self.mean if some else None,
+            "min": self.lowest if some else None,
+            "max": self.highest if some else None,
+            "std": math.sqrt(self._squares / self.num_scored) if some else None,
+        }
 
 
 STAGE = Stage(ScoreParams, run)

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaModel, LlamaPreTrainedModel
 
-from stages.contract.context import ModelSource, StageContext
-from stages.contract.errors import UserError
-from stages.modeling.chat import require_chat_template
-from stages.modeling.device_pool import DevicePool
-from stages.modeling.load import Precision, context_tokens, load_config, load_exactly
-from stages.modeling.tokenizers import load_tokenizer
+from stages.harness.context import ModelSource, StageContext
+from stages.modeling.load import Precision, load_exactly
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
-from stages.score.reward_model import Classifier, RewardModel
+from stages.score.reward_model import Classifier, RewardModel, load_reward_model
 
 # HelpSteer2's order, which is the head's.
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 
 
-@dataclass(frozen=True)
-class UrmOutput:
+class UrmOutput(NamedTuple):
     """The model's output for a batch.
 
     Attributes:
@@ -41,11 +35,6 @@ class UrmOutput:
 
     means: Tensor
     gates: Tensor
-
-    @property
-    def scores(self) -> Tensor:
-        """Gated score of each conversation, [B]."""
-        return (self.means * self.gates).sum(dim=-1)
 
 
 class Gate(nn.Module):
@@ -95,39 +84,20 @@ class UrmModel(LlamaPreTrainedModel):
 
 
 _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {
-    "urm_gated": lambda output: output.scores,
+    "urm_gated": lambda output: (output.means * output.gates).sum(dim=-1),
     "urm_helpfulness": lambda output: output.means[:, ATTRIBUTES.index("helpfulness")],
 }
 
 
 def load(ctx: StageContext[ScoreParams]) -> RewardModel:
-    """Loads the URM checkpoint given as input ``model``, to be read as the parameters say.
-
-    Raises:
-        UserError: It is no URM checkpoint, or its tokenizer has no chat template or no BOS.
-    """
-    source, settings, oracle = ctx.model("model"), ctx.params.urm, ctx.params.oracle
-    tokenizer = _load_tokenizer(source)
-    config = load_config(source)
-    limit = context_tokens(config, settings.max_length_tokens, source)
-    load_one = partial(load_classifier, source, settings.dtype, oracle)
-    return RewardModel(
-        classifiers=DevicePool(load_one, ctx.resources),
-        config=config,
-        tokenizer=tokenizer,
-        identity=f"{oracle}:{ctx.inputs['model'][0].source.digest[:80]}",
-        max_length_tokens=limit,
-        tokens_per_batch=settings.tokens_per_batch,
-        one_bos=True,
-    )
+    """Loads the URM checkpoint given as input ``model``, to be read as the parameters say."""
+    source, oracle = ctx.model("model"), ctx.params.oracle
+    load_one = partial(load_classifier, source, ctx.params.urm.dtype, oracle)
+    return load_reward_model(ctx, ctx.params.urm, load_one, one_bos=True)
 
 
 def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Classifier:
-    """Loads the model, to be read as the oracle of that name does.
-
-    Raises:
-        UserError: It is no URM checkpoint.
-    """
+    """Loads the model, to be read as the oracle of that name does."""
     reading = _READINGS[oracle]
     return Classifier(
         model=load_exactly(UrmModel, source, dtype=dtype),
@@ -135,27 +105,6 @@ def load_classifier(source: ModelSource, dtype: Precision, oracle: str) -> Class
         pad_id=0,
         read=lambda output: to_verdicts(output, reading),
     )
-
-
-def load_urm(source: ModelSource, dtype: Precision) -> tuple[Any, Any]:
-    """Loads model and tokenizer.
-
-    Raises:
-        UserError: As for :func:`load`.
-    """
-    tokenizer = _load_tokenizer(source)
-    return load_exactly(UrmModel, source, dtype=dtype), tokenizer
-
-
-def _load_tokenizer(source: ModelSource) -> Any:
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
-    if tokenizer.bos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {source.name_or_path} has no BOS token, which URM was trained with",
-            "use the tokenizer of the reward model's own checkpoint",
-        )
-    return tokenizer
 
 
 def to_verdicts(output: UrmOutput, reading: Callable[[UrmOutput], Tensor]) -> list[Verdict]:

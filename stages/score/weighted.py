@@ -8,11 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stages.contract.context import StageContext
-from stages.remote.settings import ServerSettings
-from stages.score.answers import Answers
+from stages.harness.context import StageContext
 from stages.score.oracle import Oracle, Verdict, opened_oracle
-from stages.score.params import ORACLES, ScoreParams
+from stages.score.params import ORACLES, ScoreParams, ServerSettings
 
 
 @dataclass(frozen=True)
@@ -33,36 +31,6 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.weight:.15g}/{self.scale:.15g}*{self.oracle.identity}"
-
-
-@dataclass(frozen=True)
-class KeptOracle:
-    """An oracle whose answers to the rows at hand outlive an attempt that is cut off.
-
-    The stage keeps the sums, which are there once the last part has answered.
-
-    Attributes:
-        oracle: The oracle.
-        answers: What it has said of these rows.
-        warn: Told of a damaged file.
-    """
-
-    oracle: Oracle
-    answers: Answers
-    warn: Callable[[str], None]
-
-    @property
-    def identity(self) -> str:
-        """Identity of the oracle."""
-        return self.oracle.identity
-
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
-        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        asked = [dict(row) for row in rows]
-        known = self.answers.known(asked, self.warn)
-        for place, answer in known.items():
-            yield place, Verdict(answer["score"], components=dict(answer["components"]))
-        yield from self.answers.ask(self.oracle, asked, known)
 
 
 @dataclass(frozen=True)
@@ -112,11 +80,7 @@ class WeightedOracle:
 
 
 def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
-    """Loads the oracles that have a weight.
-
-    Raises:
-        UserError: One of them cannot be loaded.
-    """
+    """Loads the oracles that have a weight."""
     settings = ctx.params.weighted
     # Not in the order of the settings, which is not in the key.
     names = sorted(settings.weights, key=lambda name: (_asks_a_server(ctx, name), name))
@@ -124,9 +88,6 @@ def load(ctx: StageContext[ScoreParams]) -> WeightedOracle:
         parts = []
         for name in names:
             oracle = stack.enter_context(opened_oracle(_context(ctx, name)))
-            if _asks_a_server(ctx, name) and name != names[-1]:
-                answers = Answers(ctx.work / f"weighted-{name}.parquet")
-                oracle = KeptOracle(oracle, answers, ctx.events.warning)
             scale = settings.scales.get(name, 1.0)
             parts.append(Part(name, oracle, settings.weights[name], scale))
         return WeightedOracle(parts, stack.pop_all().close)
@@ -142,5 +103,5 @@ def _context(ctx: StageContext[ScoreParams], name: str) -> StageContext[ScorePar
 
 
 def _asks_a_server(ctx: StageContext[ScoreParams], name: str) -> bool:
-    """True where answers cost time and money, and so are kept as they come."""
+    """True if answers cost time and money: they are asked for last, and kept as they come."""
     return isinstance(getattr(ctx.params, ORACLES[name].section), ServerSettings)

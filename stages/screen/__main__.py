@@ -1,6 +1,6 @@
 """Prompts without those that a policy already solves."""
 
-from stages.contract.program import main
+from stages.harness.program import main
 from stages.screen.run import STAGE
 
 main(STAGE)

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from stages.contract.params import StageParams
-from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.params import InputSpec, OutputSpec, StageParams
 
 
 class ScreenParams(StageParams):
@@ -33,4 +32,4 @@ class ScreenParams(StageParams):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling mass."""
     solved_score: float = 1.0
-    """A prompt is solved where a sample scores at least this, in the oracle's units."""
+    """A prompt is solved if a sample scores at least this, in the oracle's units."""

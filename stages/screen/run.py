@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from stages.contract.context import StageContext
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
-from stages.contract.join import read_scored
-from stages.contract.program import Stage
-from stages.contract.tables import PROMPTS, TableWriter, num_rows, read_rows
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
 from stages.screen.params import ScreenParams
+from stages.tables.join import read_scored
+from stages.tables.schemas import PROMPTS, TableWriter, num_rows, read_rows
 
 
 def run(ctx: StageContext[ScreenParams]) -> None:
@@ -24,17 +24,15 @@ def run(ctx: StageContext[ScreenParams]) -> None:
     Inputs: ``prompts`` (a PROMPTS table), ``responses`` and ``scores`` (shard by shard). Outputs:
     ``prompts.parquet`` and ``metrics.json``. A prompt without responses (too long for the context)
     or without scores is not known to be solved, and stays.
-
-    Raises:
-        UserError: The tables do not belong together, or all prompts are solved.
     """
     prompts = ctx.path("prompts")
     total = num_rows(prompts)
     solved = _solved(ctx)
     with TableWriter(ctx.out / "prompts.parquet", PROMPTS) as writer:
-        for row in ctx.events.track(read_rows(prompts, PROMPTS), total, "prompts"):
+        for done, row in enumerate(read_rows(prompts, PROMPTS), 1):
             if bytes.fromhex(row["prompt_id"]) not in solved:
                 writer.write(row)
+            ctx.events.progress(done, total, "prompts")
     report = {"prompts": total, "solved": total - writer.num_rows, "kept": writer.num_rows}
     (ctx.out / "metrics.json").write_text(dump_json(report))
     ctx.notes.update(report)
@@ -52,7 +50,7 @@ def _solved(ctx: StageContext[ScreenParams]) -> set[bytes]:
     """Ids of the prompts with a response that scores well enough."""
     solved = set()
     for batch in read_scored(ctx.paths("responses"), ctx.paths("scores"), columns=()):
-        # NaN, where there is no score, is not greater than anything.
+        # NaN, if there is no score, is not greater than anything.
         scores = batch.scores.to_numpy(zero_copy_only=False)
         enough = np.greater_equal(scores, ctx.params.solved_score)
         for prompt_id, (start, stop) in zip(batch.prompt_ids, pairwise(batch.starts), strict=True):

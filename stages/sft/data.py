@@ -64,20 +64,15 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
         )
     if "user" not in roles:
         raise UserError(f"{place} has no user turn (roles: {', '.join(roles)})", "add one")
-    _require_unicode(conversation, place)
+    try:
+        "".join(turn["content"] for turn in conversation).encode()
+    except UnicodeEncodeError as error:
+        # No tokenizer reads it.
+        raise UserError(
+            f"{place} holds a lone surrogate ({error.object[error.start]!r})",
+            "repair the encoding of the file",
+        ) from error
     return conversation
-
-
-def _require_unicode(conversation: Conversation, place: str) -> None:
-    """Refuses what no tokenizer reads."""
-    for turn in conversation:
-        try:
-            turn["content"].encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{place} holds a lone surrogate ({error.object[error.start]!r})",
-                "repair the encoding of the file",
-            ) from error
 
 
 def _is_message(turn: Any) -> bool:
@@ -193,11 +188,7 @@ def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int
 def make_examples(
     tokenizer: Any, conversations: Iterable[Conversation], max_length: int
 ) -> tuple[list[Example], int]:
-    """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit.
-
-    Raises:
-        UserError: There are none, or none fits.
-    """
+    """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit."""
     examples = []
     num_dropped = 0
     for number, conversation in enumerate(conversations, 1):

@@ -3,52 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.probe import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
     Conversation,
-    Example,
     make_examples,
     make_word_tokenizer,
     read_conversations,
 )
 from stages.sft.params import ArchitectureParams, SftParams
-from stages.training.batches import Batch, MicroBatches, make_plan
+from stages.training.batches import Batch
 from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
 from stages.training.loop import Objective
-from stages.training.metrics_log import MetricsLog
+from stages.training.metrics import StepLog
 from stages.training.policy import Numerics, load_logprob_model, logprob_model
-
-
-def starting_tokenizer(
-    source: ModelSource | None, architecture: ArchitectureParams, texts: Iterable[str]
-) -> Any:
-    """The checkpoint's tokenizer, or without one a tokenizer for the words of ``texts``.
-
-    Raises:
-        UserError: The checkpoint has no tokenizer, or no chat template.
-    """
-    if source is None:
-        return make_word_tokenizer(texts, max_length=architecture.max_position_embeddings)
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
-    return tokenizer
 
 
 def new_model(
@@ -68,12 +50,7 @@ def new_model(
 
 
 class AnswerLikelihood(Objective[Batch]):
-    """The mean negative log-likelihood of a global batch's answer tokens.
-
-    Args:
-        engine: Computes log-probabilities.
-        learning_rate: Named in the remedy.
-    """
+    """The mean negative log-likelihood of a global batch's answer tokens."""
 
     num_sums = 1
 
@@ -104,15 +81,13 @@ class ConversationFit(Fit[SftParams]):
                 "model that is kept, which a new one is not",
                 "leave sft.lora.save out, or name a policy",
             )
-        self.tokenizer, self._examples, self._num_dropped = load_examples(job)
-        self._check_lengths()
-        self.plan = make_plan(
-            self._examples,
-            job.params,
-            global_batch=job.params.global_batch_rows,
-            world_size=process.world_size,
-            seed=job.seed,
+        self.tokenizer = self._tokenizer()
+        self._examples, self._num_dropped = make_examples(
+            self.tokenizer, self._conversations(), _max_length(job)
         )
+        self._tell_dropped()
+        self.plan = self.plan_of(self._examples, global_batch=job.params.global_batch_rows)
+        self.check_lengths(job.models.values())
         self._num_parameters = 0
 
     def load_model(self) -> ResponseLogprobs:
@@ -124,19 +99,13 @@ class ConversationFit(Fit[SftParams]):
             seed = derive_seed(self.job.seed, "weights")
             loading = self.numerics.on_host() if params.sharding == "fsdp2" else self.numerics
             model = new_model(params.architecture, self.tokenizer, seed, loading)
-            loaded = logprob_model(
-                model, params.row_layout, place="the new model", stage=params.stage
-            )
+            loaded = logprob_model(model, params, place="the new model")
         self._num_parameters = sum(
             # ZeRO-3 leaves an empty tensor where the weight was, with its number beside it.
             getattr(each, "ds_numel", each.numel())
             for each in loaded.policy.parameters()
         )
         return loaded
-
-    def make_batches(self) -> MicroBatches[Batch, Example]:
-        """Micro-batches of conversations."""
-        return MicroBatches(self.plan, self.process.rank, _batch)
 
     def make_objective(self, engine: Engine) -> AnswerLikelihood:
         """The likelihood of answers."""
@@ -150,7 +119,7 @@ class ConversationFit(Fit[SftParams]):
         dtype = None if self._source is None else load_config(self._source).dtype
         return dtype or torch.float32
 
-    def write_records(self, log: MetricsLog) -> None:
+    def write_records(self, log: StepLog) -> None:
         """Writes the summary."""
         summary = {
             "rows": len(self._examples),
@@ -163,37 +132,25 @@ class ConversationFit(Fit[SftParams]):
         }
         (self.job.out / "summary.json").write_text(dump_json(summary))
 
-    def _check_lengths(self) -> None:
+    def _tokenizer(self) -> Any:
+        """The checkpoint's tokenizer, or without one a tokenizer for the words of the data."""
+        if self._source is None:
+            texts = (turn["content"] for each in self._conversations() for turn in each)
+            longest = self.job.params.architecture.max_position_embeddings
+            return make_word_tokenizer(texts, max_length=longest)
+        tokenizer = load_tokenizer(self._source)
+        require_chat_template(tokenizer, self._source.name_or_path)
+        return tokenizer
+
+    def _conversations(self) -> Iterator[Conversation]:
+        return read_conversations(self.job.files["data"], self.job.params)
+
+    def _tell_dropped(self) -> None:
         if self._num_dropped:
             self.process.events.warning(
                 f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
                 f"are longer than {_max_length(self.job)} tokens and are left out"
             )
-        if self._source is not None:
-            require_static_rope(
-                load_config(self._source),
-                self._source.name_or_path,
-                longest=max(example.num_tokens for example in self._examples),
-                remedy="set sft.max_length_tokens={limit}",
-            )
-
-
-def load_examples(job: Job[SftParams]) -> tuple[Any, list[Example], int]:
-    """Reads the data.
-
-    Returns:
-        The tokenizer, the conversations that fit, and the number of those that do not.
-
-    Raises:
-        UserError: The data or the checkpoint's tokenizer cannot be used.
-    """
-
-    def conversations() -> Iterator[Conversation]:
-        return read_conversations(job.files["data"], job.params)
-
-    texts = (turn["content"] for conversation in conversations() for turn in conversation)
-    tokenizer = starting_tokenizer(job.models.get("policy"), job.params.architecture, texts)
-    return tokenizer, *make_examples(tokenizer, conversations(), _max_length(job))
 
 
 def _max_length(job: Job[SftParams]) -> int:
@@ -204,5 +161,4 @@ def _max_length(job: Job[SftParams]) -> int:
     return min(limit or sys.maxsize for limit in (job.params.max_length_tokens, context))
 
 
-def _batch(examples: Sequence[Example], **fields: Any) -> Batch:
-    return Batch(**fields)
+FIT = ConversationFit

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import Settings
-from stages.contract.signature import InputSpec, OutputSpec
+from stages.contract.params import InputSpec, OutputSpec, Settings
 from stages.training.params import TrainingParams
 
 

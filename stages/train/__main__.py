@@ -1,4 +1,4 @@
-from stages.contract.program import main
+from stages.harness.program import main
 from stages.train.run import STAGE
 
 main(STAGE)

@@ -7,7 +7,6 @@ Shapes: `B` pairs, `S` tokens of a response.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.contract.errors import UserError
-from stages.contract.tables import PAIRS, read_batches
+from stages.tables.schemas import PAIRS, read_rows
 from stages.train.params import LengthParams, TrainParams
-from stages.training.batches import Batch, IntArray, MicroBatches, Plan, Sample
+from stages.training.batches import Batch, IntArray, Sample
 
 _COLUMNS = (
     "prompt_id",
@@ -102,20 +101,18 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
     """
     pairs: list[Pair] = []
     read = truncated = over_length = empty = 0
-    for batch in read_batches(paths, PAIRS, columns=_COLUMNS):
-        columns = {name: _arrays(batch.column(name)) for name in _COLUMNS}
-        for row in range(batch.num_rows):
-            pair = _pair(read, {name: column[row] for name, column in columns.items()})
-            read += 1
-            if not (len(pair.prompt) and len(pair.chosen.token_ids) and _has_rejected(pair)):
-                empty += 1
-            elif pair.num_tokens <= params.max_length_tokens:
-                pairs.append(pair)
-            elif params.over_length == "drop":
-                over_length += 1
-            else:
-                truncated += 1
-                pairs.append(truncate(pair, params))
+    for row in read_rows(paths, PAIRS, columns=_COLUMNS):
+        pair = _pair(read, row)
+        read += 1
+        if not all(map(len, (pair.prompt, *pair.responses))):
+            empty += 1
+        elif pair.num_tokens <= params.max_length_tokens:
+            pairs.append(pair)
+        elif params.over_length == "drop":
+            over_length += 1
+        else:
+            truncated += 1
+            pairs.append(truncate(pair, params))
     counts = PairCounts(
         read=read,
         used=len(pairs),
@@ -174,7 +171,7 @@ def _pair(index: int, row: dict[str, Any]) -> Pair:
     return Pair(
         index=index,
         prompt_id=row["prompt_id"],
-        prompt=row["prompt_token_ids"],
+        prompt=np.array(row["prompt_token_ids"], np.int32),
         chosen=_response(index, row, "chosen"),
         rejected=_response(index, row, "rejected"),
         tie=bool(row["tie"]),
@@ -189,20 +186,7 @@ def _response(index: int, row: dict[str, Any], side: str) -> Response:
             f"token ids and {len(logprobs)} log-probabilities",
             "make the pairs with the pair stage of this version",
         )
-    return Response(token_ids, logprobs)
-
-
-def _has_rejected(pair: Pair) -> bool:
-    return len(pair.rejected.token_ids) > 0
-
-
-def _arrays(column: Any) -> Any:
-    """Rows of a column; a list column gives numpy arrays that share its memory."""
-    if not hasattr(column.type, "value_type"):
-        return column.to_pylist()
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    offsets = column.offsets.to_numpy() - column.offsets[0].as_py()
-    return [values[start:end] for start, end in itertools.pairwise(offsets)]
+    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32))
 
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
@@ -222,25 +206,13 @@ class PairBatch(Batch):
     tie: Tensor
 
 
-def pair_batches(
-    reference: RefLogprobs, plan: Plan[Pair], rank: int
-) -> MicroBatches[PairBatch, Pair]:
-    """All micro-batches of one process, in the order of training.
-
-    Args:
-        reference: Log π_ref of the plan's pairs.
-        plan: Place of every pair.
-        rank: The process, from 0.
-    """
-
-    def make(pairs: Sequence[Pair], **fields: Any) -> PairBatch:
-        return PairBatch(
-            ref_logprobs=_padded_reference(pairs, reference),
-            tie=torch.tensor([pair.tie for pair in pairs]),
-            **fields,
-        )
-
-    return MicroBatches(plan, rank, make)
+def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
+    """A micro-batch of pairs and of the fields of :class:`Batch`."""
+    return PairBatch(
+        ref_logprobs=_padded_reference(pairs, reference),
+        tie=torch.tensor([pair.tie for pair in pairs]),
+        **fields,
+    )
 
 
 def _padded_reference(pairs: Sequence[Pair], reference: RefLogprobs) -> Tensor:

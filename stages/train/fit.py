@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,28 +15,19 @@ from torch import nn
 from stages.contract.events import dump_json
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.probe import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
+from stages.objectives.kappa import KappaController
 from stages.train import reference
-from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batches
-from stages.train.objective import (
-    MEASURED,
-    PairObjective,
-    kappa_controller,
-    make_validation,
-    objective_settings,
-    split_by_prompt,
-)
+from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batch
+from stages.train.objective import PairObjective, check_objective
 from stages.train.params import TrainParams
 from stages.train.reference import save_average
-from stages.training import fsdp
 from stages.training.adapters import wear_adapters
-from stages.training.batches import MicroBatches, make_plan
 from stages.training.engine import Engine
 from stages.training.fit import Fit
 from stages.training.job import Job, Process
-from stages.training.metrics_log import VALIDATION, MetricsLog, summarize
-from stages.training.policy import checkpoint_dtype, compile_layers, load_logprob_model
+from stages.training.metrics import StepLog, summarize
+from stages.training.policy import load_logprob_model, shard
 
 
 class PairFit(Fit[TrainParams]):
@@ -44,20 +35,13 @@ class PairFit(Fit[TrainParams]):
 
     def __init__(self, job: Job[TrainParams], process: Process) -> None:
         super().__init__(job, process)
-        self._settings = objective_settings(job.params)
-        self._kappa = kappa_controller(job.params)
+        check_objective(job.params)
+        self._kappa = KappaController(job.params, has_bonus=job.params.design != "none")
         self.tokenizer = load_tokenizer(job.models["policy"])
         self._pairs, self._counts = load_pairs(job.files["pairs"], job.params)
-        self._check_lengths()
         self._check_tokenizers()
-        self._trained, self._validation = split_by_prompt(self._pairs, job.params.validation_share)
-        self.plan = make_plan(
-            self._trained,
-            job.params,
-            global_batch=job.params.global_batch_pairs,
-            world_size=process.world_size,
-            seed=job.seed,
-        )
+        self.plan = self.plan_of(self._pairs, global_batch=job.params.global_batch_pairs)
+        self.check_lengths((job.models["policy"], job.models["reference"]))
         self._loaded: ResponseLogprobs | None = None
         self._tell_counts()
 
@@ -73,26 +57,18 @@ class PairFit(Fit[TrainParams]):
         self._loaded = None
         return model
 
-    def make_batches(self) -> MicroBatches[PairBatch, Pair]:
-        """Micro-batches of pairs."""
-        return pair_batches(self._ref_logprobs, self.plan, self.process.rank)
+    def make_batch(self, samples: Sequence[Pair], **fields: Any) -> PairBatch:
+        """A micro-batch of pairs."""
+        return pair_batch(self._ref_logprobs, samples, **fields)
 
     def make_objective(self, engine: Engine) -> PairObjective:
         """L − κ · L_bonus + weighted NLL."""
         return PairObjective(
             engine,
             self.process,
-            settings=self._settings,
+            params=self.job.params,
             kappa=self._kappa,
             num_steps=self.plan.num_steps,
-            iteration=self.job.params.iteration,
-            validation=make_validation(
-                self._validation,
-                self._ref_logprobs,
-                self.plan,
-                rank=self.process.rank,
-                every_steps=self.job.params.validation_every_steps,
-            ),
         )
 
     def state(self) -> dict[str, Any]:
@@ -105,12 +81,15 @@ class PairFit(Fit[TrainParams]):
 
     def save_dtype(self) -> torch.dtype:
         """The one asked for, or the policy's."""
-        dtype = self.job.params.save_dtype
-        return checkpoint_dtype(self.job.models["policy"]) if dtype == "auto" else DTYPES[dtype]
+        asked = self.job.params.save_dtype
+        if asked != "auto":
+            return DTYPES[asked]
+        is_low = load_config(self.job.models["policy"]).dtype == torch.bfloat16
+        return torch.bfloat16 if is_low else torch.float32
 
-    def after_saving(self) -> None:
-        """Writes the moved average if the reference is one."""
-        job = self.job
+    def write_records(self, log: StepLog) -> None:
+        """Writes log π_ref, the summary, and the moved average if the reference is one."""
+        job, out = self.job, self.job.out
         if job.params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")
             save_average(
@@ -120,38 +99,27 @@ class PairFit(Fit[TrainParams]):
                 decay=job.params.ema_decay,
                 dtype=self.save_dtype(),
                 folder=job.out / "ema",
-                work=job.work,
             )
-
-    def write_records(self, log: MetricsLog) -> None:
-        """Writes log π_ref and the summary."""
-        out = self.job.out
         reference.write_reference(
             out / "reference_logprobs.parquet", self._pairs, self._ref_logprobs
         )
         gap = reference.difference_to_sampler(self._pairs, self._ref_logprobs)
-        if gap.mean is not None:
+        if gap["mean"] is not None:
             self.process.events.info(
-                f"log π_ref differs from the sampler's by {gap.mean:.2g} per token, "
-                f"at most {gap.max:.2g}"
+                f"log π_ref differs from the sampler's by {gap['mean']:.2g} per token, "
+                f"at most {gap['max']:.2g}"
             )
         counts = self._counts
         summary = {
             "steps": self.plan.num_steps,
-            "epochs": self.plan.epochs,
-            "pairs": len(self._trained),
+            "epochs": self.job.params.epochs,
+            "pairs": len(self._pairs),
             "pairs_dropped": counts.read - counts.used,
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
-            "reference_minus_sampler": asdict(gap),
-            "metrics": summarize(log.records, epoch=self.plan.epochs, by="num_pairs"),
+            "reference_minus_sampler": gap,
+            "metrics": summarize(log.records, epoch=self.job.params.epochs, by="num_pairs"),
         }
-        if self._validation:
-            last = log.records[-1]
-            summary["validation"] = {
-                "pairs": len(self._validation),
-                **{name: last[VALIDATION + name] for name in MEASURED},
-            }
         (out / "summary.json").write_text(dump_json(summary))
 
     def _load(self, name: str) -> ResponseLogprobs:
@@ -174,9 +142,7 @@ class PairFit(Fit[TrainParams]):
             # Draws no random numbers of the training's, which so is the same without a pass.
             with torch.random.fork_rng([]):
                 model = self._load("reference").eval()
-                if params.compile:
-                    compile_layers(model.policy, stage=params.stage)
-                fsdp.shard(model, self.numerics, params)
+                shard(model, self.numerics, params)
                 yield model
             return
         if params.in_shards:
@@ -186,23 +152,10 @@ class PairFit(Fit[TrainParams]):
                 yield engine
             return
         whole = self._load("reference").eval()
-        if params.compile:
-            # As the policy is: its rounding, too, is to be the policy's.
-            compile_layers(whole.policy, stage=params.stage)
         yield whole
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole
-
-    def _check_lengths(self) -> None:
-        longest = max(pair.num_tokens for pair in self._pairs)
-        for source in (self.job.models["policy"], self.job.models["reference"]):
-            require_static_rope(
-                load_config(source),
-                source.name_or_path,
-                longest=longest,
-                remedy="set train.max_length_tokens={limit}",
-            )
 
     def _check_tokenizers(self) -> None:
         models = self.job.models
@@ -217,11 +170,9 @@ class PairFit(Fit[TrainParams]):
         folder = job.work / "reference"
         reference.ReferencePass(
             load_model=self._reference_model,
-            collective=job.params.in_shards,
             folder=folder,
             numerics=self.numerics,
-            row_layout=job.params.row_layout,
-            micro_batch_tokens=job.params.micro_batch_tokens,
+            params=job.params,
             process=self.process,
         ).run(self._pairs)
         self.process.barrier()
@@ -233,11 +184,6 @@ class PairFit(Fit[TrainParams]):
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"
         )
-        if self._validation:
-            self.process.events.info(
-                f"{len(self._validation)} of these pairs are for validation "
-                f"(train.validation_share = {self.job.params.validation_share:g})"
-            )
         if counts.truncated or counts.dropped_over_length:
             self.process.events.warning(
                 f"{counts.truncated} pairs were cut and {counts.dropped_over_length} dropped: "
@@ -247,3 +193,6 @@ class PairFit(Fit[TrainParams]):
             self.process.events.warning(
                 f"{counts.dropped_empty} pairs dropped: an empty prompt or response"
             )
+
+
+FIT = PairFit

@@ -7,7 +7,7 @@ ZeRO-3 the reference lies in shards as the policy does, and both are never in me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
-from stages.contract.context import ModelSource
+from stages.contract.digests import find_whole, sealed_path
 from stages.contract.errors import UserError
-from stages.contract.sealed import find_whole, sealed_path
-from stages.contract.tables import TableWriter, read_batches
-from stages.modeling.file_backed import in_files
-from stages.modeling.mapped import load_mapped
+from stages.harness.context import ModelSource
+from stages.modeling.load import load_causal_lm
 from stages.modeling.save import save_checkpoint
 from stages.modeling.token_batches import token_batches
+from stages.tables.schemas import TableWriter, read_batches
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
 from stages.training.job import Process
-from stages.training.params import RowLayoutName
+from stages.training.params import RowLayoutName, TrainingParams
 from stages.training.policy import Numerics
 
 PART_PAIRS = 512
@@ -50,35 +48,22 @@ REFERENCE_LOGPROBS = pa.schema(
 
 
 @dataclass(frozen=True)
-class SamplerDifference:
-    """|log π_ref − the sampler's log-probability| per response token, in nats."""
-
-    mean: float | None
-    """None if no log-probability of the sampler is known."""
-    max: float | None
-
-
-@dataclass(frozen=True)
 class ReferencePass:
     """Computation of log π_ref.
 
     Attributes:
         load_model: Gives the reference model for the time of a block.
-        collective: Whether its weights lie in shards, so that all processes make as many forward
-            passes.
         folder: Where parts are kept between attempts.
         numerics: Those of the policy.
-        row_layout: That of training.
-        micro_batch_tokens: Most tokens in a forward pass of training.
+        params: Layout of rows and budget of tokens; if weights lie in shards, all processes make
+            as many forward passes.
         process: This process.
     """
 
     load_model: Callable[[], AbstractContextManager[nn.Module]]
-    collective: bool
     folder: Path
     numerics: Numerics
-    row_layout: RowLayoutName
-    micro_batch_tokens: int
+    params: TrainingParams
     process: Process
 
     def run(self, pairs: Sequence[Pair]) -> None:
@@ -86,11 +71,11 @@ class ReferencePass:
         self.folder.mkdir(parents=True, exist_ok=True)
         shares = self._shares(len(pairs))
         own = shares[self.process.rank]
-        if not any(shares) or not (own or self.collective):
+        if not any(shares) or not (own or self.params.in_shards):
             return
         with self.load_model() as model:
             self._write_parts(model, pairs, own)
-            if self.collective:
+            if self.params.in_shards:
                 # Others have more to do, and need this process for each of their passes.
                 passes = [self._num_passes(pairs, share) for share in shares]
                 shortest = [min(pairs, key=lambda pair: pair.num_tokens_shared)]
@@ -99,19 +84,14 @@ class ReferencePass:
 
     def _shares(self, num_pairs: int) -> list[list[int]]:
         """First pairs of the parts that each process is to write."""
-        parts = range(0, num_pairs, PART_PAIRS)
-        rank, world = self.process.rank, self.process.world_size
-        if self.collective:
+        missing = []
+        if self.process.is_first:
             # The first process's view: on a shared file system others may see less.
-            missing = [each for each in parts if self.process.is_first and not self._exists(each)]
-            missing = self.process.agreed(missing)
-            return [missing[first::world] for first in range(world)]
-        shares: list[list[int]] = [[] for _ in range(world)]
-        shares[rank] = [each for each in parts[rank::world] if not self._exists(each)]
-        return shares
-
-    def _exists(self, start: int) -> bool:
-        return find_whole(_part(self.folder, start), self.process.events.warning)
+            warn, parts = self.process.events.warning, range(0, num_pairs, PART_PAIRS)
+            missing = [each for each in parts if not find_whole(_part(self.folder, each), warn)]
+        missing = self.process.agreed(missing)
+        world = self.process.world_size
+        return [missing[first::world] for first in range(world)]
 
     def _write_parts(self, model: nn.Module, pairs: Sequence[Pair], starts: Sequence[int]) -> None:
         total = sum(len(pairs[start : start + PART_PAIRS]) for start in starts)
@@ -133,12 +113,12 @@ class ReferencePass:
     def _batches(self, part: Sequence[Pair]) -> Iterator[list[int]]:
         # Both responses of a pair, each after the prompt.
         lengths = [2 * pair.num_tokens for pair in part]
-        return token_batches(lengths, self.micro_batch_tokens * FORWARD_FACTOR)
+        return token_batches(lengths, self.params.micro_batch_tokens * FORWARD_FACTOR)
 
     def _pass(self, model: nn.Module, batch: Sequence[Pair]) -> RefLogprobs:
         with torch.no_grad(), self.numerics.forward_context():
-            found = _logprobs(model, batch, self.row_layout, self.numerics.device)
-        if self.collective:
+            found = _logprobs(model, batch, self.params.row_layout, self.numerics.device)
+        if self.params.in_shards:
             self.process.check_stop_together(self.numerics.device)
         else:
             self.process.check_stop()
@@ -146,11 +126,7 @@ class ReferencePass:
 
 
 def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
-    """The sampler's own log-probabilities, in place of the reference model's.
-
-    Raises:
-        UserError: They are not all known.
-    """
+    """The sampler's own log-probabilities, in place of the reference model's."""
     for pair in pairs:
         if any(np.isnan(each.logprobs).any() for each in (pair.chosen, pair.rejected)):
             raise UserError(
@@ -164,7 +140,7 @@ def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
 def read_reference(folder: Path) -> RefLogprobs:
     """Reads all parts."""
     found: RefLogprobs = {}
-    for batch in read_batches(_parts(folder), REFERENCE_LOGPROBS):
+    for batch in read_batches(sorted(folder.glob("part-*.parquet")), REFERENCE_LOGPROBS):
         for row in batch.to_pylist():
             found[row["pair_index"]] = (
                 np.array(row["chosen_logprobs"], dtype=np.float32),
@@ -188,8 +164,11 @@ def write_reference(path: Path, pairs: Sequence[Pair], reference: RefLogprobs) -
             )
 
 
-def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> SamplerDifference:
-    """Compares log π_ref with what the sampler saw; large values mean different numerics."""
+def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> dict[str, float | None]:
+    """Mean and maximum of |log π_ref − the sampler's log-probability| per response token, in nats.
+
+    Large values mean different numerics. Both are None if the sampler's are not known.
+    """
     total, largest, tokens = 0.0, 0.0, 0
     for pair in pairs:
         for response, logprobs in zip(
@@ -200,9 +179,7 @@ def difference_to_sampler(pairs: Sequence[Pair], reference: RefLogprobs) -> Samp
             total += float(gaps.sum())
             largest = max(largest, float(gaps.max(initial=0.0)))
             tokens += len(gaps)
-    if tokens == 0:
-        return SamplerDifference(mean=None, max=None)
-    return SamplerDifference(mean=total / tokens, max=largest)
+    return {"mean": total / tokens, "max": largest} if tokens else {"mean": None, "max": None}
 
 
 def _logprobs(
@@ -221,14 +198,6 @@ def _part(folder: Path, start: int) -> Path:
     return folder / f"part-{start:09d}.parquet"
 
 
-def _parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("part-*.parquet"))
-
-
-# Numbers of a weight that are averaged at once: the copies in float32 stay small.
-_NUMBERS = 1 << 20
-
-
 def save_average(
     reference: ModelSource,
     checkpoint: Path,
@@ -237,46 +206,17 @@ def save_average(
     decay: float,
     dtype: torch.dtype,
     folder: Path,
-    work: Path,
 ) -> None:
-    """Writes decay · reference + (1 − decay) · trained policy, the next reference.
-
-    No model is whole in this process's own memory: weights are read from the files of both, some
-    numbers at a time, averaged in float32, and put into files until they are written.
-
-    Args:
-        reference: This iteration's reference.
-        checkpoint: The trained policy.
-        tokenizer: Saved beside it.
-        decay: Share of the reference that stays.
-        dtype: Of the saved weights.
-        folder: Where to.
-        work: For the files, which go with this call.
-    """
-    average = load_mapped(reference, dtype="float32")
-    place = in_files(work)
-    averaged: dict[int, Tensor] = {}
-    with torch.no_grad(), ExitStack() as files:
-        trained = _weights(checkpoint, average, files)
-        for name, weight in average.named_parameters():
-            averaged[id(weight)] = whole = place(weight.shape, dtype)
-            flat = (each.reshape(-1).split(_NUMBERS) for each in (whole, weight, trained(name)))
-            for target, old, new in zip(*flat, strict=True):
-                target.copy_(old.float().lerp(new.float(), 1.0 - decay))
+    """Writes decay · reference + (1 − decay) · trained policy, the next reference."""
+    average, policy = (
+        load_causal_lm(source, dtype="float32", device=torch.device("cpu"))
+        for source in (reference, ModelSource(str(checkpoint)))
+    )
+    trained = dict(policy.named_parameters())
+    averaged = {
+        id(weight): weight.detach().lerp(trained[name].detach(), 1.0 - decay)
+        for name, weight in average.named_parameters()
+    }
     state = average.state_dict(keep_vars=True)
     weights = {name: averaged.get(id(weight), weight) for name, weight in state.items()}
     save_checkpoint(average, weights, tokenizer, dtype, folder)
-
-
-def _weights(checkpoint: Path, like: Any, files: ExitStack) -> Callable[[str], Tensor]:
-    """Gives a checkpoint's weights by the names of a model of its class."""
-    places: dict[str, Any] = {}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        file = files.enter_context(safe_open(path, framework="pt"))
-        places |= dict.fromkeys(file.keys(), file)
-    if all(name in places for name, _ in like.named_parameters()):
-        return lambda name: places[name].get_tensor(name)
-    # transformers knows families whose checkpoints have other names (fused experts).
-    loaded = load_mapped(ModelSource(str(checkpoint)), dtype="float32")
-    weights = dict(loaded.named_parameters())
-    return lambda name: weights[name]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files, explained, some_of
 from stages.modeling.logprobs import causal_lm
 from stages.modeling.probe import UnfitModelError, check_training_mode
@@ -33,6 +30,7 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
         UserError: The model has no layers of the names given, or an adapter could not be merged.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     def refused(reason: str) -> UserError:
         return UserError(
@@ -40,7 +38,6 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
             "name linear layers of the model, such as q_proj and v_proj",
         )
 
-    weights = {name for name, _ in model.named_parameters()}
     head = model.get_output_embeddings()
     config = LoraConfig(
         r=params.rank,
@@ -61,12 +58,10 @@ def add_adapters(model: Any, params: LoraParams) -> Any:
         check_training_mode(causal_lm(adapted))
     except UnfitModelError as error:
         raise refused(str(error)) from error
-    tied = model.all_tied_weights_keys
-    for adapter in _adapters(adapted):
-        if adapter.plain not in weights:
-            raise refused(f"the adapter of {adapter.plain} cannot be merged")
-        if adapter.plain in tied or adapter.plain in tied.values():
-            raise refused(f"{adapter.plain} is the head's weight, too, which can have no adapter")
+    for module in adapted.modules():
+        is_adapted = isinstance(module, LoraLayer)
+        if is_adapted and getattr(module.get_base_layer(), "weight", None) is head.weight:
+            raise refused("one of them is the head's weight, too, which can have no adapter")
     return adapted
 
 
@@ -130,16 +125,18 @@ def merge_adapters(policy: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]
     """
     if not has_adapters(policy):
         return weights
-    merged = {_plain(name): weight for name, weight in weights.items() if ".lora_" not in name}
-    for adapter in _adapters(policy):
-        base = merged[adapter.plain].float()
-        # In place of the layer's own tensors, which may be sharded or of 16 bits.
-        whole = {f"layer.{adapter.weight.removeprefix(adapter.layer)}": base} | {
-            f"layer.{name.removeprefix(adapter.layer)}": weight.float()
-            for name, weight in weights.items()
-            if name.startswith(f"{adapter.layer}lora_")
-        }
-        merged[adapter.plain] = base + functional_call(_Delta(adapter.module), whole, ())
+    from peft import get_peft_model
+
+    inner = causal_lm(policy)
+    # Another model takes the whole weights: the policy's own may be sharded, or of 16 bits.
+    with torch.device("meta"):
+        config = copy.deepcopy(policy.peft_config[_ADAPTER])
+        whole = get_peft_model(type(inner)(inner.config), config, adapter_name=_ADAPTER)
+    wide = {
+        name: each.float() if each.is_floating_point() else each for name, each in weights.items()
+    }
+    whole.load_state_dict(wide, assign=True)
+    merged: dict[str, Tensor] = whole.merge_and_unload().state_dict()
     return merged
 
 
@@ -173,51 +170,3 @@ def save_adapters(policy: Any, weights: dict[str, Tensor], base: ModelSource, fo
         folder / SAFETENSORS_WEIGHTS_NAME,
         metadata={"format": "pt"},
     )
-
-
-class _Delta(nn.Module):
-    """Update that an adapter adds to its weight, as a module whose tensors can be replaced."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self) -> Tensor:
-        delta = self.layer.get_delta_weight(_ADAPTER)
-        assert isinstance(delta, Tensor)
-        return delta
-
-
-@dataclass(frozen=True)
-class _Adapter:
-    """One adapter of a peft model.
-
-    Attributes:
-        module: The layer of peft.
-        layer: Beginning of the names of its tensors.
-        weight: Name of the weight that it adapts.
-        plain: The same in the model without adapters.
-    """
-
-    module: Any
-    layer: str
-    weight: str
-    plain: str
-
-
-def _adapters(policy: Any) -> Iterator[_Adapter]:
-    from peft.tuners.lora import LoraLayer
-
-    for name, module in policy.named_modules():
-        if not isinstance(module, LoraLayer):
-            continue
-        base, place = module, f"{name}."
-        # The two weights of fused experts have one layer around the other.
-        while isinstance(base, LoraLayer):
-            base, place = base.base_layer, f"{place}base_layer."
-        weight = place + getattr(module, "parameter_name", "weight")
-        yield _Adapter(module, f"{name}.", weight, _plain(weight))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"(\.base_layer)+\.", ".", name.removeprefix("base_model.model."))

@@ -196,22 +196,18 @@ class Plan(Generic[S]):
 
     Attributes:
         samples: All that is trained on; a sample's place in it is its name here.
-        epochs: Passes over them.
+        params: Passes over them, layout of rows, and most tokens of a micro-batch of a process,
+            padding counted; a sample that is longer makes a micro-batch of its own.
         global_batch: Samples per step; an epoch's last step may see fewer.
         world_size: Processes.
         seed: Seed of the order.
-        row_layout: How the samples of a micro-batch are laid out.
-        micro_batch_tokens: Most tokens in one micro-batch of a process, padding counted; a
-            sample that is longer makes a micro-batch of its own.
     """
 
     samples: Sequence[S]
-    epochs: int
+    params: TrainingParams
     global_batch: int
     world_size: int
     seed: int
-    row_layout: RowLayoutName
-    micro_batch_tokens: int
 
     @property
     def steps_per_epoch(self) -> int:
@@ -221,7 +217,7 @@ class Plan(Generic[S]):
     @property
     def num_steps(self) -> int:
         """Optimizer steps in all."""
-        return self.epochs * self.steps_per_epoch
+        return self.params.epochs * self.steps_per_epoch
 
     @cached_property
     def accumulation(self) -> int:
@@ -230,9 +226,9 @@ class Plan(Generic[S]):
         The same for all steps, as DeepSpeed wants it.
         """
         steps = [self.places_of(step) for step in range(self.num_steps)]
-        at_once = self.micro_batch_tokens * self.world_size
+        at_once = self.params.micro_batch_tokens * self.world_size
         count = max(math.ceil(self._tokens(places) / at_once) for places in steps)
-        if self.row_layout == "padded":
+        if self.params.row_layout == "padded":
             count = 1
         while not all(self._fits(self._deal(places, count)) for places in steps):
             count += 1
@@ -259,7 +255,7 @@ class Plan(Generic[S]):
 
     def tokens(self, places: Sequence[int]) -> int:
         """Tokens of a micro-batch of the samples at ``places``, padding counted."""
-        if self.row_layout == "packed":
+        if self.params.row_layout == "packed":
             return self._tokens(places)
         if not places:
             return 0
@@ -270,13 +266,13 @@ class Plan(Generic[S]):
         return sum(self.samples[place].num_tokens_shared for place in places)
 
     def _fits(self, parts: Sequence[Sequence[int]]) -> bool:
-        budget = self.micro_batch_tokens
+        budget = self.params.micro_batch_tokens
         return all(len(part) <= 1 or self.tokens(part) <= budget for part in parts)
 
     def _deal(self, places: Sequence[int], accumulation: int) -> list[list[int]]:
         """Splits samples into micro-batches, the largest first: what needs too much fails early."""
         count = accumulation * self.world_size
-        if self.row_layout == "padded":
+        if self.params.row_layout == "padded":
             by_length = sorted(places, key=lambda place: (-self.samples[place].num_tokens, place))
             return [part.tolist() for part in np.array_split(np.array(by_length), count)]
         by_size = sorted(places, key=lambda place: (-self.samples[place].num_tokens_shared, place))
@@ -345,7 +341,7 @@ class MicroBatches(Dataset[B], Generic[B, S]):
         )
         weight = 1.0 / terms if places else 0.0
         samples = [plan.samples[place] for place in places or [self._shortest]]
-        rows = ROWS[plan.row_layout](samples)
+        rows = ROWS[plan.params.row_layout](samples)
         return self._make(
             samples,
             rows=rows,
@@ -355,21 +351,6 @@ class MicroBatches(Dataset[B], Generic[B, S]):
             num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
             num_response_tokens=len(rows.targets),
         )
-
-
-def make_plan(
-    samples: Sequence[S], params: TrainingParams, *, global_batch: int, world_size: int, seed: int
-) -> Plan[S]:
-    """The plan that a stage's parameters ask for."""
-    return Plan(
-        samples=samples,
-        epochs=params.epochs,
-        global_batch=global_batch,
-        world_size=world_size,
-        seed=seed,
-        row_layout=params.row_layout,
-        micro_batch_tokens=params.micro_batch_tokens,
-    )
 
 
 # The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million

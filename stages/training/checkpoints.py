@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stages.contract.atomic import fsync
+from stages.contract.digests import check_folder, is_sealed, seal_folder, set_aside
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.sealed import check_folder, is_sealed, seal_folder, set_aside
 from stages.training.job import Process
 from stages.training.params import TrainingParams
 
 STATE_FILE = "geb_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _GOING = "removing-"
+_RANDOM_FILE = "random_state_{}.pt"
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def newest_whole_step(folder: Path, warn: Callable[[str], None]) -> int | None:
-    """Step of the newest checkpoint whose files are those that were written; hashes them.
+def newest_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint whose files are those that were written; hashes them.
 
     Damaged ones are set aside in ``folder``, and ``warn`` is told.
     """
@@ -54,14 +57,8 @@ def newest_whole_step(folder: Path, warn: Callable[[str], None]) -> int | None:
         except DamagedArtifactError as error:
             warn(f"{error}. Set aside as {set_aside(path).name}; an earlier checkpoint is used.")
         else:
-            return step
+            return Checkpoint(step, path, json.loads((path / STATE_FILE).read_text()))
     return None
-
-
-def read_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step that :func:`newest_whole_step` told."""
-    path = folder / f"checkpoint-{step}"
-    return Checkpoint(step, path, json.loads((path / STATE_FILE).read_text()))
 
 
 def make_room(folder: Path) -> None:
@@ -110,49 +107,48 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
     )
 
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """A checkpoint to go on from.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        is_universal: DeepSpeed is to load its universal form.
-    """
-
-    checkpoint: Checkpoint
-    is_universal: bool
-
-
 def layout_of(params: TrainingParams, process: Process) -> dict[str, Any]:
     """Layout on which a checkpoint's files depend: DeepSpeed writes one set per process."""
     zero_stage = params.deepspeed.zero_stage
-    if params.sharding == "fsdp2":
-        return {"zero_stage": zero_stage, "sharding": params.sharding}
     if zero_stage == "off":
-        return {"zero_stage": zero_stage}
-    return {"zero_stage": zero_stage, "world_size": process.world_size}
+        return {"engine": "torch"}
+    return {"engine": "deepspeed", "zero_stage": zero_stage, "world_size": process.world_size}
 
 
-def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> ResumePoint | None:
+def save_random_state(folder: Path, process: Process, device: torch.device) -> None:
+    """Adds the random state of this process to a checkpoint."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    torch.save(states, folder / _RANDOM_FILE.format(process.rank))
+
+
+def load_random_state(folder: Path, process: Process, device: torch.device) -> None:
+    """Takes the random state of this process; a process that is new keeps its own."""
+    path = folder / _RANDOM_FILE.format(process.rank)
+    if path.is_file():
+        states = torch.load(path, weights_only=True)
+        torch.set_rng_state(states[0])
+        if len(states) > 1:
+            torch.cuda.set_rng_state(states[1], device)
+
+
+def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) -> Checkpoint | None:
     """The newest checkpoint, converted if another number of processes wrote it; all call this.
 
-    Args:
-        folder: Where whole checkpoints are.
-        layout: The present one, as of :func:`layout_of`.
-        process: This process.
-
-    Returns:
-        None if there is no checkpoint, or none that can be used.
+    None if there is no checkpoint, or none that can be used.
     """
     # One process reads them through, and all take the same one.
-    step = newest_whole_step(folder, process.events.warning) if process.is_first else None
-    step = process.agreed(step)
-    if step is None:
+    found: Checkpoint | None = process.agreed(
+        newest_whole(folder, process.events.warning) if process.is_first else None
+    )
+    if found is None:
         return None
-    found = read_checkpoint(folder, step)
     written = found.state["layout"]
     is_converted = written != layout
-    if is_converted and not _can_convert(written, layout):
+    processes = {"world_size": 0}
+    can_convert = "world_size" in written and written | processes == layout | processes
+    if is_converted and not can_convert:
         process.events.warning(
             f"the checkpoint of step {found.step} is of another layout "
             f"({written}, now {layout}): training starts anew"
@@ -171,10 +167,4 @@ def find_resume_point(folder: Path, layout: dict[str, Any], process: Process) ->
             seal_folder(found.path)
         process.barrier()
     process.events.info(f"going on after step {found.step}")
-    return ResumePoint(found, is_converted)
-
-
-def _can_convert(written: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """True if a checkpoint of one layout can go on as another: only the processes may differ."""
-    is_sharded = written["zero_stage"] != "off"
-    return is_sharded and written["zero_stage"] == wanted["zero_stage"]
+    return found

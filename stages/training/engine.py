@@ -1,40 +1,49 @@
-"""Engine of a training: model, optimizer and schedule in one process, or in several under DDP.
+"""Engine of a training: model, optimizer and schedule in one process, or in several.
 
-A subclass keeps them in shards: `zero.ZeroEngine` by DeepSpeed, `fsdp.FsdpEngine` by torch.
+Several keep the model whole under torch's DDP, or in shards: here if `policy.shard` has cut it up
+by FSDP2, in the subclass `zero.ZeroEngine` by DeepSpeed.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
-from stages.modeling.file_backed import Place
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.training.batches import Plan, Rows
 from stages.training.job import Process
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
-_WEIGHTS_FILE = "model.safetensors"
-_OPTIMIZER_FILE = "optimizer.pt"
-_SCHEDULE_FILE = "scheduler.pt"
+_FOLDER = "engine"
+# Frozen weights are the base model's, which is loaded anyway.
+_TRAINED = StateDictOptions(ignore_frozen_params=True)
 # Weights that AdamW's decay leaves alone, as transformers' Trainer names them.
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
 
 class Engine:
-    """A model that is trained whole in each process; gradients are averaged over processes.
+    """A model that is trained by torch alone; gradients are averaged over processes.
 
     Args:
         model: The policy.
@@ -42,11 +51,13 @@ class Engine:
         plan: Number of steps, and of micro-batches in each.
         numerics: Device and dtypes.
         process: This process.
+        config: DeepSpeed's configuration, for its engine.
 
     Attributes:
         model: The policy.
         device: Where it computes.
         optimizer: AdamW.
+        schedule: Of the learning rate.
     """
 
     def __init__(
@@ -56,6 +67,7 @@ class Engine:
         plan: Plan[Any],
         numerics: Numerics,
         process: Process,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.device = numerics.device
@@ -63,9 +75,10 @@ class Engine:
         self._plan = plan
         self._numerics = numerics
         self._process = process
+        self._config = config
         self.optimizer = _optimizer(model, params)
         self._wrapped: Any = self._wrap()
-        self._schedule = _schedule(self.optimizer, params, plan.num_steps)
+        self.schedule = _schedule(self.optimizer, params, plan.num_steps)
 
     def logprobs(self, rows: Rows) -> Tensor:
         """Log π of the response tokens of rows on the engine's device: [N]."""
@@ -93,41 +106,42 @@ class Engine:
             The norm of the gradient before it was clipped, if it is known, and the learning rate.
         """
         norm = self._update()
-        [learning_rate, *_] = self._schedule.get_last_lr()
-        self._schedule.step()
+        [learning_rate, *_] = self.schedule.get_last_lr()
+        self.schedule.step()
         self._wrapped.zero_grad()
         return norm, float(learning_rate)
 
     def save(self, folder: Path) -> None:
-        """Writes what training goes on from; a collective call."""
-        if self._process.is_first:
-            save_file(self._trained_weights(), folder / _WEIGHTS_FILE)
-            torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER_FILE)
-            self._save_schedule(folder)
+        """Writes trained weights and optimizer state, each process its share; collective."""
+        state = {
+            "model": get_model_state_dict(self.model, options=_TRAINED),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED),
+        }
+        with _no_warning_of_one_process():
+            dcp.save(state, checkpoint_id=folder / _FOLDER)
 
     def load(self, folder: Path) -> None:
-        """Takes what :meth:`save` wrote; a collective call."""
-        saved, weights = load_file(folder / _WEIGHTS_FILE), self._trained_weights()
-        assert saved.keys() == weights.keys(), "the checkpoint is of another model"
-        for name, weight in weights.items():
-            weight.copy_(saved[name])
-        state = torch.load(folder / _OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(state)
-        self._load_schedule(folder)
+        """Takes what :meth:`save` wrote, whatever number of processes did; collective."""
+        weights = {"model": get_model_state_dict(self.model, options=_TRAINED)}
+        with _no_warning_of_one_process():
+            dcp.load(weights, checkpoint_id=folder / _FOLDER)
+        options = StateDictOptions(ignore_frozen_params=True, strict=False)
+        set_model_state_dict(self.model, weights["model"], options=options)
+        state = {
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED)
+        }
+        with _no_warning_of_one_process():
+            dcp.load(state, checkpoint_id=folder / _FOLDER)
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_TRAINED)
 
-    def whole_weights(self, place: Place, dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """The policy's weights by name, whole in the first process; a collective call.
-
-        Args:
-            place: Maker of the tensors that hold weights gathered from shards.
-            dtype: Type in which these are wanted; the type of the shards if unset.
-        """
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The policy's weights by name, whole in the first process; a collective call."""
         weights: dict[str, Tensor] = {}
         # A weight of several names is gathered once, and stays one.
         gathered: dict[int, Tensor | None] = {}
         for name, share in self.model.policy.state_dict(keep_vars=True).items():
             if id(share) not in gathered:
-                gathered[id(share)] = self._whole(share, place, dtype)
+                gathered[id(share)] = self._whole(share)
             whole = gathered[id(share)]
             if whole is not None:
                 weights[name] = whole
@@ -135,6 +149,8 @@ class Engine:
 
     def _wrap(self) -> nn.Module:
         """The model that is called."""
+        if self._params.sharding == "fsdp2":
+            return self.model
         self.model.to(self.device)
         if self._process.world_size == 1:
             return self.model
@@ -148,22 +164,21 @@ class Engine:
         self.optimizer.step()
         return norm.item()
 
-    def _whole(self, share: Tensor, place: Place, dtype: torch.dtype | None) -> Tensor | None:
+    def _whole(self, share: Tensor) -> Tensor | None:
         """A weight gathered from its shards; None in processes that need none."""
-        return share.detach()
+        whole = share.detach()
+        if not isinstance(whole, DTensor):
+            return whole
+        whole = whole.full_tensor()
+        return whole.cpu() if self._process.is_first else None
 
-    def _trained_weights(self) -> dict[str, Tensor]:
-        return {
-            name: parameter.detach()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
 
-    def _save_schedule(self, folder: Path) -> None:
-        torch.save(self._schedule.state_dict(), folder / _SCHEDULE_FILE)
-
-    def _load_schedule(self, folder: Path) -> None:
-        self._schedule.load_state_dict(torch.load(folder / _SCHEDULE_FILE, weights_only=True))
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    """Block in which torch does not warn that no other process takes part in a checkpoint."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic
@@ -14,27 +15,32 @@ from torch import Tensor
 from transformers import set_seed
 
 from stages.contract.digests import derive_seed
-from stages.modeling.engines import is_out_of_memory
-from stages.modeling.file_backed import in_files
+from stages.harness.context import ModelSource
+from stages.modeling.engine_errors import is_out_of_memory
+from stages.modeling.load import load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
+from stages.modeling.probe import require_static_rope
 from stages.modeling.save import save_checkpoint, save_tokenizer
-from stages.training import checkpoints, fsdp
+from stages.training import checkpoints
 from stages.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapters
-from stages.training.batches import MicroBatches, Plan
-from stages.training.checkpoints import ResumePoint, find_resume_point, layout_of
+from stages.training.batches import Batch, MicroBatches, Plan, S
+from stages.training.checkpoints import (
+    Checkpoint,
+    find_resume_point,
+    layout_of,
+    load_random_state,
+    save_random_state,
+)
 from stages.training.engine import Engine
-from stages.training.job import Job, P, Process
-from stages.training.loop import Objective, Outputs, TrainingLoop
-from stages.training.metrics_log import METRICS, MetricsLog, StepReporter, Trackers, check_trackers
+from stages.training.job import Job, OutOfMemoryError, P, Process
+from stages.training.loop import Objective, TrainingLoop
+from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
 from stages.training.policy import (
     Numerics,
-    compile_layers,
     enable_gradient_checkpointing,
     repeatable,
-    uncompiled,
+    shard,
 )
-from stages.training.start import OutOfMemoryError
-from stages.training.timing import matmul_flops_per_second
 
 
 class Fit(ABC, Generic[P]):
@@ -57,16 +63,11 @@ class Fit(ABC, Generic[P]):
     def __init__(self, job: Job[P], process: Process) -> None:
         self.job = job
         self.process = process
-        check_trackers(job.params.report_to)
         self.numerics = Numerics.of(job.params, on_gpu=job.on_gpu, local_rank=process.local_rank)
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
         """The policy before training; with adapters only if it goes on training earlier ones."""
-
-    @abstractmethod
-    def make_batches(self) -> MicroBatches[Any, Any]:
-        """All micro-batches of this process."""
 
     @abstractmethod
     def make_objective(self, engine: Engine) -> Objective[Any]:
@@ -77,8 +78,12 @@ class Fit(ABC, Generic[P]):
         """Dtype of the saved weights."""
 
     @abstractmethod
-    def write_records(self, log: MetricsLog) -> None:
-        """Writes the artifact's tables and summary; called on the first process."""
+    def write_records(self, log: StepLog) -> None:
+        """Writes all but checkpoint and metrics; called on the first process."""
+
+    def make_batch(self, samples: Sequence[Any], **fields: Any) -> Batch:
+        """A micro-batch of samples and of the fields of :class:`Batch`."""
+        return Batch(**fields)
 
     def prepare(self) -> None:
         """Computes what the first step needs; nothing by default."""
@@ -90,46 +95,58 @@ class Fit(ABC, Generic[P]):
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes what :meth:`state` gave."""
 
-    def after_saving(self) -> None:
-        """Called on the first process when the policy is written."""
-
     def run(self) -> None:
-        """Trains, and writes the artifact's files.
-
-        Raises:
-            UserError: Parameters, models or data are wrong.
-            OutOfMemoryError: It did not fit into memory.
-        """
+        """Trains, and writes the artifact's files."""
         self._seed_libraries()
         self.prepare()
         resumed = find_resume_point(self._checkpoints, self._layout, self.process)
         if resumed is not None:
-            self.load_state(resumed.checkpoint.state)
-        start = resumed.checkpoint.path if resumed else None
-        log = MetricsLog(self.job.work / METRICS, resumed=start) if self.process.is_first else None
-        with contextlib.ExitStack() as closing:
-            if log is not None:
-                closing.callback(log.close)
-            engine = self._engine(resumed)
-            loop = TrainingLoop(
-                engine,
-                self.make_objective(engine),
-                self.make_batches(),
-                self.plan,
-                self.process,
-                self.job.params,
-                self._outputs(log, closing),
-            )
-            self.process.check_stop()
-            if start is not None:
-                engine.load(start)
-            loop.run(resumed.checkpoint.step if resumed else 0, start)
+            self.load_state(resumed.state)
+        engine = self._engine(resumed)
+        log = self._log(resumed) if self.process.is_first else None
+        loop = TrainingLoop(
+            engine,
+            self.make_objective(engine),
+            MicroBatches(self.plan, self.process.rank, self.make_batch),
+            self.plan,
+            self.process,
+            self.job.params,
+            log,
+            partial(self._save_checkpoint, engine, log),
+            resumed.step if resumed else 0,
+        )
+        self.process.check_stop()
+        if resumed is not None:
+            engine.load(resumed.path)
+            engine.schedule.load_state_dict(resumed.state["schedule"])
+            load_random_state(resumed.path, self.process, engine.device)
+        loop.run()
         # The last checkpoint is there: nothing is lost if the weights are not written.
         self.process.check_stop()
-        self._save(engine)
+        weights = engine.whole_weights()
         if log is not None:
+            self._write(engine.model.policy, weights)
+            # What else is written may take as much memory.
+            del weights
             log.write_to(self.job.out)
             self.write_records(log)
+        self.process.barrier()
+
+    def check_lengths(self, sources: Iterable[ModelSource]) -> None:
+        """Refuses samples so long that they would change those beside them."""
+        longest = max(sample.num_tokens for sample in self.plan.samples)
+        for source in sources:
+            require_static_rope(
+                load_config(source),
+                source.name_or_path,
+                longest=longest,
+                remedy=f"set {self.job.stage}.max_length_tokens={{limit}}",
+            )
+
+    def plan_of(self, samples: Sequence[S], *, global_batch: int) -> Plan[S]:
+        """The plan of a training on samples, for the subclass."""
+        world_size = self.process.world_size
+        return Plan(samples, self.job.params, global_batch, world_size, seed=self.job.seed)
 
     @property
     def _checkpoints(self) -> Path:
@@ -143,16 +160,16 @@ class Fit(ABC, Generic[P]):
         # They take 32 bits.
         set_seed(derive_seed(self.job.seed, "train") % 2**32)
 
-    def _engine(self, resumed: ResumePoint | None) -> Engine:
+    def _engine(self, resumed: Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
         params, made = self.job.params, (self.job.params, self.plan, self.numerics, self.process)
         if params.deepspeed.zero_stage == "off":
             model = self._policy()
             self._seed_libraries()
-            return (fsdp.FsdpEngine if params.sharding == "fsdp2" else Engine)(model, *made)
+            return Engine(model, *made)
         from stages.training import zero
 
-        universal = resumed is not None and resumed.is_universal
+        universal = resumed is not None and resumed.state["layout"] != self._layout
         self.process.events.info(
             f"DeepSpeed ZeRO-{params.deepspeed.zero_stage}, world size {self.process.world_size}"
         )
@@ -162,59 +179,46 @@ class Fit(ABC, Generic[P]):
         self._seed_libraries()
         return zero.ZeroEngine(model, *made, config)
 
-    def _outputs(self, log: MetricsLog | None, closing: contextlib.ExitStack) -> Outputs:
-        """Where records and checkpoints go; trackers end with ``closing``."""
-        written = self.job.work / "writing"
-        if self.process.is_first:
-            shutil.rmtree(written, ignore_errors=True)
-
-        def publish(checkpoint: Path) -> None:
-            """Makes a checkpoint count, with the records of the steps that led to it."""
-            assert log is not None, "another process than the first publishes a checkpoint"
-            log.write_to(checkpoint)
-            state = self.state() | {"layout": self._layout}
-            checkpoints.publish_checkpoint(checkpoint, state, self._checkpoints)
-
-        return Outputs(
-            reporter=None if log is None else self._reporter(log, closing),
-            make_room=partial(checkpoints.make_room, self._checkpoints),
-            publish=publish,
-            folder=written,
-        )
-
-    def _reporter(self, log: MetricsLog, closing: contextlib.ExitStack) -> StepReporter:
+    def _log(self, resumed: Checkpoint | None) -> StepLog:
         dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
         rate = matmul_flops_per_second(self.numerics.device, dtype) * self.process.world_size
-        trackers = Trackers(self.job, self.plan.num_steps) if self.job.params.report_to else None
-        if trackers is not None:
-            closing.callback(trackers.close)
-        return StepReporter(self.process.events, log, self.plan, peak_flops=rate, trackers=trackers)
+        return StepLog(
+            self.job.work / METRICS,
+            resumed.path if resumed else None,
+            self.process.events,
+            self.plan,
+            peak_flops=rate,
+        )
+
+    def _save_checkpoint(self, engine: Engine, log: StepLog | None, done: int) -> None:
+        """Writes a checkpoint, which counts once it is whole; a collective call."""
+        writing = self.job.work / "writing"
+        if self.process.is_first:
+            # An attempt that was killed may have left files of another layout.
+            shutil.rmtree(writing, ignore_errors=True)
+            checkpoints.make_room(self._checkpoints)
+        self.process.barrier()
+        folder = writing / f"checkpoint-{done}"
+        folder.mkdir(parents=True, exist_ok=True)
+        engine.save(folder)
+        save_random_state(folder, self.process, engine.device)
+        self.process.barrier()
+        if log is not None:
+            # With the records of the steps that led to it.
+            log.write_to(folder)
+            own = {"layout": self._layout, "schedule": engine.schedule.state_dict()}
+            checkpoints.publish_checkpoint(folder, self.state() | own, self._checkpoints)
 
     def _policy(self) -> ResponseLogprobs:
         params = self.job.params
         model = self.load_model()
-        # The reference's very model is compiled already.
-        with uncompiled(compiles=params.compile):
-            if params.lora.rank and not has_adapters(model.policy):
-                model = ResponseLogprobs(add_adapters(model.policy, params.lora))
-            if params.gradient_checkpointing:
-                enable_gradient_checkpointing(model.policy, stage=params.stage)
-        if params.compile:
-            compile_layers(model.policy, stage=params.stage)
+        if params.lora.rank and not has_adapters(model.policy):
+            model = ResponseLogprobs(add_adapters(model.policy, params.lora))
+        if params.gradient_checkpointing:
+            enable_gradient_checkpointing(model.policy, stage=params.stage)
         if params.sharding == "fsdp2":
-            fsdp.shard(model, self.numerics, params)
+            shard(model, self.numerics, params)
         return model
-
-    def _save(self, engine: Engine) -> None:
-        # Adapters are merged before the weights are rounded.
-        dtype = None if self.job.params.lora.rank else self.save_dtype()
-        weights = engine.whole_weights(in_files(self.job.work), dtype)
-        if self.process.is_first:
-            self._write(engine.model.policy, weights)
-            # The average takes as much memory.
-            del weights
-            self.after_saving()
-        self.process.barrier()
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""
@@ -229,18 +233,36 @@ class Fit(ABC, Generic[P]):
             save_adapters(policy, weights, self.job.models["policy"], out / "adapter")
 
 
-def run_fit(fit: type[Fit[P]], job: Job[P], process: Process) -> None:
-    """Trains, on the CPU to the same bytes each time; explains want of memory.
-
-    Raises:
-        UserError: Parameters, models or data are wrong.
-        OutOfMemoryError: It did not fit into memory.
-    """
+def run_fit(job: Job[Any], process: Process) -> None:
+    """Trains, on the CPU to the same bytes each time; explains want of memory."""
+    made: Fit[Any] = importlib.import_module(f"stages.{job.stage}.fit").FIT(job, process)
     try:
         with repeatable(on_gpu=job.on_gpu):
-            fit(job, process).run()
+            made.run()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        said = str(error).strip().partition("\n")[0]
-        raise OutOfMemoryError(said or type(error).__name__) from None
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        if process.world_size > 1:
+            said = f"process {process.rank} of {process.world_size}: {said}"
+        raise _out_of_memory(job, made.plan, said) from None
+
+
+def _out_of_memory(job: Job[Any], plan: Plan[Any], said: str) -> OutOfMemoryError:
+    """The error for want of memory, with half of the budget; the global batch stays."""
+    budget, stage = job.params.micro_batch_tokens, job.stage
+    sizes = sorted((sample.num_tokens_shared for sample in plan.samples), reverse=True)
+    longest = sizes[0]
+    # A budget above what a step has at all did not bind: half of it might not, either.
+    half = min(budget, sum(sizes[: plan.global_batch])) // 2
+    return OutOfMemoryError(
+        f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
+        f"{longest} tokens (its prompt once, and its responses): {said}",
+        f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
+        f"(below {longest}), set {stage}.gradient_checkpointing=true, spread the weights with "
+        f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
+        f"({stage}.lora.rank)",
+        said=said,
+        # Below its length each sample is alone already.
+        smaller=half if budget > longest else None,
+    )

@@ -2,70 +2,47 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
+
 from stages.contract.adapters import adapter_input
-from stages.contract.context import ModelSource, StageContext
-from stages.contract.errors import StoppedError
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Emitter
+from stages.harness.context import ModelSource, StageContext
 from stages.training.params import TrainingParams
 
 P = TypeVar("P", bound=TrainingParams)
 StopRequested = Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class Job(Generic[P]):
+class Job(BaseModel, Generic[P]):
     """One training, as every process of it needs to know it.
 
     Attributes:
-        params: The stage's parameters.
+        stage: The stage's name.
+        params: Its parameters.
         seed: Seed of the stage call.
         models: Models of the request by input name; equal if they have the same weights.
         files: Files of the request by input name.
         out: Folder of the artifact being written.
         work: Folder that survives failed attempts.
-        logs: Folder for the trackers' own files.
         on_gpu: Train on GPUs, one process each.
-        run: Name of the run, for trackers.
     """
 
-    params: P
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    params: SerializeAsAny[P]
     seed: int
-    models: Mapping[str, ModelSource]
-    files: Mapping[str, tuple[Path, ...]]
+    models: dict[str, ModelSource]
+    files: dict[str, tuple[Path, ...]]
     out: Path
     work: Path
-    logs: Path
     on_gpu: bool
-    run: str
-
-    def dump(self) -> str:
-        """The job as JSON, for a worker process."""
-        fields = {name: getattr(self, name) for name in ("seed", "on_gpu", "run")}
-        fields |= {name: str(getattr(self, name)) for name in ("out", "work", "logs")}
-        fields["models"] = {name: asdict(model) for name, model in self.models.items()}
-        fields["files"] = {
-            name: [str(path) for path in paths] for name, paths in self.files.items()
-        }
-        fields["params"] = self.params.model_dump(mode="json")
-        return json.dumps(fields | {"stage": self.params.stage})
-
-    @classmethod
-    def parse(cls, text: str, params: type[P]) -> Job[P]:
-        """Reads what :meth:`dump` wrote."""
-        fields = json.loads(text)
-        del fields["stage"]
-        fields["params"] = params.model_validate(fields["params"])
-        fields["models"] = {name: ModelSource(**model) for name, model in fields["models"].items()}
-        fields["files"] = {
-            name: tuple(Path(path) for path in paths) for name, paths in fields["files"].items()
-        }
-        return cls(**fields | {name: Path(fields[name]) for name in ("out", "work", "logs")})
 
 
 def make_job(ctx: StageContext[P], *, models: Sequence[str], files: Sequence[str]) -> Job[P]:
@@ -85,15 +62,14 @@ def make_job(ctx: StageContext[P], *, models: Sequence[str], files: Sequence[str
             digests = tuple(each.source.digest for each in parts)
             found[name] = by_digest.setdefault(digests, ctx.model(name))
     return Job(
+        stage=ctx.params.stage,
         params=ctx.params,
         seed=ctx.seed,
         models=found,
         files={name: tuple(ctx.paths(name)) for name in files},
         out=ctx.out,
         work=ctx.work,
-        logs=ctx.store.log_path(ctx.params.stage, ctx.work.name),
         on_gpu=ctx.resources.gpus > 0,
-        run=ctx.run,
     )
 
 
@@ -126,21 +102,12 @@ class Process:
             raise StoppedError("asked to stop (SIGTERM)")
 
     def check_stop_together(self, device: Any) -> None:
-        """Raises StoppedError in all processes if SIGTERM came to any; a collective call.
-
-        Args:
-            device: Where this process computes.
-        """
+        """Raises StoppedError in all processes if SIGTERM came to any; a collective call."""
         if self.any([self.stop_requested()], device)[0]:
             raise StoppedError("asked to stop (SIGTERM)")
 
     def any(self, flags: Sequence[bool], device: Any) -> list[bool]:
-        """Whether each flag is true in some process; a collective call.
-
-        Args:
-            flags: As many in each process.
-            device: Where this process computes.
-        """
+        """Each flag, true if it is in some process; a collective call."""
         if self.world_size == 1:
             return list(flags)
         import torch
@@ -158,17 +125,6 @@ class Process:
             dist.all_reduce(values)
         return values
 
-    def mean(self, value: Any) -> Any:
-        """Mean of a scalar tensor over all processes; a collective call."""
-        if self.world_size == 1:
-            return value
-        import torch
-        import torch.distributed as dist
-
-        every = [torch.empty_like(value[None]) for _ in range(self.world_size)]
-        dist.all_gather(every, value[None])
-        return torch.cat(every).mean()
-
     def agreed(self, value: Any) -> Any:
         """The first process's value, in all; a collective call."""
         if self.world_size == 1:
@@ -185,3 +141,21 @@ class Process:
             import torch.distributed as dist
 
             dist.barrier()
+
+
+class OutOfMemoryError(UserError):
+    """Training did not fit into memory.
+
+    Args:
+        message: How long the longest sample is, and what was said.
+        remedy: Settings to lower.
+        said: What was said.
+        smaller: A budget of tokens with which it may fit; None if a smaller one would not help.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", said: str = "", smaller: int | None = None
+    ) -> None:
+        super().__init__(message, remedy)
+        self.said = said
+        self.smaller = smaller

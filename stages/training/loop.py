@@ -6,9 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Generic
 
 import torch
@@ -19,13 +17,11 @@ from stages.contract.errors import StoppedError, UserError
 from stages.training.batches import B, MicroBatches, Plan
 from stages.training.engine import Engine
 from stages.training.job import Process
-from stages.training.metrics_log import StepReporter
+from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
 from stages.training.params import TrainingParams
-from stages.training.timing import StepClock, flops_per_token, peak_memory_mib
 
 # Attributes of a micro-batch that are added up over a step, after the loss's own sums.
 _COUNTS = ("num_tokens", "num_tokens_shared", "num_response_tokens")
-_RANDOM_FILE = "random_state_{}.pt"
 
 
 class Objective(ABC, Generic[B]):
@@ -57,13 +53,6 @@ class Objective(ABC, Generic[B]):
     def before_step(self, step: int, batches: list[B]) -> None:
         """Called with the micro-batches of a step (from 0) before any gradient is computed."""
 
-    def after_step(self, step: int) -> dict[str, float]:
-        """Further values of the record of a step (from 0) whose weights are updated.
-
-        Called in all processes.
-        """
-        return {}
-
     def check_finite(self, step: int, values: dict[str, float]) -> None:
         """Ends a training whose loss or gradient is infinite or no number.
 
@@ -81,23 +70,6 @@ class Objective(ABC, Generic[B]):
             )
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where the loop's results go.
-
-    Attributes:
-        reporter: Takes each step's record; None in all processes but the first.
-        make_room: Removes older checkpoints before one is written; called on the first process.
-        publish: Makes a written checkpoint count; called on the first process.
-        folder: Where checkpoints are written before they are whole.
-    """
-
-    reporter: StepReporter | None
-    make_room: Callable[[], None]
-    publish: Callable[[Path], None]
-    folder: Path
-
-
 class TrainingLoop(Generic[B]):
     """Minimises the mean of an objective over the terms of each global batch.
 
@@ -108,7 +80,9 @@ class TrainingLoop(Generic[B]):
         plan: Samples of each step.
         process: This process.
         params: Say when checkpoints are due.
-        outputs: Where records and checkpoints go.
+        log: Takes each step's record; None in all processes but the first.
+        save: Saves a checkpoint after so many steps; a collective call.
+        done: Steps that are done already.
     """
 
     def __init__(
@@ -119,7 +93,9 @@ class TrainingLoop(Generic[B]):
         plan: Plan[Any],
         process: Process,
         params: TrainingParams,
-        outputs: Outputs,
+        log: StepLog | None,
+        save: Callable[[int], None],
+        done: int,
     ) -> None:
         self._engine = engine
         self._objective = objective
@@ -127,51 +103,46 @@ class TrainingLoop(Generic[B]):
         self._plan = plan
         self._process = process
         self._params = params
-        self._outputs = outputs
-        self._clock = StepClock(engine.device)
+        self._log = log
+        self._save = save
+        self._done = done
+        self._micro_batches = self._iterate()
         self._flops = flops_per_token(engine.model.policy)
         self._saved_at = time.monotonic()
 
-    def run(self, done: int, checkpoint: Path | None) -> None:
-        """Trains from a step on, all processes alike.
-
-        Args:
-            done: Steps done.
-            checkpoint: Their checkpoint, whose weights the engine has; None at the start.
+    def run(self) -> None:
+        """Trains the steps that are left, all processes alike.
 
         Raises:
             StoppedError: SIGTERM came to one of the processes; a checkpoint is saved.
             UserError: The loss or the gradient is not finite.
         """
-        micro_batches = self._micro_batches(done)
-        if checkpoint is not None:
-            self._load_random_state(checkpoint)
-        if self._outputs.reporter is not None:
-            self._outputs.reporter.start(done)
-        for step in range(done, self._plan.num_steps):
-            values = self._step(step, micro_batches)
-            if self._outputs.reporter is not None:
-                self._outputs.reporter.report(step + 1, values)
+        if self._log is not None:
+            self._log.start(self._done)
+        for step in range(self._done, self._plan.num_steps):
+            values = self._step(step)
+            if self._log is not None:
+                self._log.report(step + 1, values)
             stop, due = self._agree(step + 1)
             # The final weights are about to be written: no checkpoint is due, unless we stop here.
             if stop or (due and step + 1 < self._plan.num_steps):
                 self._save(step + 1)
+                self._saved_at = time.monotonic()
             if stop:
                 raise StoppedError("asked to stop (SIGTERM)")
 
-    def _micro_batches(self, done: int) -> Iterator[B]:
+    def _iterate(self) -> Iterator[B]:
         """The micro-batches of the steps that are left, in their order."""
-        first = done * self._plan.accumulation
+        first = self._done * self._plan.accumulation
         left = range(first, len(self._batches))
         return iter(
             DataLoader(self._batches, batch_size=None, sampler=left, collate_fn=lambda each: each)
         )
 
-    def _step(self, step: int, micro_batches: Iterator[B]) -> dict[str, float]:
+    def _step(self, step: int) -> dict[str, float]:
         """Updates the weights by one global batch and returns the step's record."""
-        engine, objective, clock = self._engine, self._objective, self._clock
-        with clock.measure("data"):
-            batches = list(islice(micro_batches, self._plan.accumulation))
+        engine, objective = self._engine, self._objective
+        batches = list(islice(self._micro_batches, self._plan.accumulation))
         objective.before_step(step, batches)
         total = torch.zeros((), device=engine.device)
         sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=engine.device)
@@ -180,17 +151,15 @@ class TrainingLoop(Generic[B]):
             total += loss
             if batch.weight > 0.0:
                 sums += found
-        with clock.measure("optimizer"):
-            grad_norm, learning_rate = engine.step()
+        grad_norm, learning_rate = engine.step()
         return self._record(step, batches, total, sums, grad_norm, learning_rate)
 
     def micro_step(self, batch: B, *, last: bool) -> tuple[Tensor, Tensor]:
         """Adds a micro-batch's part of the global batch's gradient; waits for no device."""
-        with self._clock.measure("backward"), self._engine.accumulating(last=last):
+        with self._engine.accumulating(last=last):
             self._engine.train()
             batch = batch.to(self._engine.device)
-            with self._clock.measure("forward"):
-                loss, sums = self._objective.micro_loss(batch)
+            loss, sums = self._objective.micro_loss(batch)
             # Gradients are averaged over processes, the mean is over the terms of all of them.
             loss = loss * (batch.weight * self._process.world_size)
             self._engine.backward(loss, last=last)
@@ -208,13 +177,14 @@ class TrainingLoop(Generic[B]):
         """A step's values, added up over all processes."""
         counted = [batch for batch in batches if batch.weight > 0.0]
         own = sums.new_tensor([sum(getattr(each, name) for each in counted) for name in _COUNTS])
-        whole = self._process.sum(torch.cat([sums, own])).cpu()
-        values = {"loss": self._process.mean(total).item()}
+        share = total.double()[None] / self._process.world_size
+        whole = self._process.sum(torch.cat([sums, own, share])).cpu()
+        values = {"loss": whole[-1].item()}
         if grad_norm is not None:
             values["grad_norm"] = grad_norm
         values["learning_rate"] = learning_rate
         values |= self._objective.step_record(whole[: len(sums)])
-        counts = dict(zip(_COUNTS, whole[len(sums) :].tolist(), strict=True))
+        counts = dict(zip(_COUNTS, whole[len(sums) : -1].tolist(), strict=True))
         values |= counts
         self._objective.check_finite(step, values)
         per_token, per_response_token = self._flops
@@ -222,8 +192,6 @@ class TrainingLoop(Generic[B]):
             per_token * counts["num_tokens_shared"]
             + per_response_token * counts["num_response_tokens"]
         ) / 1e12
-        values |= {f"{part}_seconds": spent for part, spent in self._clock.take().items()}
-        values |= self._objective.after_step(step)
         values["peak_memory_mib"] = peak_memory_mib(self._engine.device)
         return values
 
@@ -237,32 +205,3 @@ class TrainingLoop(Generic[B]):
         flags = [self._process.stop_requested(), late and self._process.is_first]
         stop, due = self._process.any(flags, self._engine.device)
         return stop, due or (every_steps is not None and done % every_steps == 0)
-
-    def _save(self, done: int) -> None:
-        """Writes a checkpoint, which counts once it is whole; a collective call."""
-        if self._process.is_first:
-            self._outputs.make_room()
-        folder = self._outputs.folder / f"checkpoint-{done}"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._engine.save(folder)
-        torch.save(self._random_state(), folder / _RANDOM_FILE.format(self._process.rank))
-        self._process.barrier()
-        if self._process.is_first:
-            self._outputs.publish(folder)
-        self._saved_at = time.monotonic()
-
-    def _random_state(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        if self._engine.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self._engine.device))
-        return states
-
-    def _load_random_state(self, checkpoint: Path) -> None:
-        """Takes the random state of this process; a process that is new keeps its own."""
-        path = checkpoint / _RANDOM_FILE.format(self._process.rank)
-        if not path.is_file():
-            return
-        states = torch.load(path, weights_only=True)
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1], self._engine.device)

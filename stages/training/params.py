@@ -87,13 +87,8 @@ class TrainingParams(StageParams, OptimizerParams):
     micro_batch_tokens: int = speed_only(8192, ge=1)
     """Most tokens per process in one forward pass, padding counted; a longer sample goes alone. The
     global batch is the same for every value."""
-    retry_out_of_memory: bool = speed_only(True)
-    """Out-of-memory fallback: the last checkpoint again, with half of `micro_batch_tokens`."""
     gradient_checkpointing: bool = speed_only(True)
     """Recompute activations in the backward pass: less memory, a third more time."""
-    compile: bool = added_later(False)
-    """Each decoder layer compiled by torch.compile (inductor), once for rows of all lengths. It
-    needs a compiler where the stage runs, and rounds otherwise: in the key if it is set."""
     sharding: Literal["deepspeed", "fsdp2"] = speed_only("deepspeed")
     """Library that splits the training among processes. `deepspeed`: as `deepspeed` says, and DDP
     if its `zero_stage` is off. `fsdp2`: weights, gradients and optimizer state in shards by
@@ -104,9 +99,6 @@ class TrainingParams(StageParams, OptimizerParams):
     """Steps between checkpoints from which a retry goes on."""
     checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
     """Seconds between such checkpoints."""
-    report_to: tuple[str, ...] = speed_only(())
-    """Trackers that transformers knows (`tensorboard`, `wandb`, …), for live curves of
-    this stage; `tracking.report_to` is for the whole run."""
 
     @property
     def in_shards(self) -> bool:
@@ -125,15 +117,5 @@ class TrainingParams(StageParams, OptimizerParams):
                 "sharding = 'fsdp2' with settings of deepspeed: one library can shard a training; "
                 "set deepspeed.zero_stage to 'off' and leave its offloads out, or set sharding to "
                 "'deepspeed'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compiled_layers_are_whole(self) -> Self:
-        if self.compile and self.deepspeed.zero_stage == 3:
-            raise ValueError(
-                "compile = true with deepspeed.zero_stage = 3: ZeRO-3 gathers the weights of each "
-                "linear layer inside of what would be compiled; set deepspeed.zero_stage to 2, or "
-                "leave compile out"
             )
         return self

@@ -1,4 +1,4 @@
-"""Policy and reference for training: device and dtypes, loading, checks, compiled layers."""
+"""Policy and reference for training: device and dtypes, loading, checks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.modeling.load import load_causal_lm, load_config
+from stages.harness.context import ModelSource
+from stages.modeling.load import load_causal_lm
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
-from stages.modeling.mapped import load_mapped
 from stages.modeling.probe import (
     UnfitModelError,
-    check_gradients,
     check_logprobs,
     check_training_mode,
     share_prompts,
 )
-from stages.modeling.shared_prefix import SHARED_PREFIX, shared_prefix_attention
-from stages.training.params import RowLayoutName, TrainingParams
+from stages.training.params import TrainingParams
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -91,57 +89,29 @@ def repeatable(*, on_gpu: bool) -> Iterator[None]:
         fill_options.fill_uninitialized_memory = fill
 
 
-_OPTIONS: dict[str, str | int | bool | object] = {
-    # In this process: none other is to outlive a killed one.
-    "compile_threads": 1,
-    # Dropout of adapters draws what it draws without compilation.
-    "fallback_random": True,
-}
+def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -> None:
+    """Keeps this process's share of each weight, by torch's FSDP2; a collective call.
 
-
-def compile_layers(policy: nn.Module, *, stage: str) -> None:
-    """Has each decoder layer compiled when it is first run; names of weights stay.
-
-    Lengths are symbols, so that rows of another length need no other code. Attention over packed
-    rows stays as it is: its calls depend on the lengths of prompts and responses.
-
-    Args:
-        policy: A causal language model of transformers, or a peft model around one.
-        stage: Name of the stage, for messages.
-
-    Raises:
-        UserError: The model has no layers that could be told apart.
+    A decoder layer is gathered when it is run, and so are embeddings; the head, and embeddings
+    that are tied to it, for a whole forward and backward pass. In bfloat16 weights are gathered and
+    computed so, and gradients added up in float32, the dtype of the shards. `fully_shard` is called
+    here, not by accelerate, whose FSDP2 is for accelerators alone.
     """
-    layers = decoder_layers(policy)
+    mesh = init_device_mesh(numerics.device.type, (torch.distributed.get_world_size(),))
+    low = torch.bfloat16 if numerics.bfloat16 else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32)
+    inner = causal_lm(model.policy)
+    decoder = inner.get_decoder()
+    layers = [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
-            f"{type(causal_lm(policy)).__name__} has no decoder layers that could be compiled",
-            f"set {stage}.compile=false",
+            f"{type(inner).__name__} has no decoder layers that could be sharded one by one",
+            f"leave {params.stage}.sharding out",
         )
-    AttentionInterface.register(SHARED_PREFIX, torch.compiler.disable(shared_prefix_attention))
-    for layer in layers:
-        # In place: a wrapper would have other names, and leave out hooks that come later.
-        layer.compile(dynamic=True, options=_OPTIONS)
-
-
-def decoder_layers(policy: nn.Module) -> list[nn.Module]:
-    """Decoder layers of a causal language model of transformers, or of a peft model around one."""
-    decoder = causal_lm(policy).get_decoder()
-    return [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
-
-
-@contextmanager
-def uncompiled(*, compiles: bool) -> Iterator[None]:
-    """Runs layers as they are: no code is made for the odd rows of a check.
-
-    Args:
-        compiles: Whether the training compiles layers at all.
-    """
-    if not compiles:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    embeddings = inner.get_input_embeddings()
+    is_tied = embeddings.weight is inner.get_output_embeddings().weight
+    for module in (*layers, *([] if is_tied else [embeddings]), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 # Draws experts in training mode, and has no setting that forbids it.
@@ -155,75 +125,39 @@ def load_logprob_model(
 ) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives log-probabilities.
 
-    For FSDP2, which shards it then, it is on the CPU, its weights in their files where they can be.
-
-    Args:
-        source: Folder or hub id, without an adapter.
-        params: Those of the stage.
-        numerics: Device and dtypes.
+    For FSDP2, which shards it then, it is on the CPU.
 
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
-    if params.sharding != "fsdp2":
-        model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
-    elif params.lora.rank:
-        # peft draws adapters in the dtype of the weights.
-        model = load_causal_lm(source, dtype=numerics.weights, device=torch.device("cpu"))
-    else:
-        model = load_mapped(source, dtype=numerics.weights)
-    return logprob_model(model, params.row_layout, place=source.name_or_path, stage=params.stage)
+    device = torch.device("cpu") if params.sharding == "fsdp2" else numerics.device
+    model = load_causal_lm(source, dtype=numerics.weights, device=device)
+    return logprob_model(model, params, place=source.name_or_path)
 
 
-def logprob_model(
-    model: Any, row_layout: RowLayoutName, *, place: str, stage: str
-) -> ResponseLogprobs:
-    """Makes a causal language model give log-probabilities, without dropout.
-
-    Args:
-        model: A causal language model of transformers.
-        row_layout: Of the rows that it is to compute.
-        place: Its checkpoint, for messages.
-        stage: Name of the stage, for messages.
-
-    Raises:
-        UserError: What it computes would not be those of its rows.
-    """
+def logprob_model(model: Any, params: TrainingParams, *, place: str) -> ResponseLogprobs:
+    """Makes a causal language model give log-probabilities, without dropout."""
     remove_dropout(model)
-    check_model(model, row_layout, place=place, stage=stage)
+    check_model(model, params, place=place)
     return ResponseLogprobs(model)
 
 
-def check_model(model: Any, row_layout: RowLayoutName, *, place: str, stage: str) -> None:
+def check_model(model: Any, params: TrainingParams, *, place: str) -> None:
     """Checks that a model without dropout gives the log-probabilities of its rows.
 
     Packed rows get the attention that they need.
-
-    Args:
-        model: A causal language model of transformers.
-        row_layout: Of the rows that it is to compute.
-        place: Its checkpoint, for messages.
-        stage: Name of the stage, for messages.
-
-    Raises:
-        UserError: What it computes would not be those of its rows.
     """
+    said = f"log-probabilities of {place} cannot be computed"
+    remedy = "use a model of the Llama, Mistral or Qwen families"
     try:
         check_logprobs(model)
         check_training_mode(model)
-    except UnfitModelError as error:
-        raise UserError(
-            f"log-probabilities of {place} cannot be computed: {error}",
-            "use a model of the Llama, Mistral or Qwen families",
-        ) from error
-    if row_layout == "packed":
-        try:
+        if params.row_layout == "packed":
+            said = f"samples cannot be packed into one row for {place}"
+            remedy = f"set {params.stage}.row_layout=padded"
             share_prompts(model)
-        except UnfitModelError as error:
-            raise UserError(
-                f"samples cannot be packed into one row for {place}: {error}",
-                f"set {stage}.row_layout=padded",
-            ) from error
+    except UnfitModelError as error:
+        raise UserError(f"{said}: {error}", remedy) from error
 
 
 def remove_dropout(model: nn.Module) -> None:
@@ -241,24 +175,9 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def enable_gradient_checkpointing(policy: nn.Module, *, stage: str) -> None:
-    """Has the backward pass compute activations again.
-
-    Raises:
-        UserError: The model cannot.
-    """
+    """Has the backward pass compute activations again."""
     model = causal_lm(policy)
     remedy = f"set {stage}.gradient_checkpointing=false"
     if not model.supports_gradient_checkpointing:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing", remedy)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    try:
-        check_gradients(model)
-    except UnfitModelError as error:
-        raise UserError(
-            f"{type(model).__name__} with gradient checkpointing: {error}", remedy
-        ) from error
-
-
-def checkpoint_dtype(source: ModelSource) -> torch.dtype:
-    """Dtype that a checkpoint says its weights have; float32 if it says none."""
-    return torch.bfloat16 if load_config(source).dtype == torch.bfloat16 else torch.float32

@@ -1,23 +1,21 @@
 """Meeting of a training's nodes on one store of torch, which the first node's stage hosts.
 
 If there are more nodes, the store's address goes through the work folder, which all of them see.
-Every node beats on the store from then on, so that the others notice when it is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import itertools
 import json
 import os
 import socket
-import struct
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,50 +31,38 @@ ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
 TIMEOUT_SECONDS = 600.0
 """Seconds that nodes wait for each other before training starts."""
 SILENT_SECONDS = 30.0
-"""A node without a beat for so long is treated as dead."""
+"""Seconds without a sign of life after which a node is treated as lost."""
 _BEAT_SECONDS = 1.0
-# A node that is to take part must have beaten in the last seconds.
+# A store that answered so lately can be spoken to.
 _FRESH_SECONDS = 4.0
 # The first node waits so long for the others to read why training ended.
 _FAREWELL_SECONDS = 10.0
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _FILE = "rendezvous.json"
-# Linux: the call that gives an interface's address, and how long its name may be.
-_SIOCGIFADDR = 0x8915
-_NAME_BYTES = 15
 _LOST = (DistNetworkError, DistStoreError)
 
 
+@dataclass
 class Rendezvous:
     """One node's connection to the others of a training.
 
-    Args:
+    Attributes:
         store: Connection to the first node's store.
         host: Address of the first node, as this node reaches it.
         num_nodes: Nodes.
         per_node: Processes of each.
-        ticket: Number of this node in the order of arrival; the first node has 0.
-
-    Attributes:
-        rank: Number of this node among those that train, known once they met.
+        rank: Number of this node in the order of arrival; the first node has 0.
     """
 
-    def __init__(
-        self, store: TCPStore, host: str, num_nodes: int, per_node: int, ticket: int
-    ) -> None:
-        self.store = store
-        self.host = host
-        self.num_nodes = num_nodes
-        self.per_node = per_node
-        self.rank = 0
-        self._ticket = ticket
-        self._others: list[int] = []
-        self._heard: dict[int, tuple[bytes, float]] = {}
-        self._said: str | None = None
-        self._answered_at = time.monotonic()
-        self._closed = threading.Event()
-        if num_nodes > 1:
-            threading.Thread(target=self._beat, name="beat", daemon=True).start()
+    store: TCPStore
+    host: str
+    num_nodes: int
+    per_node: int
+    rank: int
+    _heard: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    _said: str | None = None
+    _answered_at: float = field(default_factory=time.monotonic)
+    _closed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def world_size(self) -> int:
@@ -84,30 +70,25 @@ class Rendezvous:
         return self.num_nodes * self.per_node
 
     def meet(self) -> bool:
-        """Waits until all nodes are there; false for a node that is one too many.
-
-        Raises:
-            StageFailedError: They did not come in time, or one is gone.
-        """
-        if self.num_nodes == 1:
-            return True
+        """Waits until all nodes are there; false for a node that is one too many."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (places := self._places()) is None:
-            if self._said is not None:
-                raise StageFailedError(f"the rendezvous of the nodes failed: {self._said}")
-            if time.monotonic() > deadline:
-                raise StageFailedError(
-                    f"fewer than {self.num_nodes} nodes came in {TIMEOUT_SECONDS:g} s; start "
-                    "`python -m stages.training.node WORK` on each other one, with this stage's "
-                    "work folder"
-                )
-            time.sleep(POLL_SECONDS)
-        if self._ticket not in places:
+        try:
+            while self.num_nodes > 1 and self.store.add("tickets", 0) < self.num_nodes - 1:
+                if time.monotonic() > deadline:
+                    raise StageFailedError(
+                        f"fewer than {self.num_nodes} nodes came in {TIMEOUT_SECONDS:g} s; start "
+                        "`python -m stages.training.node WORK` on each other one, with this "
+                        "stage's work folder"
+                    )
+                time.sleep(POLL_SECONDS)
+        except _LOST as error:
+            raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
+        if self.rank >= self.num_nodes:
             return False
-        self.rank = places.index(self._ticket)
         now = time.monotonic()
-        self._heard |= dict.fromkeys(places, (b"", now))
-        self._others = [ticket for ticket in places if ticket != self._ticket]
+        self._heard = {rank: (b"", now) for rank in range(self.num_nodes) if rank != self.rank}
+        if self._heard:
+            threading.Thread(target=self._beat, name="beat", daemon=True).start()
         return True
 
     def failure(self) -> str | None:
@@ -115,10 +96,9 @@ class Rendezvous:
         if self._said is not None:
             return self._said
         now = time.monotonic()
-        silent = [each for each in self._others if now - self._heard[each][1] > SILENT_SECONDS]
-        return (
-            f"{len(silent)} other nodes gave no sign for {SILENT_SECONDS:g} s" if silent else None
-        )
+        # Read here and not in the thread, which waits for a store that does not answer.
+        silent = sum(now - at > SILENT_SECONDS for _, at in self._heard.values())
+        return f"{silent} other nodes gave no sign for {SILENT_SECONDS:g} s" if silent else None
 
     def close(self, failure: str = "") -> None:
         """Leaves the meeting; the first node, which hosts the store, leaves last.
@@ -127,54 +107,28 @@ class Rendezvous:
             failure: Why this node ends, for the others; empty if it trained to the end.
         """
         # A store that does not answer would hold this process up.
-        late = time.monotonic() - self._answered_at > _FRESH_SECONDS
-        if self._others and not late:
+        answers = time.monotonic() - self._answered_at < _FRESH_SECONDS
+        if self._heard and answers:
             with contextlib.suppress(*_LOST):
                 if failure and self._said is None:
                     self.store.set("failed", failure)
-                if self.rank:
-                    self.store.add("left", 1)
-                else:
-                    self._await_farewell()
+                gone = self.store.add("left", 1)
+                deadline = time.monotonic() + _FAREWELL_SECONDS
+                while self.rank == 0 and gone < self.num_nodes and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
+                    gone = self.store.add("left", 0)
         self._closed.set()
 
-    def _await_farewell(self) -> None:
-        """Gives the other nodes time to read why training ended."""
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while self.store.add("left", 0) < len(self._others) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
-    def _places(self) -> list[int] | None:
-        """Tickets of the nodes that train, by rank, once the first node has chosen them."""
-        try:
-            if self._ticket == 0:
-                now = time.monotonic()
-                fresh = [
-                    ticket
-                    for ticket, (_, at) in sorted(self._heard.items())
-                    if now - at < _FRESH_SECONDS
-                ]
-                self._others = list(range(1, self.store.add("tickets", 0) + 1))
-                if len(fresh) < self.num_nodes - 1:
-                    return None
-                self.store.set("places", json.dumps([0, *fresh[: self.num_nodes - 1]]))
-            if not self.store.check(["places"]):
-                return None
-            places: list[int] = json.loads(self.store.get("places"))
-        except _LOST as error:
-            raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
-        return places
-
     def _beat(self) -> None:
-        """Gives signs of life, and looks for the other nodes' signs."""
+        """Gives signs of life, and looks for the other nodes' signs and for a failure."""
         try:
             for number in itertools.count():
-                self.store.set(f"beat-{self._ticket}", str(number))
-                for ticket in self._others:
-                    name = f"beat-{ticket}"
-                    beat = self.store.get(name) if self.store.check([name]) else b""
-                    if beat and beat != self._heard.get(ticket, (b"", 0.0))[0]:
-                        self._heard[ticket] = (beat, time.monotonic())
+                self.store.set(f"beat-{self.rank}", str(number))
+                for rank, (before, _) in self._heard.items():
+                    name = f"beat-{rank}"
+                    beat = self.store.get(name) if self.store.check([name]) else before
+                    if beat != before:
+                        self._heard[rank] = (beat, time.monotonic())
                 if self.store.check(["failed"]):
                     self._said = f"another node failed: {self.store.get('failed').decode()}"
                 self._answered_at = time.monotonic()
@@ -196,14 +150,15 @@ def host_rendezvous(
             and any free port.
         num_nodes: Nodes.
         per_node: Processes of each.
-
-    Raises:
-        UserError: The address cannot be listened on.
     """
     path = work / _FILE
     path.unlink(missing_ok=True)
-    host, port = _parse(address) if num_nodes > 1 else (LOOPBACK, 0)
-    listener = _listen(host, port)
+    if num_nodes == 1:
+        address = f"{LOOPBACK}:0"
+    elif not address:
+        address = f"{os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()}:0"
+    host, _, asked = address.rpartition(":")
+    listener = _listen(host, int(asked))
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
     store = TCPStore(
@@ -216,80 +171,38 @@ def host_rendezvous(
     )
     attempt = uuid.uuid4().hex
     store.set("attempt", attempt)
-    rendezvous = Rendezvous(store, host, num_nodes, per_node, ticket=0)
-    if num_nodes == 1:
-        yield rendezvous
-        return
-    found = {"host": host, "port": port, "attempt": attempt}
-    write_atomically(path, json.dumps(found | {"num_nodes": num_nodes, "per_node": per_node}))
+    if num_nodes > 1:
+        found = {"host": host, "port": port, "attempt": attempt}
+        write_atomically(path, json.dumps(found | {"num_nodes": num_nodes, "per_node": per_node}))
     try:
-        yield rendezvous
+        yield Rendezvous(store, host, num_nodes, per_node, rank=0)
     finally:
         path.unlink(missing_ok=True)
 
 
 def join_rendezvous(work: Path) -> Rendezvous:
-    """Another node's side: waits for the first node's store.
-
-    Args:
-        work: The stage's work folder.
-
-    Raises:
-        StageFailedError: The first node did not come in time.
-    """
+    """Another node's side: waits for the first node's store."""
+    path = work / _FILE
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        joined = _try_to_join(work / _FILE)
-        if joined is not None:
-            return joined
+        with contextlib.suppress(FileNotFoundError, *_LOST):
+            found = json.loads(path.read_text())
+            host, port = found["host"], found["port"]
+            store = TCPStore(host, port, is_master=False, timeout=_CONNECT_TIMEOUT)
+            # The file may be that of an attempt that was killed, the port by now another program's.
+            if store.get("attempt").decode() == found["attempt"]:
+                rank = store.add("tickets", 1)
+                return Rendezvous(store, host, found["num_nodes"], found["per_node"], rank)
         time.sleep(POLL_SECONDS)
-    raise StageFailedError(f"no first node came to {work / _FILE} in {TIMEOUT_SECONDS:g} s")
-
-
-def interface_towards(host: str) -> str | None:
-    """Name of the network interface whose address this node has towards ``host``."""
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        try:
-            # Sends nothing; it only chooses the route.
-            probe.connect((host, 9))
-        except OSError:
-            return None
-        own = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:_NAME_BYTES])
-            # An interface without an address has none to compare.
-            with contextlib.suppress(OSError):
-                if fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24] == own:
-                    return name
-    return None
-
-
-def _try_to_join(path: Path) -> Rendezvous | None:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    try:
-        store = TCPStore(found["host"], found["port"], is_master=False, timeout=_CONNECT_TIMEOUT)
-        # The file may be that of an attempt that was killed, the port by now another program's.
-        if store.get("attempt").decode() != found["attempt"]:
-            return None
-        ticket = store.add("tickets", 1)
-    except _LOST:
-        return None
-    return Rendezvous(store, found["host"], found["num_nodes"], found["per_node"], ticket)
-
-
-def _parse(address: str) -> tuple[str, int]:
-    if not address:
-        return os.environ.get(ADDRESS_VARIABLE) or socket.gethostname(), 0
-    host, _, port = address.rpartition(":")
-    return host, int(port)
+    raise StageFailedError(f"no first node came to {path} in {TIMEOUT_SECONDS:g} s")
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((_own_address(host), port))
+        address = socket.gethostbyname(host)
+        # A name that stands for loopback here only is another address elsewhere.
+        is_local_name = host != address and ipaddress.ip_address(address).is_loopback
+        return socket.create_server(("" if is_local_name else address, port))
     except (OSError, UnicodeError) as error:
         # UnicodeError: of a name that is none.
         raise UserError(
@@ -297,10 +210,3 @@ def _listen(host: str, port: int) -> socket.socket:
             "give an address and a free port of the first node as resources.rendezvous, or leave "
             f"it empty and set {ADDRESS_VARIABLE} where the node's own name leads nowhere",
         ) from error
-
-
-def _own_address(host: str) -> str:
-    """The address to listen on: all of them for a name that stands for loopback here only."""
-    address = socket.gethostbyname(host)
-    is_name = host != address
-    return "" if is_name and ipaddress.ip_address(address).is_loopback else address

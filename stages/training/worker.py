@@ -1,12 +1,13 @@
 """One process of a distributed training: ``python -m stages.training.worker JOB.json PARENT``.
 
-``stages.training.launch`` starts it with the variables that ``torchrun`` sets, too, and reads the
-file in which a worker says why it failed. ``PARENT`` is the process id of the stage.
+``stages.training.launch`` starts it with the variables that ``torchrun`` sets, too, and hears on
+its stdout what it reports and why it failed. ``PARENT`` is the process id of the stage.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import select
@@ -15,119 +16,112 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
+
+from pydantic import BaseModel
 
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_STOPPED,
-    EXIT_USER,
+    StageFailedError,
     StoppedError,
     UserError,
 )
 from stages.contract.events import Emitter
-from stages.modeling.allocator import give_back_freed_memory
 from stages.training.job import Job, Process
-from stages.training.start import EXIT_OUT_OF_MEMORY, OutOfMemoryError
-
-ERROR_FILE = "GEB_ERROR_FILE"
-"""Environment variable with the file in which a worker says why it failed."""
 
 
 def main() -> NoReturn:
     """Takes part in a training and ends the process with its exit code."""
-    code = _work()
+    connection = Connection(os.dup(1), readable=False)
+    # Whatever libraries print goes to stderr, the log.
+    os.dup2(2, 1)
+    code = EXIT_OK
+    try:
+        _work(connection)
+    except StoppedError:
+        code = EXIT_STOPPED
+    except Exception as error:
+        code = EXIT_FAILED
+        said: Exception = error
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+            named = "training process {RANK} of {WORLD_SIZE} failed".format_map(os.environ)
+            said = StageFailedError(f"{named}: {type(error).__name__}: {error}")
+        connection.send(("failed", (time.time(), said)))
     sys.stderr.flush()
     # Without waiting for threads that libraries left, or for peers that are gone.
     os._exit(code)
 
 
-def _work() -> int:
+def _end_with_parent(parent: int) -> None:
+    """Ends this process when the one that started it ends: a retry must find no one at work."""
+
+    def wait() -> None:
+        try:
+            handle = os.pidfd_open(parent)
+            if os.getppid() == parent:
+                select.select([handle], [], [])
+        except ProcessLookupError:
+            pass
+        os._exit(EXIT_STOPPED)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _work(connection: Connection) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
-    threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
-    said = _claim_stdout()
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _end_with_parent(int(sys.argv[2]))
+    rank, local_rank, world_size = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    )
     # Only the first process reports how far it is; each says why it failed.
-    report = Emitter(said if rank == 0 else os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    try:
-        text = Path(sys.argv[1]).read_text()
-        stage = importlib.import_module(f"stages.{json.loads(text)['stage']}.run")
-        job = Job.parse(text, stage.STAGE.params)
-        if job.params.sharding == "fsdp2":
-            give_back_freed_memory()
-        _join(job, local_rank)
-        from stages.training.fit import run_fit
+    report = _Sender(connection) if rank == 0 else Emitter(io.StringIO())
+    given = json.loads(Path(sys.argv[1]).read_text())
+    stage: Any = importlib.import_module(f"stages.{given['stage']}.run")
+    job: Job[Any] = Job[stage.STAGE.params].model_validate(given)
+    _join(job, rank, local_rank, world_size)
+    from stages.training.fit import run_fit
 
-        if job.params.deepspeed.zero_stage != "off" and not job.on_gpu:
-            from stages.training.zero import reduce_by_gloo
+    if job.params.deepspeed.zero_stage != "off" and not job.on_gpu:
+        from stages.training.zero import reduce_by_gloo
 
-            reduce_by_gloo()
-        world_size = int(os.environ["WORLD_SIZE"])
-        process = Process(rank, local_rank, world_size, report, stop.is_set)
-        run_fit(stage.load_fit(), job, process)
-        process.check_stop()
-    except UserError as error:
-        _tell_failure(error.message, error.remedy)
-        return EXIT_USER
-    except StoppedError:
-        return EXIT_STOPPED
-    except OutOfMemoryError as error:
-        _tell_failure(str(error))
-        return EXIT_OUT_OF_MEMORY
-    except Exception as error:
-        traceback.print_exc()
-        _tell_failure(f"{type(error).__name__}: {error}")
-        return EXIT_FAILED
-    return EXIT_OK
+        reduce_by_gloo()
+    process = Process(rank, local_rank, world_size, report, stop.is_set)
+    run_fit(job, process)
+    process.check_stop()
 
 
-def _tell_failure(message: str, remedy: str = "") -> None:
-    said = {"message": message, "remedy": remedy, "failed_at": time.time()}
-    Path(os.environ[ERROR_FILE]).write_text(json.dumps(said))
-
-
-def _join(job: Job[Any], local_rank: int) -> None:
+def _join(job: Job[Any], rank: int, local_rank: int, world_size: int) -> None:
     """Makes the process group, which DeepSpeed then uses, too."""
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
-    host, world_size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
-    if world_size > int(os.environ["LOCAL_WORLD_SIZE"]):
-        from stages.training.rendezvous import interface_towards
-
-        interface = interface_towards(host)
-        # Otherwise both take the address that the host's name stands for, often loopback.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if interface is not None:
-                os.environ.setdefault(name, interface)
     if job.on_gpu:
         torch.cuda.set_device(local_rank)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     torch.distributed.init_process_group(
         "nccl" if job.on_gpu else "gloo",
-        store=PrefixStore("workers", TCPStore(host, int(os.environ["MASTER_PORT"]))),
-        rank=int(os.environ["RANK"]),
+        store=PrefixStore("workers", store),
+        rank=rank,
         world_size=world_size,
     )
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ends this process when the stage's process is gone: a retry must find no one at work."""
-    try:
-        handle = os.pidfd_open(parent)
-        if os.getppid() == parent:
-            select.select([handle], [], [])
-    except ProcessLookupError:
-        pass
-    os._exit(EXIT_STOPPED)
+class _Sender(Emitter):
+    """Emitter whose events go to the stage's process."""
 
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last_progress = float("-inf")
 
-def _claim_stdout() -> TextIO:
-    """Keeps stdout for events; whatever libraries print goes to stderr, the log."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return stream
+    def emit(self, event: BaseModel) -> None:
+        """Sends one event."""
+        self._connection.send(("event", event))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from stages.contract.context import ModelSource
-from stages.modeling.file_backed import Place
+from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
-from stages.modeling.logprobs import ResponseLogprobs
+from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.training.adapters import wear_adapters
 from stages.training.batches import Plan
 from stages.training.engine import Engine
-from stages.training.job import Process
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics, check_model, remove_dropout
 
@@ -41,26 +39,8 @@ UNIVERSAL_MARK = "latest_universal"
 class ZeroEngine(Engine):
     """An engine whose gradients, optimizer state and weights DeepSpeed shards as its stage says.
 
-    Args:
-        model: The policy; under ZeRO-3 loaded within :func:`sharded_loading`.
-        params: Say how it is optimized.
-        plan: Number of steps, and of micro-batches in each.
-        numerics: Device and dtypes.
-        process: This process.
-        config: DeepSpeed's configuration.
+    Under ZeRO-3 the policy is loaded within :func:`sharded_loading`.
     """
-
-    def __init__(
-        self,
-        model: ResponseLogprobs,
-        params: TrainingParams,
-        plan: Plan[Any],
-        numerics: Numerics,
-        process: Process,
-        config: dict[str, Any],
-    ) -> None:
-        self._config = config
-        super().__init__(model, params, plan, numerics, process)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of a micro-batch's loss; the last one of a step updates the weights."""
@@ -73,13 +53,10 @@ class ZeroEngine(Engine):
     def save(self, folder: Path) -> None:
         """Writes what training goes on from; a collective call."""
         self._wrapped.save_checkpoint(str(folder))
-        if self._process.is_first:
-            self._save_schedule(folder)
 
     def load(self, folder: Path) -> None:
         """Takes what :meth:`save` wrote, or its universal form; a collective call."""
         self._wrapped.load_checkpoint(str(folder))
-        self._load_schedule(folder)
         if self._wrapped.load_universal_checkpoint():
             mend_optimizer(self.optimizer, self._weight_decays)
 
@@ -99,7 +76,7 @@ class ZeroEngine(Engine):
         norm = self._wrapped.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 
-    def _whole(self, share: Tensor, place: Place, dtype: torch.dtype | None) -> Tensor | None:
+    def _whole(self, share: Tensor) -> Tensor | None:
         import deepspeed
 
         in_shards = hasattr(share, "ds_id")
@@ -111,34 +88,35 @@ class ZeroEngine(Engine):
 def training_config(
     params: TrainingParams, plan: Plan[Any], numerics: Numerics, *, load_universal: bool
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own.
-
-    Args:
-        params: The stage's settings.
-        plan: How many micro-batches a step has.
-        numerics: Where and in which precision it trains.
-        load_universal: The checkpoint to go on from is a universal one.
-    """
-    zero: dict[str, Any] = {"stage": params.deepspeed.zero_stage}
-    on_host = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
+    """DeepSpeed's configuration of a training; optimizer and schedule are the engine's own."""
+    config = _config(params, numerics, params.deepspeed.zero_stage)
     if params.deepspeed.offload_optimizer:
-        zero["offload_optimizer"] = on_host
-    if params.deepspeed.offload_parameters:
-        zero["offload_param"] = on_host
-    return {
-        # A micro-batch is one item of the data set, however many pairs are in it.
-        "train_micro_batch_size_per_gpu": 1,
+        config["zero_optimization"]["offload_optimizer"] = _on_host(numerics)
+    return config | {
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": params.max_grad_norm,
-        "zero_optimization": zero,
         "checkpoint": {"load_universal": load_universal},
-        "bf16": {"enabled": numerics.bfloat16},
         # With an offloaded optimizer DeepSpeed wants its own compiled AdamW; torch's is the one
         # that gives the same result everywhere.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
+    }
+
+
+def _config(params: TrainingParams, numerics: Numerics, stage: int | str) -> dict[str, Any]:
+    offload = params.deepspeed.offload_parameters
+    return {
+        # A micro-batch is one item of the data set, however many pairs are in it.
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage}
+        | ({"offload_param": _on_host(numerics)} if offload else {}),
+        "bf16": {"enabled": numerics.bfloat16},
         "steps_per_print": 2**31,
     }
+
+
+def _on_host(numerics: Numerics) -> dict[str, Any]:
+    return {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
 
 
 def reduce_by_gloo() -> None:
@@ -154,11 +132,7 @@ def reduce_by_gloo() -> None:
 
 @contextmanager
 def sharded_loading(config: dict[str, Any] | None) -> Iterator[None]:
-    """Has transformers shard what it loads within the block, if DeepSpeed's stage is 3.
-
-    Args:
-        config: DeepSpeed's configuration; None without DeepSpeed.
-    """
+    """Has transformers shard what it loads within the block, if DeepSpeed's stage is 3."""
     # transformers looks for the newest one that lives.
     sharding = None if config is None else HfDeepSpeedConfig(config)
     try:
@@ -176,55 +150,30 @@ def sharded_logprob_model(
 
     It draws no random numbers of the training's, which so is the same if no pass is needed.
 
-    Args:
-        source: Folder or hub id; an adapter on it is worn.
-        params: Say how rows are laid out and where parameters may lie.
-        numerics: Device and dtypes.
-
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
-    devices = [numerics.device] if numerics.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), _sharded(source, params, numerics) as engine:
-        yield engine
-
-
-@contextmanager
-def _sharded(
-    source: ModelSource, params: TrainingParams, numerics: Numerics
-) -> Iterator[nn.Module]:
     import deepspeed
 
-    config = _inference_config(params, numerics)
-    with sharded_loading(config):
-        base = replace(source, adapter=None)
-        model = load_causal_lm(base, dtype=numerics.weights, device=numerics.device)
-        remove_dropout(model)
-        if source.adapter is None:
+    config = _config(params, numerics, stage=3)
+    devices = [numerics.device] if numerics.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        with sharded_loading(config):
+            base = replace(source, adapter=None)
+            model = load_causal_lm(base, dtype=numerics.weights, device=numerics.device)
+            remove_dropout(model)
+            if source.adapter is not None:
+                model = wear_adapters(model, params.lora, Path(source.adapter))
             module = ResponseLogprobs(model)
-        else:
-            worn = wear_adapters(model, params.lora, Path(source.adapter))
-            module = ResponseLogprobs(worn)
-    engine, *_ = deepspeed.initialize(model=module, config=config)
-    try:
-        check_model(model, params.row_layout, place=source.name_or_path, stage=params.stage)
-        engine.eval()
-        yield engine
-    finally:
-        engine.destroy()
-        _release(module)
-
-
-def _inference_config(params: TrainingParams, numerics: Numerics) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": 3}
-    if params.deepspeed.offload_parameters:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": zero,
-        "bf16": {"enabled": numerics.bfloat16},
-        "steps_per_print": 2**31,
-    }
+        engine, *_ = deepspeed.initialize(model=module, config=config)
+        try:
+            model = causal_lm(module.policy)
+            check_model(model, params, place=source.name_or_path)
+            engine.eval()
+            yield engine
+        finally:
+            engine.destroy()
+            _release(module)
 
 
 def _release(module: nn.Module) -> None:
@@ -270,10 +219,6 @@ def mend_optimizer(optimizer: Optimizer, weight_decays: Sequence[float]) -> None
 
     It gives all weights one tensor that counts the steps, which the optimizer then advances once
     for each of them, and all groups the first one's weight decay.
-
-    Args:
-        optimizer: The one that DeepSpeed wraps.
-        weight_decays: Those of its groups.
     """
     for state in optimizer.state.values():
         state["step"] = state["step"].clone()

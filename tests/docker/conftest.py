@@ -19,7 +19,7 @@ from docker.errors import ImageNotFound
 from flows.images.table import ROOT
 from flows.runners.docker.container import connect
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.docker.containers import PROBE_IMAGE, left_of
 from tests.lacking import lacking
 from tests.probe_stage import MAIN, install
@@ -102,9 +102,9 @@ def store(
     monkeypatch: pytest.MonkeyPatch,
     engine: docker.DockerClient,
     probe_image: str,
-) -> Iterator[LocalStore]:
+) -> Iterator[Store]:
     """A store, for probes in containers; none of its containers may be left after the test."""
     install(tmp_path / "code", monkeypatch)
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     yield store
     assert left_of(engine, store) == []

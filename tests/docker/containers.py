@@ -7,12 +7,13 @@ from typing import Any
 
 import docker
 
-from flows.pipeline.placement import DockerSettings
+from flows.pipeline.placement import DockerSettings, Execution
 from flows.runners.docker.options import KEY_LABEL, STORE_LABEL
-from flows.runners.docker.runner import DockerRunner
+from flows.runners.docker.runner import DockerPlace
+from flows.runners.place import PlaceRunner
 from stages.contract.events import Event
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 
 PROBE_IMAGE = "geb-probe:test"
 
@@ -22,14 +23,20 @@ def settings(**changes: Any) -> DockerSettings:
     return DockerSettings.model_validate({"images": {"probe": PROBE_IMAGE}} | changes)
 
 
+def runner(grace_seconds: float = 30.0, **changes: Any) -> PlaceRunner[Any]:
+    """A docker runner that knows the probe's image."""
+    execution = Execution(docker=settings(**changes), grace_seconds=grace_seconds)
+    return PlaceRunner(DockerPlace(execution))
+
+
 def run(request: Request, grace_seconds: float = 30.0, **changes: Any) -> list[Event]:
     """Runs one probe to its end and returns what it said."""
     heard: list[Event] = []
-    DockerRunner(settings(**changes), grace_seconds).run(request, heard.append)
+    runner(grace_seconds, **changes).run(request, heard.append)
     return heard
 
 
-def left_of(client: docker.DockerClient, store: LocalStore) -> list[str]:
+def left_of(client: docker.DockerClient, store: Store) -> list[str]:
     """Names of the containers of a store, running or not."""
     filters = {"label": f"{STORE_LABEL}={store.root}"}
     return [str(each.name) for each in client.containers.list(all=True, filters=filters)]
@@ -42,7 +49,7 @@ def container_of(client: docker.DockerClient, request: Request) -> dict[str, Any
     return dict(found.attrs)
 
 
-def logs_of(store: LocalStore, request: Request) -> str:
+def logs_of(store: Store, request: Request) -> str:
     """The logs of all attempts at a request."""
     folder: Path = store.log_path(request.stage, request.key)
     return "".join(log.read_text() for log in sorted(folder.glob("*.log")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Cancelling
 
 from flows.runners.docker.options import STEP_LABEL, STORE_LABEL
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.docker.containers import left_of
 from tests.flows.loop import (
     ROOT,
@@ -82,7 +81,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
         assert {each["action"] for each in plan(config, "--runner", other).values()} == {"reuse"}
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
-    assert left_of(engine, LocalStore.open(str(stores["docker"]))) == []
+    assert left_of(engine, Store.open(str(stores["docker"]))) == []
     generated = steps(stores["docker"])["iteration-1/generate/0"]
     manifest = stores["docker"] / "artifacts/generate" / generated["key"] / "manifest.json"
     software = json.loads(manifest.read_text())["software"]
@@ -106,21 +105,14 @@ def at_step(engine: docker.DockerClient, store: Path, step: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("death", ["stop", "keep"])
 def test_the_orchestrator_is_killed_in_generate_and_in_train(
     images: None,
     engine: docker.DockerClient,
     finished: Path,
     undisturbed: dict[str, str],
     tmp_path: Path,
-    death: str,
 ) -> None:
-    execution = {
-        "runner": "docker",
-        "docker": {"on_orchestrator_death": death},
-        # So that the container of each step is its own.
-        "share_engines": False,
-    }
+    execution = {"runner": "docker"}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution, **SLOW)
     store = tmp_path / "store"
     command: list[str | Path] = ["run", config]
@@ -129,37 +121,25 @@ def test_the_orchestrator_is_killed_in_generate_and_in_train(
         # The loss is told once a step, and a checkpoint with it, is done.
         ("iteration-1/train", "loss", "going on after step"),
     ]
-    expected, paused = "", None
+    expected = ""
     for step, at_work, went_on in strikes:
         with started(*command) as process:
-            _wait_for_resumption(process, expected, paused)
+            if expected:
+                wait_for_line(process, expected)
             wait_for_line(process, f"{step}:", at_work)
             container = at_step(engine, store, step)
-            if death == "keep":
-                # So that it is still at work when the next orchestrator comes.
-                container.pause()
             process.send_signal(signal.SIGKILL)
             process.wait()
-        if death == "stop":
-            # Returns when the supervisor has ended the stage; the test's time limit bounds it.
-            container.wait()
-            expected = went_on
-        else:
-            expected, paused = f"taking over container {container.id[:12]}", container
+        # Returns when the supervisor has ended the stage; the test's time limit bounds it.
+        container.wait()
+        expected = went_on
         command = ["resume", "small", "--store", store]
     with started(*command) as process:
-        _wait_for_resumption(process, expected, paused)
+        wait_for_line(process, expected)
         output, _ = process.communicate()
         assert process.returncode == 0, output
     assert result_digests(store) == undisturbed
-    assert left_of(engine, LocalStore.open(str(store))) == []
-
-
-def _wait_for_resumption(process: subprocess.Popen[str], expected: str, paused: Any) -> None:
-    if expected:
-        wait_for_line(process, expected)
-    if paused is not None:
-        paused.unpause()
+    assert left_of(engine, Store.open(str(store))) == []
 
 
 @pytest.fixture
@@ -179,7 +159,7 @@ def test_cancelling_in_prefect_ends_the_container(
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert final_state(client, run) == "Cancelled"
-    assert left_of(engine, LocalStore.open(str(tmp_path / "store"))) == []
+    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []
 
 
 def test_sigterm_ends_the_container(
@@ -192,4 +172,4 @@ def test_sigterm_ends_the_container(
         output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "geb resume" in output
-    assert left_of(engine, LocalStore.open(str(tmp_path / "store"))) == []
+    assert left_of(engine, Store.open(str(tmp_path / "store"))) == []

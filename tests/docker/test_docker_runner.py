@@ -7,22 +7,22 @@ from pathlib import Path
 import docker
 import pytest
 
-from flows.pipeline.placement import DockerSettings
-from flows.runners.docker.runner import DockerRunner
+from flows.pipeline.placement import Execution
+from flows.runners.docker.runner import DockerPlace
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources, make_request
 from stages.pair.params import PairParams
+from stages.store.base import Store
 from tests.at_work import at_work
-from tests.docker.containers import PROBE_IMAGE, container_of, logs_of, run, settings
+from tests.docker.containers import PROBE_IMAGE, container_of, logs_of, run, runner
 from tests.probe_requests import probe_request
 from tests.stage_calls import stand_ins
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
-def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
+def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
     request = probe_request(store, message="hello", prints="noise from a library")
     heard = run(request)
     artifact = store.load("probe", request.key)
@@ -35,21 +35,8 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
     assert not store.work_path("probe", request.key).exists()
 
 
-def test_one_container_computes_what_follows_in_its_request(store: LocalStore) -> None:
-    first = probe_request(store, message="first", loads="policy")
-    second = probe_request(store, message="second", loads="policy")
-    heard = run(first.model_copy(update={"then": (second,)}))
-    for request, message in ((first, "first"), (second, "second")):
-        artifact = store.load("probe", request.key)
-        assert artifact is not None
-        assert (artifact.path / "result.txt").read_text() == f"seed 0 {message}"
-        assert not store.work_path("probe", request.key).exists()
-    messages = [each.message for each in heard if isinstance(each, Log)]
-    assert messages == ["loads policy", "first", "second", "closes policy"]
-
-
 def test_the_password_of_the_prefect_server_stays_out_of_the_container(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "PREFECT_API_AUTH_STRING"
     monkeypatch.setenv(name, "admin:correct horse")
@@ -57,7 +44,7 @@ def test_the_password_of_the_prefect_server_stays_out_of_the_container(
     assert f"{name} is None" in [each.message for each in heard if isinstance(each, Log)]
 
 
-def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None:
+def test_artifacts_belong_to_the_user_of_the_settings(store: Store) -> None:
     request = probe_request(store)
     run(request, user="12345:12346")
     artifact = store.load("probe", request.key)
@@ -66,32 +53,32 @@ def test_artifacts_belong_to_the_user_of_the_settings(store: LocalStore) -> None
     assert (status.st_uid, status.st_gid) == (12345, 12346)
 
 
-def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
         run(probe_request(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
 
 
-def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
+def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         run(probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
 
 
-def test_a_killed_stage_names_the_signal(store: LocalStore) -> None:
+def test_a_killed_stage_names_the_signal(store: Store) -> None:
     with pytest.raises(StageFailedError, match="SIGKILL") as caught:
         run(probe_request(store, behaviour="kill_self"))
     assert "memory limit" not in str(caught.value)
 
 
-def test_a_stage_out_of_memory_names_the_limit_and_the_setting(store: LocalStore) -> None:
+def test_a_stage_out_of_memory_names_the_limit_and_the_setting(store: Store) -> None:
     request = probe_request(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"memory limit of 0\.25 GiB") as caught:
         run(request)
     assert "raise resources.probe.memory_gib" in str(caught.value)
 
 
-def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
+def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
     request = probe_request(store, Resources(timeout_seconds=2.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=2"):
         run(request)
@@ -99,23 +86,22 @@ def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
-@pytest.mark.parametrize("death", ["stop", "keep"])
-def test_stop_all_ends_the_container(store: LocalStore, behaviour: str, death: str) -> None:
+def test_stop_all_ends_the_container(store: Store, behaviour: str) -> None:
     request = probe_request(store, behaviour=behaviour)
-    runner = DockerRunner(settings(on_orchestrator_death=death), grace_seconds=1.0)
-    with at_work(request, runner) as work:
-        runner.stop_all()
+    chosen = runner(grace_seconds=1.0)
+    with at_work(request, chosen) as work:
+        chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
     assert list(store.artifacts()) == []
     assert store.lease("probe", request.key).holder() is None
 
 
 def test_a_holder_in_a_container_counts_here_while_it_lives(
-    store: LocalStore, engine: docker.DockerClient
+    store: Store, engine: docker.DockerClient
 ) -> None:
     """Its pid means nothing here; killed without a word, it frees its lease all the same."""
     request = probe_request(store, behaviour="hang")
-    with at_work(request, DockerRunner(settings())) as work:
+    with at_work(request, runner()) as work:
         holder = store.lease("probe", request.key).holder()
         assert holder is not None
         assert holder["host"] == container_of(engine, request)["Config"]["Hostname"]
@@ -124,21 +110,19 @@ def test_a_holder_in_a_container_counts_here_while_it_lives(
         assert store.lease("probe", request.key).holder() is None
 
 
-def test_limits_reach_the_engine(store: LocalStore, engine: docker.DockerClient) -> None:
+def test_limits_reach_the_engine(store: Store, engine: docker.DockerClient) -> None:
     resources = Resources(memory_gib=0.5, cpus=1.5)
     request = probe_request(store, resources, behaviour="hang")
-    runner = DockerRunner(settings(shm_gib=0.125, pids=100, ulimits={"core": 0}))
-    with at_work(request, runner):
+    with at_work(request, runner(shm_gib=0.125, ulimits={"core": 0})):
         host = container_of(engine, request)["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == 2**29
     assert host["NanoCpus"] == 1_500_000_000
     assert host["ShmSize"] == 2**27
-    assert host["PidsLimit"] == 100
     assert host["Ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
 
 
 def test_gpus_are_asked_for_and_their_absence_is_named(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has GPUs")
@@ -150,19 +134,17 @@ def test_gpus_are_asked_for_and_their_absence_is_named(
 
 
 def test_a_missing_image_is_named_with_the_command_that_builds_it(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.images.table.geb_version", lambda: "0.0.7")
     params = PairParams()
     request = make_request(params, inputs=stand_ins(params), seed=0, store=str(store.root))
     with pytest.raises(UserError, match=r"no image geb-core:0\.0\.7") as caught:
-        DockerRunner(DockerSettings()).run(request, lambda event: None)
+        run(request, images={})
     assert "geb images build core" in caught.value.remedy
 
 
-def test_a_manifest_has_the_digest_of_its_image(
-    store: LocalStore, engine: docker.DockerClient
-) -> None:
+def test_a_manifest_has_the_digest_of_its_image(store: Store, engine: docker.DockerClient) -> None:
     pinned = f"{PROBE_IMAGE}@{engine.images.get(PROBE_IMAGE).id}"
     for number, name in enumerate((PROBE_IMAGE, pinned)):
         request = probe_request(store, message=str(number))
@@ -175,5 +157,5 @@ def test_a_manifest_has_the_digest_of_its_image(
 def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(UserError, match="no Docker engine answers") as caught:
-        DockerRunner(DockerSettings())
+        DockerPlace(Execution())
     assert "DOCKER_HOST" in caught.value.remedy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 from flows.images.table import IMAGES, ROOT, Image
-from flows.images.wheelhouse import CACHE
 from tests.flows.loop import geb
 from tests.lacking import lacking
 
@@ -43,36 +41,6 @@ def test_an_image_holds_no_compiler_no_pip_and_does_not_run_as_root(
     assert "prefect" not in modules.split()
 
 
-@pytest.mark.parametrize("image", OF_STAGES, ids=lambda image: image.title)
-def test_every_package_of_an_image_is_pinned(images: None, image: Image) -> None:
-    constraints = (ROOT / image.constraints).read_text()
-    pinned = {_plain(line.partition("==")[0]) for line in constraints.splitlines() if "==" in line}
-    wheels = (CACHE / image.title).glob("*.whl")
-    held = {_plain(wheel.name.partition("-")[0]) for wheel in wheels}
-    assert held
-    assert held - pinned == set()
-
-
-def test_the_bill_of_materials_names_what_is_in_the_image(
-    images: None, engine: docker.DockerClient
-) -> None:
-    done = geb("images", "sbom", "core")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
-    found = {each["purl"] for each in document["components"]}
-    pins = set((ROOT / "constraints/torch.txt").read_text().splitlines())
-    [pyarrow] = [pin for pin in pins if pin.startswith("pyarrow==")]
-    assert f"pkg:pypi/{pyarrow.replace('==', '@')}" in found
-    assert any(each.startswith("pkg:deb/debian/libc6@") for each in found)
-    [core] = [image for image in OF_STAGES if image.name == "core"]
-    assert str(engine.images.get(core.tag).id) in document["metadata"]["component"]["purl"]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def test_the_list_tells_what_is_current(images: None) -> None:
     done = geb("images", "list", "--json")
     assert done.returncode == 0, done.stderr
@@ -85,7 +53,7 @@ def test_the_list_tells_what_is_current(images: None) -> None:
     ("arguments", "message"),
     [
         (["torchh"], "no image torchh"),
-        (["core", "--flavour", "tpu"], "no such flavour"),
+        (["core", "--flavour", "tpu"], "'tpu' is not one of"),
         (["core", "--base", "nowhere.invalid/python:3"], "no base image nowhere.invalid/python:3"),
     ],
 )
@@ -114,7 +82,7 @@ def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -
     }
     for command in known:
         done = subprocess.run(
-            [*command, "-f", ROOT / "docker/compose.yaml", "--profile", "gpu", "config"],
+            [*command, "-f", ROOT / "docker/compose.yaml", "config"],
             capture_output=True,
             text=True,
             env=os.environ | settings,
@@ -122,14 +90,9 @@ def test_compose_takes_the_file_and_its_deployments_are_those_of_the_cluster() -
         )
         assert done.returncode == 0, done.stderr
         services = yaml.safe_load(done.stdout)["services"]
-        assert set(services) == {
-            *("postgres", "redis", "server", "deployments", "worker-cpu", "worker-gpu")
-        }
-    of_compose = (ROOT / "docker/deployments.yaml").read_text()
-    of_compose = of_compose.replace("@STORE@", "/store").replace("@INPUTS@", "/inputs")
-    of_cluster = (ROOT / "prefect.yaml").read_text()
-    entrypoints = [
-        {each["entrypoint"] for each in yaml.safe_load(text)["deployments"]}
-        for text in (of_compose, of_cluster)
-    ]
-    assert entrypoints[0] == entrypoints[1]
+        assert set(services) == {"postgres", "redis", "server", "deployments", "worker"}
+    # The texts that `deployments` replaces in it.
+    shipped = (ROOT / "prefect.yaml").read_text()
+    assert all(
+        text in shipped for text in ("/srv/geb/store", "/opt/geb", "runner: process, parallel: 8")
+    )

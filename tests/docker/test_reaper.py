@@ -19,116 +19,52 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed
 
-from flows.execution.hooks import remove_containers
+from flows.execution.cancellation import remove_containers
 from flows.pipeline.placement import Execution
 from flows.runners.docker.container import reap
-from flows.runners.docker.runner import DockerRunner
-from stages.contract.local_store import LocalStore
-from tests.at_work import at_work
+from flows.runners.docker.runner import DockerPlace
+from stages.store.base import Store
 from tests.docker.containers import (
     PROBE_IMAGE,
     container_of,
     left_of,
     logs_of,
     run,
+    runner,
     settings,
 )
-from tests.flows.loop import geb
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import hanging_pids, wait_until, write_probes
 from tests.lacking import lacking
+from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-ORCHESTRATOR = """
-import sys
-from pathlib import Path
-from flows.pipeline.placement import DockerSettings
-from flows.runners.docker.runner import DockerRunner
-from stages.contract.request import Request
-settings = DockerSettings.model_validate_json(sys.argv[2])
-hear = lambda event: print(event.model_dump_json(), flush=True)
-DockerRunner(settings, grace_seconds=1).run(Request.read(Path(sys.argv[1])), hear)
-"""
+EXECUTION = Execution(runner="docker", docker=settings(), grace_seconds=1)
 
 
-@contextlib.contextmanager
-def orchestrator(
-    store: LocalStore, death: str, **params: object
-) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a probe which hangs."""
-    path = store.root.parent / "request.json"
-    probe_request(store, **params).write(path)
-    chosen = settings(on_orchestrator_death=death).model_dump_json()
-    process = subprocess.Popen(
-        [sys.executable, "-c", ORCHESTRATOR, str(path), chosen], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert any("pids " in line for line in process.stdout)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_with_stop_a_container_ends_with_its_orchestrator(
-    store: LocalStore, engine: docker.DockerClient
-) -> None:
+def test_a_container_ends_with_its_orchestrator(store: Store, engine: docker.DockerClient) -> None:
     request = probe_request(store, behaviour="leave_child")
-    with orchestrator(store, "stop", behaviour="leave_child") as process:
+    with orchestrator(request, EXECUTION) as (process, _):
         container = container_of(engine, request)["Id"]
-        assert reap(keep_running=False) == []
+        assert reap() == []
         process.send_signal(signal.SIGKILL)
         process.wait()
         engine.api.wait(container)
     assert left_of(engine, store) != []
     # Making a runner, which every flow does first, removes it.
-    DockerRunner(settings())
+    DockerPlace(EXECUTION)
     assert left_of(engine, store) == []
     assert "asked to stop" in logs_of(store, request)
 
 
-def test_with_keep_the_next_attempt_takes_the_container_over(
-    store: LocalStore, engine: docker.DockerClient
-) -> None:
-    request = probe_request(store, behaviour="hang")
-    runner = DockerRunner(settings(on_orchestrator_death="keep"), grace_seconds=1)
-    with orchestrator(store, "keep", behaviour="hang") as process:
-        container = container_of(engine, request)["Id"]
-        assert not runner.has_running(request), "its orchestrator lives"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert runner.has_running(request)
-        assert reap(keep_running=True) == []
-        # Its log is read from the beginning: what it said before tells that it hangs.
-        with at_work(request, runner) as work:
-            assert container_of(engine, request)["Id"] == container
-            assert any("taking over" in each.model_dump_json() for each in work.heard)
-            assert not DockerRunner(settings()).has_running(request), "it has an orchestrator again"
-            assert "pids " in logs_of(store, request)
-
-
-def test_doctor_removes_what_was_to_outlive_its_orchestrator(
-    store: LocalStore, engine: docker.DockerClient
-) -> None:
-    with orchestrator(store, "keep", behaviour="hang") as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    [name] = left_of(engine, store)
-    done = geb("doctor", "--reap", "--store", store.root)
-    assert f"removed container {name}" in done.stdout
-    assert left_of(engine, store) == []
-
-
 def test_the_hook_of_a_flow_run_that_was_killed_removes_its_containers(
-    store: LocalStore, engine: docker.DockerClient
+    store: Store, engine: docker.DockerClient
 ) -> None:
-    with orchestrator(store, "stop", behaviour="ignore_sigterm") as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with orchestrator(probe_request(store, behaviour="ignore_sigterm"), EXECUTION):
+        pass
     run = FlowRun(flow_id=uuid4(), parameters={"config": {"execution": {"runner": "process"}}})
     remove_containers(probes, run, Crashed())
     assert left_of(engine, store) != []
@@ -138,16 +74,15 @@ def test_the_hook_of_a_flow_run_that_was_killed_removes_its_containers(
 
 
 def test_containers_of_a_store_that_is_not_here_are_left_alone(
-    store: LocalStore, engine: docker.DockerClient
+    store: Store, engine: docker.DockerClient
 ) -> None:
-    with orchestrator(store, "keep", behaviour="hang") as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with orchestrator(probe_request(store, behaviour="hang"), EXECUTION):
+        pass
     elsewhere = store.root.rename(store.root.with_name("elsewhere"))
-    assert reap(keep_running=False) == []
+    assert reap() == []
     assert left_of(engine, store) != []
     elsewhere.rename(store.root)
-    assert len(reap(keep_running=False)) == 1
+    assert len(reap()) == 1
 
 
 class Engine:
@@ -184,7 +119,7 @@ class Engine:
 
 
 @pytest.fixture
-def other_engine(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def other_engine(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A second engine with the probe's image, which the docker runner uses in this test."""
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         lacking("a Docker engine of our own wants root and dockerd")
@@ -204,7 +139,7 @@ def other_engine(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
-    store: LocalStore, other_engine: Engine, prefect_server: str, tmp_path: Path
+    store: Store, other_engine: Engine, prefect_server: str, tmp_path: Path
 ) -> None:
     config = ProbeConfig(
         name="restarted",
@@ -228,7 +163,7 @@ def test_a_restarted_engine_fails_the_stage_clearly_and_the_run_resumes(
 
 
 def test_a_stage_is_not_started_where_another_runner_computes_its_key(
-    store: LocalStore, engine: docker.DockerClient
+    store: Store, engine: docker.DockerClient
 ) -> None:
     """The lease works across containers and processes."""
     request = probe_request(store, behaviour="work")
@@ -241,8 +176,7 @@ def test_a_stage_is_not_started_where_another_runner_computes_its_key(
             released.append(True)
             lease.release()
 
-    runner = DockerRunner(settings())
-    runner.run(request, hear)
+    runner().run(request, hear)
     assert released
     wait_until(lambda: store.load("probe", request.key))
     assert run(request) != []

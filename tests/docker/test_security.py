@@ -9,11 +9,10 @@ from typing import Any
 import docker
 import pytest
 
-from flows.runners.docker.runner import DockerRunner
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.at_work import at_work
-from tests.docker.containers import container_of, logs_of, run, settings
+from tests.docker.containers import container_of, logs_of, run, runner
 from tests.probe_requests import probe_request
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -23,14 +22,13 @@ SECRET = "a value that only the stage may know"
 
 @pytest.fixture
 def inspected(
-    store: LocalStore, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+    store: Store, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """A running stage container with a secret, as the engine describes it."""
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     monkeypatch.setenv("SOME_TOKEN_OF_THE_CALLER", SECRET)
     request = probe_request(store, behaviour="hang")
-    runner = DockerRunner(settings(secrets={"probe": ["PROBE_SECRET"]}))
-    with at_work(request, runner):
+    with at_work(request, runner(secrets={"probe": ["PROBE_SECRET"]})):
         found = container_of(engine, request)
         found["Top"] = engine.api.top(found["Id"], "-eo pid,uid,args")
         found["Files"] = [path.read_text() for path in store.root.rglob("*") if path.is_file()]
@@ -63,7 +61,7 @@ def test_every_process_runs_as_that_user(inspected: dict[str, Any]) -> None:
 
 
 def test_a_stage_sees_the_store_read_only_but_for_its_own_folders(
-    inspected: dict[str, Any], store: LocalStore
+    inspected: dict[str, Any], store: Store
 ) -> None:
     key = inspected["Config"]["Labels"]["geb.key"]
     modes = {mount["Destination"]: mount["RW"] for mount in inspected["Mounts"]}
@@ -90,7 +88,7 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(
 
 
 def test_a_secret_reaches_the_stage_all_the_same(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROBE_SECRET", SECRET)
     request = probe_request(store, behaviour="tell_secret")
@@ -100,16 +98,14 @@ def test_a_secret_reaches_the_stage_all_the_same(
     assert (artifact.path / "secret.txt").read_text() == SECRET
 
 
-def test_a_secret_that_is_not_there_is_named(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_that_is_not_there_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROBE_SECRET", raising=False)
     with pytest.raises(UserError, match=r"execution\.docker\.secrets\.probe names PROBE_SECRET"):
         run(probe_request(store), secrets={"probe": ["PROBE_SECRET"]})
 
 
 @pytest.mark.parametrize("place", ["image", "store", "other stage", "registry", "input"])
-def test_a_stage_that_writes_elsewhere_fails(store: LocalStore, tmp_path: Path, place: str) -> None:
+def test_a_stage_that_writes_elsewhere_fails(store: Store, tmp_path: Path, place: str) -> None:
     (store.root / "artifacts/train").mkdir(parents=True)
     (store.root / "models").mkdir()
     given = tmp_path / "given"

@@ -43,7 +43,7 @@ def test_prints_the_table_and_leaves_the_figures(
     table = (place / "out" / "table.md").read_text()
     assert table in first.stdout
     assert "| reverse KL | GEB 1+α−π | 1 |" in table
-    for figure in ("reference.png", "policies.png", "curves.png"):
+    for figure in ("reference.png", "policies.png"):
         assert (place / "out" / figure).read_bytes().startswith(b"\x89PNG")
 
 
@@ -60,14 +60,3 @@ def test_a_wrong_setting_is_named() -> None:
     done = geb("bandit", CONFIG, "--set", "bandit.kapas=[1.0]")
     assert done.returncode == 64
     assert "bandit.kapas: no such setting; did you mean 'kappas'?" in done.stderr
-
-
-def test_the_configuration_is_the_papers_size() -> None:
-    from experiments.bandit import BanditConfig
-    from flows.pipeline.loading import load_settings
-
-    params = load_settings(CONFIG, (), BanditConfig).bandit
-    assert (params.num_iterations, params.num_rollouts) == (5000, 64)
-    assert (params.landscape.num_arms, params.learning_rate) == (1000, 1e-2)
-    assert len(params.methods) == 9
-    assert len(params.divergences) == 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from stages.contract.manifest import Manifest
-from stages.contract.store import Artifact
-from stages.contract.tables import DISTRIBUTIONS, SCORES, write_table
+from stages.store.base import Artifact
+from stages.tables.schemas import DISTRIBUTIONS, SCORES, write_table
 
 Rewards = Mapping[str, Sequence[float | None]]
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
+from flows.pipeline.step import Output, Step
 from tests.forking import forked_python
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +51,10 @@ def write_config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def geb(
-    *arguments: str | Path, module: str = "flows.commands.cli", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``geb`` to its end; it and its stages are forks, see :mod:`tests.forking`."""
     return subprocess.run(
-        [forked_python(), "-m", module, *map(str, arguments)],
+        [forked_python(), "-m", "flows.commands.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | environment,
@@ -98,7 +97,7 @@ def stage_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         command = " ".join(child.cmdline())
-        if "-m stages." in command and "-m stages.contract." not in command:
+        if "-m stages." in command and "-m stages.harness." not in command:
             found.append(child)
     return found
 
@@ -110,6 +109,14 @@ def kill_stage(process: subprocess.Popen[str]) -> None:
         assert process.poll() is None
     for stage in found:
         stage.kill()
+
+
+def inputs(step: Step) -> dict[str, list[str]]:
+    """The outputs of other steps that a step reads, by input, as ``step:path``."""
+    return {
+        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
+        for name, group in step.inputs.items()
+    }
 
 
 def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,6 +17,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
+from flows.standing.server import free_port
 from tests.flows.loop import ROOT, SMALL, geb, wait_for_line
 
 _POLL_SECONDS = 1.0
@@ -33,11 +33,13 @@ class Up:
         ui: Address of its UI.
         home: Its home folder.
         store: The store that its deployments start with.
+        password: Its server's, where it asks for one.
     """
 
     ui: str
     home: Path
     store: Path
+    password: str | None = None
 
     @property
     def api(self) -> str:
@@ -46,7 +48,7 @@ class Up:
 
     def client(self) -> SyncPrefectClient:
         """A client of its server."""
-        return SyncPrefectClient(self.api)
+        return SyncPrefectClient(self.api, auth_string=self.password)
 
     def start(self, deployment: str, **parameters: Any) -> FlowRun:
         """Starts a deployment as the UI's Submit does."""
@@ -81,19 +83,6 @@ class Up:
         return {each.name: str(each.state_name) for each in tasks}
 
 
-def unconfigured() -> dict[str, str]:
-    """This process's environment without a Prefect server in it."""
-    return {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-
-
-def free_port() -> int:
-    """A port of loopback that nothing listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @contextmanager
 def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Up]]:
     """A `geb up` that is ready; it is ended, and has ended all it started, afterwards."""
@@ -101,20 +90,21 @@ def geb_up(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
     port = up.ui.rpartition(":")[2]
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "flows.commands.cli", "up", "--port", port),
+            *(sys.executable, "-m", "flows.commands.cli", "up", "--port", port, "--no-password"),
             *("--home", str(up.home), "--store", str(up.store), *arguments),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env=unconfigured(),
+        env=os.environ | {"PREFECT_API_URL": ""},
         # A process group like that of a terminal's foreground job.
         start_new_session=True,
     )
     try:
         wait_for_line(process, "Ctrl-C")
-        yield process, up
+        kept = up.home / "password"
+        yield process, replace(up, password=kept.read_text() if kept.exists() else None)
     finally:
         geb("down", "--home", up.home)
         process.kill()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,46 +20,47 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
-from tests.flows.loop import geb, write_config
+from stages.store.opening import open_store
+from tests.flows.loop import ROOT, geb, write_config
 from tests.flows.probes import wait_until
 
+SCORE = "def score(prompts, responses, references):\n"
 
-def config(folder: Path, rows: int, **changes: Any) -> RunConfig:
+
+def with_oracle(folder: Path, code: str, **changes: Any) -> Path:
+    """A configuration with a Python oracle of this code, in the file `oracle.py`."""
+    oracle = folder / "oracle.py"
+    oracle.write_text(code)
+    inputs = {"oracle_code": str(oracle)} | changes.pop("inputs", {})
+    return write_config(folder, inputs=inputs, **changes)
+
+
+def said_of(folder: Path, rows: int, test: Path | None = None, **changes: Any) -> list[str]:
+    """Cautions about a configuration with so many prompts."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(rows)))
-    values = {"inputs": {"prompts": [str(prompts)]}, "iterations": 1} | changes
-    return RunConfig.model_validate(values)
+    inputs = {"prompts": [str(prompts)], "test_prompts": test and str(test)}
+    values = {"inputs": inputs, "iterations": 1} | changes
+    return list(cautions(RunConfig.model_validate(values)))
 
 
 def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numbers(
     tmp_path: Path,
 ) -> None:
-    [bonus, steps, move, prompts] = cautions(config(tmp_path, 137, prepare={"test_prompts": 16}))
-    assert "responses have up to 2048 tokens" in bonus
+    [steps, move, prompts] = said_of(tmp_path, 137, prepare={"test_prompts": 16})
     assert "2 steps in an iteration: at most 121 pairs in batches of 256, 2 epochs" in steps
-    assert "train.global_batch_pairs to 12 or less" in steps
+    assert "Lower train.global_batch_pairs" in steps
     assert "train.learning_rate is 5e-07" in move
     assert "16 held-out prompts" in prompts
     assert "±24 points" in prompts
+    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
+    assert said_of(tmp_path, 1000, train=train) == []
 
 
-def test_settings_that_can_work_are_not_told_of(tmp_path: Path) -> None:
-    train = {"global_batch_pairs": 32, "learning_rate": 1e-5, "probability": "token_mean"}
-    assert cautions(config(tmp_path, 1000, train=train)) == []
-    [told] = cautions(
-        config(tmp_path, 1000, train=train, promote={"better_than_base_confidence": None})
-    )
-    assert "promotion asks for no win over the base" in told
-
-
-def test_a_file_without_held_out_prompts_is_left_to_its_stage(tmp_path: Path) -> None:
+def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:
     empty = tmp_path / "test.jsonl"
     empty.write_text("")
-    prompts = {"test_prompts": str(empty)}
-    own = config(tmp_path, 1000)
-    told = cautions(own.model_copy(update={"inputs": own.inputs.model_copy(update=prompts)}))
-    assert not any("held-out" in each for each in told)
+    assert said_of(tmp_path, 0, empty) == []
 
 
 def test_a_plan_has_the_words_of_a_failure_as_they_are(tmp_path: Path) -> None:
@@ -91,89 +90,91 @@ def test_plan_warns_beside_its_document(tmp_path: Path) -> None:
     assert json.loads(done.stdout)
 
 
-def test_plan_and_estimate_tell_of_a_disk_that_is_too_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
-    shown = CliRunner().invoke(app, ["plan", str(write_config(tmp_path)), "--estimate"])
-    assert shown.exit_code == 0, shown.output
-    told = " ".join(shown.output.split())
-    assert re.search(rf"the run writes about .{{1,20}}are free at .*{tmp_path.name}", told), told
-    assert "name another `store`, or make room (`geb gc --delete`)" in told
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def score(prompts, responses, references):\n    return 1 / 0\n", "ZeroDivisionError"),
+        (f"{SCORE}    return 1 / 0\n", "ZeroDivisionError"),
         (
             "import os\nos.system('echo a program speaks')\nimport no_such_module\n",
             "No module named 'no_such_module'",
         ),
         ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
-        (
-            "def score(prompts, responses, references):\n    return [1.0]\n",
-            "returned 1 scores for 4 responses",
-        ),
-        (
-            "def score(prompts, responses, references):\n    return [float('nan')] * 4\n",
-            "returned score nan",
-        ),
+        (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 8 responses"),
+        (f"{SCORE}    return [float('nan')] * len(responses)\n", "returned score nan"),
+        (f"import os\n{SCORE}    os._exit(0)\n", "ended the process that called it"),
     ],
-    ids=["raises", "import", "name", "count", "nan"],
+    ids=["raises", "import", "name", "count", "nan", "exit"],
 )
+def test_an_oracle_that_cannot_work_is_refused(tmp_path: Path, code: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        try_oracle(load_config(with_oracle(tmp_path, code)))
+    assert said in refused.value.message
+    assert refused.value.remedy
+
+
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_an_oracle_that_cannot_work_is_refused_before_the_first_stage(
-    tmp_path: Path, command: str, code: str, said: str
-) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text(code)
-    done = geb(command, write_config(tmp_path, inputs={"oracle_code": str(oracle)}))
+def test_an_oracle_is_refused_before_the_first_stage(tmp_path: Path, command: str) -> None:
+    done = geb(command, with_oracle(tmp_path, f"{SCORE}    return 1 / 0\n"))
     message = " ".join(done.stderr.split())
     assert done.returncode == 64, message
-    assert said in message
-    assert str(oracle) in message or "oracle.py:score" in message
+    assert "ZeroDivisionError" in message
+    assert "oracle.py:score" in message
     assert "remedy" in message
     assert not (tmp_path / "store/artifacts").exists()
 
 
 def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path: Path) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text("def score(prompts, responses, references):\n    return [1.0]\n")
     weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
-    config = write_config(tmp_path, inputs={"oracle_code": str(oracle)}, score=weighted)
-    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 4 responses"):
+    config = with_oracle(tmp_path, f"{SCORE}    return [1.0]\n", score=weighted)
+    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 8 responses"):
         try_oracle(load_config(config))
 
 
 def test_an_oracle_that_is_tried_does_not_get_the_orchestrator_s_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text(
-        "import os\n"
-        "def score(prompts, responses, references):\n"
+    code = (
+        f"import os\n{SCORE}"
         "    assert os.environ['GEB_TEST_OTHER'] == 'there'\n"
         "    assert 'PREFECT_API_KEY' not in os.environ\n"
         "    return [0.0] * len(responses)\n"
     )
     monkeypatch.setenv("GEB_TEST_OTHER", "there")
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
-    try_oracle(load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)})))
+    try_oracle(load_config(with_oracle(tmp_path, code)))
 
 
-NEEDS_REFERENCES = (
-    "def score(prompts, responses, references):\n"
-    "    return [float(each.strip() == 'right') for each in references]\n"
-)
+def test_an_oracle_that_does_not_tell_trial_responses_apart_is_named(tmp_path: Path) -> None:
+    constant = f"{SCORE}    return [len(str(each)) for each in prompts]\n"
+    done = geb("plan", with_oracle(tmp_path, constant))
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0, said
+    assert "warning oracle.py:score gives all trial responses to a prompt the same reward" in said
+    assert "no pair has a winner" in said
+    weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
+    assert try_oracle(load_config(with_oracle(tmp_path, constant, score=weighted))) is None
+    nothing = f"{SCORE}    return [None] * len(responses)\n"
+    assert try_oracle(load_config(with_oracle(tmp_path, nothing))) is None
+
+
+@pytest.mark.parametrize("name", ["quickstart", "hard-sums", "long-answers"])
+def test_an_oracle_that_wants_an_answer_of_a_form_is_tried_with_one(name: str) -> None:
+    assert try_oracle(load_config(ROOT / f"configs/{name}.yaml")) is None
+
+
+def test_a_constant_on_a_made_up_prompt_tells_nothing(tmp_path: Path) -> None:
+    constant = f"{SCORE}    return [0.25] * len(responses)\n"
+    inputs = {"prompts": [f"owner/name@{'0' * 40}"]}
+    assert try_oracle(load_config(with_oracle(tmp_path, constant, inputs=inputs))) is None
+
+
+NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each in references]\n"
 
 
 @pytest.mark.parametrize("of", ["json", "folder", "structs", "columns", "hub"])
 def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
     tmp_path: Path, of: str
 ) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text(NEEDS_REFERENCES)
     row = {"prompt": "What?", "reference_answer": "right", "found": {"answer": "right"}}
     folder = tmp_path / "data"
     folder.mkdir()
@@ -187,23 +188,21 @@ def test_an_oracle_that_needs_references_is_not_refused_for_a_trial_without(
         "columns": (rows, {"reference_columns": ["found"], "reference_column": "none"}),
         "hub": (f"owner/name@{'0' * 40}", {}),
     }[of]
-    inputs = {"oracle_code": str(oracle), "prompts": [str(prompts)]}
-    try_oracle(load_config(write_config(tmp_path, inputs=inputs, prepare=prepare)))
-    oracle.write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
+    inputs = {"prompts": [str(prompts)]}
+    config = with_oracle(tmp_path, NEEDS_REFERENCES, inputs=inputs, prepare=prepare)
+    try_oracle(load_config(config))
+    (tmp_path / "oracle.py").write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
     if of in ("json", "folder"):
-        with pytest.raises(UserError, match="returned 3 scores for 2 responses"):
-            try_oracle(load_config(tmp_path / "small.yaml"))
+        with pytest.raises(UserError, match="returned 5 scores for 4 responses"):
+            try_oracle(load_config(config))
 
 
 def test_an_oracle_is_tried_on_a_prompt_of_its_own_where_none_is_named(tmp_path: Path) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text(
-        "def score(prompts, responses, references):\n"
-        "    assert str(prompts[0]).count('A trial prompt.') == 1\n"
+    code = (
+        f"{SCORE}    assert str(prompts[0]).count('A trial prompt.') == 1\n"
         "    return [0.0] * len(responses)\n"
     )
-    inputs = {"oracle_code": str(oracle), "prompts": []}
-    try_oracle(load_config(write_config(tmp_path, inputs=inputs)))
+    try_oracle(load_config(with_oracle(tmp_path, code, inputs={"prompts": []})))
 
 
 HANGS = """
@@ -215,9 +214,8 @@ time.sleep(600)
 
 
 def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: Path) -> None:
-    oracle, sign = tmp_path / "oracle.py", tmp_path / "started"
-    oracle.write_text(HANGS.format(mark=tmp_path, sign=str(sign)))
-    config = write_config(tmp_path, inputs={"oracle_code": str(oracle)})
+    sign = tmp_path / "started"
+    config = with_oracle(tmp_path, HANGS.format(mark=tmp_path, sign=str(sign)))
     command = [sys.executable, "-m", "flows.commands.cli", "plan", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as plan:
         wait_until(sign.exists)
@@ -227,9 +225,10 @@ def test_an_oracle_that_hangs_in_its_trial_ends_with_the_orchestrator(tmp_path: 
     assert not psutil.wait_procs(below, timeout=60)[1]
 
 
-def test_an_oracle_that_ends_its_process_is_refused(tmp_path: Path) -> None:
-    oracle = tmp_path / "oracle.py"
-    oracle.write_text("import os\ndef score(prompts, responses, references):\n    os._exit(0)\n")
-    config = load_config(write_config(tmp_path, inputs={"oracle_code": str(oracle)}))
-    with pytest.raises(UserError, match="ended the process that called it"):
-        try_oracle(config)
+def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
+    oracle = f"{SCORE}    raise ValueError('x' * 5_000_000)\n"
+    done = geb("plan", with_oracle(tmp_path, oracle, score={"oracle": "python"}))
+    assert done.returncode == 64
+    assert len(done.stderr) < 4500
+    assert "more characters)" in " ".join(done.stderr.split())
+    assert "fix the function" in done.stderr

@@ -14,7 +14,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.standing import server
 from stages.contract.errors import GebError
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 from tests.flows.loop import write_config
 
 

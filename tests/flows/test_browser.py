@@ -8,6 +8,12 @@ from uuid import UUID
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
+from flows.report.html import write
+from flows.report.summary import Summary
+from flows.report.table import COLUMNS
+from stages.store.base import Store
 from tests.flows.browser import browser_page, choose, field, fill, picture, see_end, submit
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 
@@ -54,6 +60,31 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         expect(_task(page, failed).first).to_contain_text("Completed")
         page.mouse.wheel(0, 500)
         picture(page, "retried")
+
+
+def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> None:
+    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "wide")
+    config = RunConfig(name="wide", iterations=1)
+    record.save_config(config)
+    names = [each.name for each in COLUMNS if each.stage == "evaluate" and each.form != "d"]
+    components = {f"follows_instruction_{number}": 0.5 for number in range(3)}
+    row = dict.fromkeys((each.name for each in COLUMNS), 1234) | {"components": components}
+    measured = [*names, *(f"components.{name}" for name in components)]
+    row["intervals"] = dict.fromkeys(measured, (-104.912, -104.953))
+    rows = [{"iteration": number} | row for number in (0, 1)]
+    write(record, Summary("wide", config, "store", rows=rows), [])
+    with browser_page() as page:
+        # Portrait A4 within its margins, at 96 dots an inch.
+        page.set_viewport_size({"width": 718, "height": 1000})
+        page.goto((record.path / "report.html").as_uri())
+        box = page.locator(".scroll").first
+        hidden = "box => box.scrollWidth - box.clientWidth"
+        assert box.evaluate(hidden) > 0, "on a screen one scrolls"
+        page.emulate_media(media="print")
+        assert box.evaluate(hidden) == 0
+        assert box.evaluate("box => getComputedStyle(box).overflowX") == "visible"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 718
+        picture(page, "printed")
 
 
 def _expect_captioned_plots(page: Page) -> None:

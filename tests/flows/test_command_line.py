@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.pipeline.fields import run_rows
 from tests.flows.loop import geb
 from tests.forking import forked_python
 
@@ -67,5 +68,11 @@ def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(tmp_path: Path)
     for command in (("paper", "--dry-run"), ("bandit",)):
         done = geb(*command, "--store", tmp_path / "store", "--out", tmp_path / "out")
         assert done.returncode == 64, done.stderr
-        assert "is no folder" in done.stderr
+        assert "is a file" in done.stderr
     assert not (tmp_path / "store").exists()
+
+
+def test_a_run_has_few_settings() -> None:
+    """Each counts once: resources for all stages together, tables by name with their section."""
+    own = [row.name for row in run_rows() if ".NAME." not in row.name]
+    assert len(own) <= 300, f"{len(own)} settings: {' '.join(own)}"

@@ -16,16 +16,16 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.config import RunConfig
-from flows.report.comparison import compare_summaries
-from flows.report.comparison_files import write_files
-from flows.report.comparison_tables import figure_title, latex, tables
-from flows.report.last_iteration import HELD_OUT, training_log_pi_ref
+from flows.report.comparison import compare_summaries, training_log_pi_ref, write_files
+from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import SuiteFigures
 from stages.contract.errors import UserError
+from stages.contract.request import ArtifactInput
+from stages.store.base import Store
+from stages.store.registry import ModelRegistry
 from tests.flows.evaluations import artifact_in, write_evaluation
 from tests.flows.loop import geb
-from tests.small_disk import contents, no_room
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
@@ -65,29 +65,25 @@ def two(tmp_path: Path) -> list[Summary]:
     return [run(tmp_path, "plain", 0.2), run(tmp_path, "bonus", 0.9, design="one_minus_pi")]
 
 
-def test_runs_are_tested_against_the_first(two: list[Summary]) -> None:
+def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
     found = compare_summaries(two)
     assert found.methods == {
         "plain": "f-DPO, reverse_kl",
         "bonus": "one_minus_pi, reverse_kl, κ 1",
     }
-    paired = {each.compared.figure: each for each in found.paired}
+    paired = {each.figure: each for each in found.paired}
     assert set(paired) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
-    reward = paired["mean_reward"].compared
+    reward = paired["mean_reward"]
     assert (paired["mean_reward"].run, paired["mean_reward"].against) == ("bonus", "plain")
     assert reward.difference == pytest.approx(0.7)
     # Two of 2^12 patterns of signs; three tests in all.
     assert reward.p_value == pytest.approx(2 / 2**12)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**12)
     assert found.over_seeds == [], "one seed of each"
-    assert found.evaluations() == [HELD_OUT]
-
-
-def test_p_values_are_adjusted_over_all_runs(two: list[Summary], tmp_path: Path) -> None:
-    third = run(tmp_path, "third", 0.8, design="inverse_pi")
-    found = compare_summaries([*two, third])
-    values = [each.compared.adjusted_p_value for each in found.paired]
-    assert values == pytest.approx([6 * 2 / 2**12] * 6)
+    assert {each.evaluation for each in found.rows} == {HELD_OUT}
+    more = compare_summaries([*two, run(tmp_path, "third", 0.8, design="inverse_pi")])
+    values = [each.adjusted_p_value for each in more.paired]
+    assert values == pytest.approx([6 * 2 / 2**12] * 6), "adjusted over all runs"
 
 
 def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
@@ -95,13 +91,14 @@ def test_repetitions_of_one_method_are_taken_together(tmp_path: Path) -> None:
     runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, s, design="arctanh") for s in range(3)]
     found = compare_summaries(runs)
     assert len(set(found.methods.values())) == 2
-    first, second = (each for each in found.over_seeds if each.figure == "mean reward")
-    assert (first.seeds, second.seeds) == (3, 3)
+    first, second = (each for each in found.over_seeds if each.figure == "mean_reward")
+    assert (len(first.values), len(second.values)) == (3, 3)
     assert first.mean.value == pytest.approx(0.21)
     assert second.difference is not None
     assert second.difference.value == pytest.approx(0.92 - 0.21)
-    assert second.p_value is not None and second.p_value < 0.001
-    assert second.adjusted_p_value == second.p_value, "one method against the first"
+    p_value = second.difference.p_value
+    assert p_value is not None and p_value < 0.001
+    assert second.adjusted_p_value == p_value, "one method against the first"
 
 
 def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
@@ -115,10 +112,31 @@ def test_a_suite_of_a_later_method_alone_is_not_tested_against_another(
     assert all(each.difference is None for each in rows if each.evaluation == "own")
 
 
-def test_the_training_s_distribution_is_of_chosen_and_rejected_responses(
-    two: list[Summary],
-) -> None:
-    assert training_log_pi_ref(two[0]) == pytest.approx([-3.0, -0.6])
+def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path: Path) -> None:
+    start = "By mean reward on the held-out prompts, against plain: "
+    # As many of 2^12 patterns of signs as before, and of three tests in all.
+    better = "bonus is better, +0.700 [+0.700, +0.700], p = 0.001"
+    assert compare_summaries(two).verdict() == f"{start}{better}."
+    worse = compare_summaries(two[::-1]).verdict()
+    assert worse.endswith("against bonus: plain is worse, -0.700 [-0.700, -0.700], p = 0.001.")
+    same = compare_summaries([*two, run(tmp_path, "same", 0.2, design="arctanh")])
+    assert same.verdict().endswith(
+        "; same: no difference can be told, no shared prompt's reward differs."
+    )
+    nearly = run(tmp_path, "nearly", 0.2, design="inverse_pi")
+    # One prompt's rewards are enough for a difference, and not for a test to find it.
+    other = {prompt: [0.2 + 0.4 * (prompt == "p0")] * 2 for prompt in PROMPTS}
+    base = {prompt: [0.0, 0.5] for prompt in PROMPTS}
+    place = write_evaluation(tmp_path / "other", other, base, {"mean_reward": 0.25})
+    nearly.artifacts["iteration-1/evaluate"] = place
+    told = compare_summaries([two[0], nearly]).verdict()
+    assert "against plain: nearly: no difference can be told, +0.033 [" in told
+    assert told.endswith("p = 1.000.")
+    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed) for seed in range(3)]
+    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, s, design="arctanh") for s in range(3)]
+    seeds = compare_summaries(runs).verdict()
+    assert seeds.startswith(f"{start.removesuffix('plain: ')}f-DPO, reverse_kl: arctanh, ")
+    assert " is better, +0.710 [" in seeds and seeds.endswith(", p < 0.001.")
 
 
 def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
@@ -130,31 +148,25 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
         "curve-mean-reward.png",
     }
     page = (folder / "comparison.html").read_text()
+    assert "bonus is better, +0.700" in page.split("<h2>")[0]
     assert page.count("<svg") == 2
+    assert training_log_pi_ref(two[0]) == pytest.approx([-3.0, -0.6]), "chosen, then rejected"
     assert "0.900" in page and "[0.900, 0.900]" in page
     assert not re.search(r"(src|href)=.http", page), "a page for use without a network"
     rows = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
-    assert {"run": "bonus", "figure": "mean reward", "value": "0.9"}.items() <= next(
-        row for row in rows if row["run"] == "bonus" and row["figure"] == "mean reward"
+    assert {"run": "bonus", "figure": "mean_reward", "value": "0.9"}.items() <= next(
+        row for row in rows if row["run"] == "bonus" and row["figure"] == "mean_reward"
     ).items()
     told = json.loads((folder / "comparison.json").read_text())
     assert told["paired_differences"][0]["against"] == "plain"
     assert (folder / "curve-mean-reward.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_latex_is_escaped(two: list[Summary]) -> None:
-    shown, differences = tables(compare_summaries(two))
-    text = latex(shown)
+    # LaTeX is escaped.
+    shown, differences = compare_summaries(two).tables()
+    text = shown.latex()
     assert r"one\_minus\_pi, reverse\_kl, $\kappa$ 1" in text
     assert r"95 \% intervals" in text
     assert r"log $\pi$\_ref & -2.000 [-2.000, -2.000] & -9.000" in text
-    assert r"bonus $-$ plain" in latex(differences)
-
-
-def test_figures_have_the_titles_of_the_run_s_table() -> None:
-    assert figure_title("mean_reward") == "mean reward"
-    assert figure_title("components.style") == "style"
-    assert figure_title("pass@4") == "pass@4"
+    assert r"bonus $-$ plain" in differences.latex()
 
 
 def test_what_cannot_be_compared_is_refused(two: list[Summary]) -> None:
@@ -179,12 +191,27 @@ def store(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_writes_into_the_store(store: Path) -> None:
     done = geb("compare", "small", "again", "--store", store)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
     assert "Figures on held-out prompts" in done.stdout
     assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
     told = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
-    assert json.loads(told.stdout)["paired_differences"] == [], "the same samples"
+    found = json.loads(told.stdout)
+    assert found["paired_differences"] == [], "the same samples"
+    assert found["verdict"].endswith(
+        "no difference can be told, no shared prompt's reward differs."
+    )
     assert (store / "runs/mine/comparison.html").exists()
+    named = geb("compare", "small@production", "again", "--store", store, "--json")
+    assert json.loads(named.stdout)["methods"].keys() == {"small", "again"}, named.stderr
+    # A version of an iteration before the last, and one whose run is gone.
+    registry = ModelRegistry(Store.open(str(store)))
+    for model, run in (("small", "small"), ("old", "gone")):
+        checkpoint = ArtifactInput(stage="train", key="0" * 64, path="checkpoint", digest="0" * 64)
+        registry.register(model, checkpoint, metrics={}, run=run, step="iteration-0/promote")
     for arguments, said in (
+        (["small@latest", "again"], "small@latest is of iteration-0/promote"),
+        (["small@nobody", "again"], "has no alias 'nobody'"),
+        (["old:1", "again"], "no run 'gone'"),
         (["small"], "cannot be compared"),
         (["small", "nobody"], "no run 'nobody'"),
         (["small", "again", "--name", "small"], "'small' is a run of the store"),
@@ -196,32 +223,20 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_difference_of_runs_takes_the_models_that_they_made(store: Path) -> None:
+    of_models = geb("diff", "small@production", "again", "--store", store)
+    assert of_models.returncode == 0, of_models.stderr
+    assert of_models.stdout == geb("diff", "small", "again", "--store", store).stdout
+
+
+@pytest.mark.slow
 def test_the_flow_shows_tables_and_figures(prefect_server: str, store: Path) -> None:
     from flows.compare import compare
 
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        found = compare(["small", "again"], "by-flow", str(store))
+        compare(["small", "again"], "by-flow", str(store))
         with get_client(sync_client=True) as client:
             artifacts = client.read_artifacts(limit=200)
-    assert found.name == "by-flow"
     keys = {each.key: each for each in artifacts}
     assert "## Figures on held-out prompts" in str(keys["by-flow-report"].data)
     assert "by-flow-log-pi-ref-of-training" in keys
-
-
-def test_a_disk_without_room_leaves_the_files_of_before(two: list[Summary], tmp_path: Path) -> None:
-    folder = tmp_path / "compared"
-    write_files(compare_summaries(two), folder)
-    before = contents(folder)
-    with pytest.raises(OSError), no_room():
-        write_files(compare_summaries(two[::-1]), folder)
-    assert contents(folder) == before
-
-
-def test_the_interval_of_a_share_over_seeds_ends_where_shares_do(tmp_path: Path) -> None:
-    # Two of three seeds win against the base, each on all prompts.
-    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 10, seed) for seed in range(3)]
-    found = {each.figure: each.mean for each in compare_summaries(runs).over_seeds}
-    assert found["win rate"].value == pytest.approx(2 / 3)
-    assert found["win rate"].interval == (0.0, 1.0)
-    assert found["mean reward"].interval == pytest.approx((0.0516, 0.5484), abs=1e-3)

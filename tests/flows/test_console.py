@@ -17,7 +17,7 @@ from flows.commands.terminal import TerminalConsole, neutral
 from flows.execution import console
 from flows.execution.console import ConsoleObserver
 from stages.contract.events import Progress
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.probe_requests import probe_request
 
 
@@ -25,7 +25,7 @@ def test_each_phase_of_a_stage_begins_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "_LINE_SECONDS", float("inf"))
-    request = probe_request(LocalStore.open(str(tmp_path / "store"), create=True))
+    request = probe_request(Store.open(str(tmp_path / "store"), create=True))
     written = io.StringIO()
     with ConsoleObserver(Console(file=written, width=100), 1) as observer:
         observer.step_started(request)

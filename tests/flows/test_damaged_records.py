@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from flows.commands import cli
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
-from stages.contract.registry import ModelRegistry
+from stages.store.base import Store
+from stages.store.registry import ModelRegistry
 from tests.flows.loop import ROOT
 from tests.stage_calls import checkpoint_artifact
 
@@ -34,75 +34,32 @@ COMMANDS = (
 )
 
 
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Damage that puts something else in a file's place."""
+    return lambda path: (path.unlink(), make(path))
 
 
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def garbled(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe\x00garbage")
-
-
-def listed(path: Path) -> None:
-    path.write_text("[1, 2]")
-
-
-def nested(path: Path) -> None:
-    path.write_text("[" * 100_000)
-
-
-def other(path: Path) -> None:
-    path.write_text('{"format": "x", "train": 5}')
-
-
-def foldered(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def looped(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def dangling(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/nowhere/at/all")
-
-
-def endless(path: Path) -> None:
-    """A sparse file."""
-    os.truncate(path, 20 << 30)
-
-
-def piped(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-DAMAGES = (
-    truncated,
-    emptied,
-    garbled,
-    listed,
-    nested,
-    other,
-    foldered,
-    looped,
-    dangling,
-    endless,
-    piped,
-)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "garbled": lambda path: path.write_bytes(b"\xff\xfe\x00garbage"),
+    "listed": lambda path: path.write_text("[1, 2]"),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "other": lambda path: path.write_text('{"format": "x", "train": 5}'),
+    "foldered": replaced(Path.mkdir),
+    "looped": replaced(lambda path: path.symlink_to(path)),
+    "dangling": replaced(lambda path: path.symlink_to("/nowhere/at/all")),
+    # A sparse file.
+    "endless": lambda path: os.truncate(path, 20 << 30),
+    "piped": replaced(os.mkfifo),
+}
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A store with a run, a step and a model with an alias; and the model's key."""
     root = tmp_path_factory.mktemp("healthy") / "store"
-    store = LocalStore.open(str(root), create=True)
+    store = Store.open(str(root), create=True)
     artifact = checkpoint_artifact(store, "one")
     record = RunRecord(store, "nightly")
     quickstart = ROOT / "configs/quickstart.yaml"
@@ -117,9 +74,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             started=0.0,
         )
     )
-    for name in ("attempts/1.json", "estimate.json"):
-        (record.path / name).parent.mkdir(exist_ok=True)
-        (record.path / name).write_text("{}")
+    attempt = record.path / "attempts/1.json"
+    attempt.parent.mkdir(exist_ok=True)
+    attempt.write_text("{}")
     registry = ModelRegistry(store)
     for name in ("one", "two"):
         found = checkpoint_artifact(store, name)
@@ -182,7 +139,6 @@ RECORDS = {
     ),
     "runs/nightly/steps/iteration-1~train.json": (("gc",), ("status", "status nightly")),
     "runs/nightly/attempts/1.json": ((), ("status", "status nightly")),
-    "runs/nightly/estimate.json": ((), ("report nightly",)),
     "models/tiny/versions/1.json": (("models", "promote tiny:1", "gc"), ("status", "verify")),
     "models/tiny/aliases/production.json": (("models", "rollback tiny"), ("status", "gc")),
 }
@@ -190,13 +146,13 @@ RECORDS = {
 
 # The command line prints it.
 @pytest.mark.filterwarnings("always::flows.execution.run_record.DamagedRecordWarning")
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_damaged_record_is_named_with_its_place_and_the_remedy(
-    store: Path, geb: Geb, record: str, damage: Callable[[Path], None]
+    store: Path, geb: Geb, record: str, damage: str
 ) -> None:
     path = store / record
-    damage(path)
+    DAMAGES[damage](path)
     concerned, indifferent = RECORDS[record]
     for command in concerned:
         code, said = geb(command)
@@ -218,12 +174,12 @@ def test_a_copy_of_a_run_with_a_name_of_no_run_is_left_out(store: Path, geb: Geb
     assert "runs there: nightly" in geb("status another")[1]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_manifest_is_found_and_stops_nothing_else(
-    store: Path, geb: Geb, healthy: tuple[Path, str], damage: Callable[[Path], None]
+    store: Path, geb: Geb, healthy: tuple[Path, str], damage: str
 ) -> None:
     [path] = store.glob(f"artifacts/*/{healthy[1]}/manifest.json")
-    damage(path)
+    DAMAGES[damage](path)
     for command in ("verify", "lineage {key}", "promote tiny:1", "status nightly", "gc"):
         code, said = geb(command)
         if command in ("verify", "lineage {key}", "promote tiny:1"):
@@ -234,14 +190,12 @@ def test_a_damaged_manifest_is_found_and_stops_nothing_else(
             assert code == 0, (command, said)
 
 
-@pytest.mark.parametrize("damage", [foldered, looped, dangling, piped, emptied])
-def test_what_is_no_artifact_ends_no_command(
-    store: Path, geb: Geb, damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("damage", ["foldered", "looped", "dangling", "piped", "emptied"])
+def test_what_is_no_artifact_ends_no_command(store: Path, geb: Geb, damage: str) -> None:
     path = store / "artifacts/train" / ("0" * 64)
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    damage(path)
+    DAMAGES[damage](path)
     (store / "artifacts/letter.txt").write_text("dear")
     assert geb("verify")[0] == 1
     assert geb("gc --delete")[0] == 0
@@ -254,14 +208,14 @@ def test_a_folder_that_cannot_be_read_is_not_verified(
 ) -> None:
     """Root may read all: the refusal is the kernel's for somebody else."""
     [path, *_] = sorted(store.glob("artifacts/*/*/checkpoint"))
-    scan = os.scandir
+    listed = Path.iterdir
 
-    def scan_or_refuse(folder: str) -> object:
-        if Path(folder) == path:
+    def list_or_refuse(folder: Path) -> Iterator[Path]:
+        if folder == path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return scan(folder)
+        return listed(folder)
 
-    monkeypatch.setattr(os, "scandir", scan_or_refuse)
+    monkeypatch.setattr(Path, "iterdir", list_or_refuse)
     code, said = geb("verify")
     assert code == 1
     assert f"{path} cannot be read: Permission denied" in said
@@ -270,7 +224,7 @@ def test_a_folder_that_cannot_be_read_is_not_verified(
 def test_a_disk_that_fills_up_as_a_run_starts_again_leaves_it_its_configuration(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = RunRecord.existing(LocalStore.open(str(store)), "nightly")
+    record = RunRecord.existing(Store.open(str(store)), "nightly")
     config = record.config()
     write = Path.write_bytes
 

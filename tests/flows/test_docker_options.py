@@ -21,16 +21,15 @@ from flows.runners.docker.options import (
     needs_network,
 )
 from stages.contract.errors import UserError
-from stages.contract.file_locks import AliveLock
-from stages.contract.local_store import LocalStore
+from stages.contract.manifest import stages_digest
 from stages.contract.params import StageParams
-from stages.contract.provenance import stages_digest
 from stages.contract.request import FileInput, HubInput, Request, Resources, make_request
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
+from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.probe_requests import probe_request
 from tests.stage_calls import stand_ins
@@ -40,11 +39,11 @@ HUB_PROMPTS = HUB.model_copy(update={"repo_type": "dataset"})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
-def request_for(store: LocalStore, params: StageParams | None = None, **fields: Any) -> Request:
+def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
     params = params or PairParams()
     inputs = stand_ins(params) | fields.pop("inputs", {})
     return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
@@ -65,20 +64,20 @@ def request_for(store: LocalStore, params: StageParams | None = None, **fields: 
     ],
 )
 def test_each_stage_has_its_image(
-    store: LocalStore, params: StageParams, inputs: Any, gpus: int, titles: list[str]
+    store: Store, params: StageParams, inputs: Any, gpus: int, titles: list[str]
 ) -> None:
     request = request_for(store, params, inputs=inputs, resources=Resources(gpus=gpus))
     assert [image.title for image in images_for(request)] == titles
 
 
-def test_gpus_are_asked_for_by_name(store: LocalStore) -> None:
+def test_gpus_are_asked_for_by_name(store: Store) -> None:
     [wanted] = host_options(request_for(store), DockerSettings(), ["0", "3"])["device_requests"]
     assert wanted["DeviceIDs"] == ["0", "3"]
     assert wanted["Capabilities"] == [["gpu"]]
     assert host_options(request_for(store), DockerSettings())["device_requests"] is None
 
 
-def test_a_network_only_where_it_is_declared(store: LocalStore) -> None:
+def test_a_network_only_where_it_is_declared(store: Store) -> None:
     settings = DockerSettings(network={"score": "bridge"})
     assert host_options(request_for(store), settings)["network_mode"] == "none"
     scoring = request_for(store, ScoreParams())
@@ -87,7 +86,7 @@ def test_a_network_only_where_it_is_declared(store: LocalStore) -> None:
     assert "HF_HUB_OFFLINE" not in environment_for(scoring, settings)
 
 
-def test_something_of_the_hub_needs_a_network_or_a_cache(store: LocalStore) -> None:
+def test_something_of_the_hub_needs_a_network_or_a_cache(store: Store) -> None:
     request = request_for(store, TrainParams(), inputs={"policy": [HUB]})
     assert needs_network(request, DockerSettings())
     assert not needs_network(request, DockerSettings(network={"train": "bridge"}))
@@ -101,14 +100,14 @@ def modes(request: Request, settings: DockerSettings) -> dict[str, str]:
     }
 
 
-def test_only_promote_writes_into_the_registry(store: LocalStore) -> None:
+def test_only_promote_writes_into_the_registry(store: Store) -> None:
     models = str(store.root / "models")
     assert models not in modes(request_for(store), DockerSettings())
     assert modes(request_for(store, PromoteParams()), DockerSettings())[models] == "rw"
 
 
 def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
-    store: LocalStore, tmp_path: Path
+    store: Store, tmp_path: Path
 ) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/main"
     blobs.mkdir()
@@ -128,7 +127,7 @@ def test_inputs_are_mounted_where_they_are_and_what_their_links_lead_to(
     assert str(inside) not in found
 
 
-def test_the_settings_add_mounts_and_variables(store: LocalStore) -> None:
+def test_the_settings_add_mounts_and_variables(store: Store) -> None:
     settings = DockerSettings(
         mounts={"/data": "ro", "/scratch": "rw"},
         model_cache="/cache",
@@ -144,21 +143,16 @@ def test_the_settings_add_mounts_and_variables(store: LocalStore) -> None:
     assert "OTHER" not in environment
 
 
-@pytest.mark.parametrize(("death", "detached"), [("stop", False), ("keep", True)])
-def test_stdin_ends_with_the_orchestrator_or_does_not(
-    store: LocalStore, death: Any, detached: bool
-) -> None:
+def test_stdin_ends_with_the_orchestrator(store: Store) -> None:
     made = container_options(
         request_for(store),
-        DockerSettings(on_orchestrator_death=death),
+        DockerSettings(),
         image="geb-core:0.1.0@sha256:1",
         user="1:1",
         command=["python"],
-        alive=store.root / "containers/x",
     )
     assert made["stdin_open"] is True
-    assert made["detach"] is detached
-    assert made["labels"]["geb.on_orchestrator_death"] == death
+    assert made["detach"] is False
     assert made["environment"]["GEB_IMAGE"] == "geb-core:0.1.0@sha256:1"
 
 
@@ -187,7 +181,7 @@ def image(digest: str, *of_registries: str, **labels: str) -> Any:
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    return probe_request(LocalStore.open(str(tmp_path / "store"), create=True))
+    return probe_request(Store.open(str(tmp_path / "store"), create=True))
 
 
 def images(name: str) -> Images:
@@ -235,7 +229,7 @@ def test_a_progress_bar_is_a_line_each_time_it_is_drawn(
     api = SimpleNamespace(logs=lambda *_, **__: iter(chunks))
     engine = SimpleNamespace(api=api, close=lambda: None)
     monkeypatch.setattr(container, "connect", lambda: engine)
-    running = container.StageContainer(engine, "c" * 64, AliveLock.__new__(AliveLock))
+    running = container.StageContainer(engine, "c" * 64)
     assert list(running.lines("stderr")) == [
         "loading\n",
         " 10%\n",

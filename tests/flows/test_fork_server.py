@@ -14,20 +14,20 @@ import pytest
 from flows.runners.local import fork_client, process
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 from tests.at_work import AtWork, at_work, said
 from tests.probe_requests import probe_request
 from tests.probe_stage import install
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     install(tmp_path / "code", monkeypatch)
-    return LocalStore.open(str(tmp_path / "store"), create=True)
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
-def hanging(store: LocalStore, message: str) -> Request:
+def hanging(store: Store, message: str) -> Request:
     return probe_request(store, behaviour="hang", message=message)
 
 
@@ -43,25 +43,25 @@ def server_of(work: AtWork) -> psutil.Process:
     return server
 
 
-def test_stages_of_several_runners_are_forks_of_one_server(store: LocalStore) -> None:
+def test_stages_of_several_runners_are_forks_of_one_server(store: Store) -> None:
     with (
         at_work(hanging(store, "one"), ProcessRunner()) as one,
         at_work(hanging(store, "two"), ProcessRunner()) as two,
     ):
         assert server_of(one) == server_of(two)
-        assert "stages.contract.fork_server" in server_of(one).cmdline()
+        assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
-def test_a_fork_has_the_command_line_of_its_program(store: LocalStore) -> None:
+def test_a_fork_has_the_command_line_of_its_program(store: Store) -> None:
     with at_work(hanging(store, ""), ProcessRunner()) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
         assert supervisor is not None
         assert "-m stages.probe /" in " ".join(stage.cmdline())
-        assert "-m stages.contract.supervisor --grace 30" in " ".join(supervisor.cmdline())
+        assert "-m stages.harness.supervisor --grace 30" in " ".join(supervisor.cmdline())
 
 
-def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: LocalStore) -> None:
+def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: Store) -> None:
     with at_work(hanging(store, "one"), runner := ProcessRunner()) as one:
         stage, server = stage_of(one), server_of(one)
         server.kill()
@@ -74,7 +74,7 @@ def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store: LocalS
         assert not stage.is_running()
 
 
-def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: LocalStore) -> None:
+def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: Store) -> None:
     with at_work(hanging(store, ""), ProcessRunner()) as work:
         stage = stage_of(work)
         supervisor = stage.parent()
@@ -87,7 +87,7 @@ def test_a_killed_supervisor_is_told_and_takes_its_stage_along(store: LocalStore
 
 
 def test_an_interpreter_that_cannot_start_tells_its_own_words(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho this environment is broken >&2\nexit 3\n")
@@ -108,7 +108,7 @@ def test_an_interpreter_that_cannot_start_tells_its_own_words(
 
 
 def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
-    store: LocalStore, tmp_path: Path
+    store: Store, tmp_path: Path
 ) -> None:
     with (tmp_path / "code/stages/probe/run.py").open("a") as file:
         file.write("\nprint('a library greets')\n")
@@ -122,9 +122,9 @@ def test_what_libraries_print_while_they_are_loaded_goes_to_the_first_log_alone(
 
 
 def test_a_start_that_hangs_in_the_server_is_ended_after_the_grace_period(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SUPERVISOR_SECONDS", 0.0)
+    monkeypatch.setattr(process, "SUPERVISOR_SECONDS", 0.0)
     asked = tmp_path / "asked"
     os.mkfifo(asked)
     hanging = tmp_path / "python"

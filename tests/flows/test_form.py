@@ -14,10 +14,9 @@ from prefect.utilities.callables import parameter_schema
 from experiments.bandit import bandit
 from experiments.paper.flow import paper
 from flows.evaluate import evaluate
-from flows.execution.hooks import remove_containers
+from flows.execution.cancellation import remove_containers
 from flows.iterate import iterate
 from flows.pipeline.presets import configured, preset_names
-from flows.stage import stage
 from flows.sweep import sweep
 from stages.contract.errors import UserError
 from stages.score.params import ORACLES
@@ -81,11 +80,6 @@ def test_presets_are_the_shipped_configurations_of_runs() -> None:
     assert "bandit" not in shown["enum"]
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_an_empty_form_is_the_preset(preset: str) -> None:
-    assert configured(preset, {}).name == preset
-
-
 def test_what_is_filled_in_wins_over_the_preset_and_the_preset_over_defaults() -> None:
     config = configured("quickstart", {"train": {"kappa": 0.5, "nll_weight": 0.0}})
     assert (config.train.kappa, config.train.nll_weight, config.train.beta) == (0.5, 0.0, 1.0)
@@ -134,7 +128,7 @@ def test_a_preset_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         configured("other", {})
 
 
-@pytest.mark.parametrize("flow", [*FLOWS, bandit, stage], ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", [*FLOWS, bandit], ids=lambda flow: flow.name)
 def test_what_a_killed_flow_leaves_in_containers_is_removed(flow: Flow[..., Any]) -> None:
     assert remove_containers in flow.on_cancellation_hooks
     assert remove_containers in flow.on_crashed_hooks

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +17,13 @@ from flows.pipeline.step import Step
 from flows.runners.choose import make_runner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
+from stages.store.base import Store
 from tests.flows.prefect_server import Server
 from tests.flows.probe_flow import ProbeConfig, ProbeResources
 from tests.flows.probes import hanging_pids, wait_until
 from tests.flows.test_process_runner import gone
+from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams, install
 
@@ -53,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStore]:
+def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     install(tmp_path / "code", monkeypatch)
     # The host has more than the limit allows: what is tested is the limit.
     monkeypatch.setenv("GEB_GPUS", "0,1,2,3")
@@ -62,7 +59,7 @@ def store(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         patched.setenv("PREFECT_API_URL", server.api)
         # Prefect's own threads take their settings from here.
         refresh_global_settings_context()
-        yield LocalStore.open(str(tmp_path / "store"), create=True)
+        yield Store.open(str(tmp_path / "store"), create=True)
     refresh_global_settings_context()
 
 
@@ -100,7 +97,7 @@ class Running:
 
 
 def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
-    server: Server, store: LocalStore
+    server: Server, store: Store
 ) -> None:
     config = ProbeConfig(store=str(store.root), resources=ProbeResources(probe=Resources(gpus=2)))
     step = Step("probe", ProbeParams(message="cached"), {})
@@ -123,7 +120,7 @@ def test_a_stage_waits_for_slots_that_others_hold_and_a_cached_one_does_not(
     assert taken(server) == 0
 
 
-def test_a_wait_for_slots_can_be_ended(server: Server, store: LocalStore) -> None:
+def test_a_wait_for_slots_can_be_ended(server: Server, store: Store) -> None:
     holder = Running(probe_request(store, Resources(gpus=2), behaviour="hang"))
     hanging_pids(store.root)
     waiter = Running(probe_request(store, Resources(gpus=1)))
@@ -134,31 +131,19 @@ def test_a_wait_for_slots_can_be_ended(server: Server, store: LocalStore) -> Non
     assert taken(server) == 0
 
 
-def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: LocalStore) -> None:
+def test_more_than_the_limit_allows_is_refused_with_the_numbers(store: Store) -> None:
     with pytest.raises(UserError, match="asks for 3 GPUs, the limit 'gpu' has 2"):
         make_runner(Execution()).run(probe_request(store, Resources(gpus=3)), lambda event: None)
 
 
 def test_the_slots_of_a_killed_holder_are_freed_and_those_of_a_living_one_outlast_the_server(
-    server: Server, store: LocalStore, tmp_path: Path
+    server: Server, store: Store
 ) -> None:
-    path = tmp_path / "request.json"
-    probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from flows.pipeline.placement import Execution\n"
-        "from flows.runners.choose import make_runner\n"
-        "from stages.contract.request import Request\n"
-        "runner = make_runner(Execution(grace_seconds=1))\n"
-        "runner.run(Request.read(Path(sys.argv[1])), print)\n"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(path)])
-    pids = hanging_pids(store.root)
-    server.stop()
-    server.start()
-    assert taken(server) == 2, "the restart freed slots that are in use"
-    assert holder.poll() is None
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    request = probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm")
+    with orchestrator(request, Execution(grace_seconds=1)) as (holder, pids):
+        server.stop()
+        server.start()
+        assert taken(server) == 2, "the restart freed slots that are in use"
+        assert holder.poll() is None
     assert all(gone(pid) for pid in pids)
     wait_until(lambda: taken(server) == 0)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.local.gpu_locks import HeldGpus, gpus_of_this_host, hold_gpus
+from flows.runners.local.gpus import HeldGpus, gpus_of_this_host, hold_gpus
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
+from stages.store.base import Store
 from tests.flows.probes import hanging_pids
 from tests.flows.test_process_runner import gone
 from tests.probe_requests import probe_request
@@ -132,7 +132,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, seen: str
 ) -> None:
     install(tmp_path / "code", monkeypatch)
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     heard: list[Event] = []
     request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
     ProcessRunner().run(request, heard.append)
@@ -143,7 +143,7 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "code", monkeypatch)
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     path = tmp_path / "request.json"
     probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
     code = (

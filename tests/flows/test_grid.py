@@ -149,9 +149,3 @@ def test_a_report_says_the_kappa_that_was_used(
 ) -> None:
     rows = [{"iteration": 0}, *({"kappa": each} for each in calibrated)]
     assert Summary("run", RunConfig(train=train), "store", rows=rows).kappa() == said
-
-
-def test_the_sampler_is_not_the_reference_of_earlier_pairs() -> None:
-    fields = {"pair_data": "accumulate", "train": {"reference_logprobs": "sampler"}}
-    with pytest.raises(UserError, match="sampled by earlier policies"):
-        configured("quickstart", fields)

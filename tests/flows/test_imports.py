@@ -9,8 +9,6 @@ import pytest
 
 MODULES = [
     "flows.iterate",
-    "flows.stage",
-    "flows.runners.work_pool.runner",
     "experiments.bandit",
     "flows.commands.cli",
     "flows.pipeline.config",

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.pipeline.config import RunConfig
-from flows.report.between import compared
-from flows.report.prompt_figures import Places, estimates, places, prompt_figures
-from flows.report.solved import Solved, solved_names
+from flows.pipeline.config import Evaluation, RunConfig
+from flows.report.prompt_figures import Samples, estimates, means
+from flows.report.rows import compared
 from flows.report.statistics import proportion, ratio_of_sums
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import COLUMNS
@@ -24,53 +23,32 @@ BASE = {"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.0], "d": [0.0, 0.0]}
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path) -> Places:
+def evaluated(tmp_path: Path) -> Path:
     write_evaluation(tmp_path / "evaluate", POLICY, BASE)
-    return Places(tmp_path / "evaluate/distributions.parquet")
+    return tmp_path / "evaluate/distributions.parquet"
 
 
-def test_figures_are_those_of_each_prompt(evaluated: Places) -> None:
-    found = prompt_figures(evaluated, "policy", Solved())
-    assert found["mean_reward"].means() == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
-    assert found["win_rate"].means() == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
-    assert found["mean_log_pi_ref"].means() == {"a": -10.0, "b": -5.0, "c": 0.0, "d": -5.0}
-    assert found["mean_response_tokens"].means() == dict.fromkeys("abcd", 5.0)
-    base = prompt_figures(evaluated, "base", Solved())
-    assert base["mean_reward"].means() == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
+def test_figures_are_those_of_each_prompt(evaluated: Path) -> None:
+    found = Samples("policy", evaluated).figures()
+    assert means(found["mean_reward"]) == {"a": 1.0, "b": 0.5, "c": 0.0}, "d lacks a score"
+    assert means(found["win_rate"]) == {"a": 1.0, "b": 0.0, "c": 0.0}, "ties lose"
+    assert means(found["mean_log_pi_ref"]) == {"a": -10.0, "b": -5.0, "c": 0.0, "d": -5.0}
+    assert means(found["mean_response_tokens"]) == dict.fromkeys("abcd", 5.0)
+    base = Samples("base", evaluated).figures()
+    assert means(base["mean_reward"]) == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.0}
     assert "win_rate" not in base
 
 
-def test_solved_problems_are_counted_where_it_is_known_what_is_correct(evaluated: Places) -> None:
-    found = prompt_figures(evaluated, "policy", Solved(0.9, (1, 2)))
-    assert found["accuracy"].means() == {"a": 1.0, "b": 0.5, "c": 0.0}
-    assert found["pass@1"].means() == found["accuracy"].means()
-    assert found["pass@2"].means() == {"a": 1.0, "b": 1.0, "c": 0.0}
-    assert not {"accuracy", "pass@1"} & prompt_figures(evaluated, "policy", Solved()).keys()
+def test_solved_problems_are_counted_where_it_is_known_what_is_correct(evaluated: Path) -> None:
+    found = Samples("policy", evaluated, (), 0.9, (1, 2)).figures()
+    assert means(found["accuracy"]) == {"a": 1.0, "b": 0.5, "c": 0.0}
+    assert means(found["pass@1"]) == means(found["accuracy"])
+    assert means(found["pass@2"]) == {"a": 1.0, "b": 1.0, "c": 0.0}
+    assert not {"accuracy", "pass@1"} & Samples("policy", evaluated).figures().keys()
 
 
-def test_the_majority_is_read_from_the_votes_that_the_oracle_counted(tmp_path: Path) -> None:
-    write_evaluation(tmp_path / "evaluate", POLICY, BASE)
-    scores = {
-        "solved": [(1.0, 2), (1.0, 2), (0.0, 1), (0.0, 0)],
-        # One wrong answer with two votes against two correct ones: chance decides.
-        "tied": [(1.0, 2), (0.0, 2), (0.0, 2), (1.0, 2)],
-        "lost": [(1.0, 1), (0.0, 3), (0.0, 3), (0.0, 3)],
-        "unscored": [(1.0, 1), (None, 1), (0.0, 1), (0.0, 1)],
-    }
-    votes = {name: [{"votes": float(v)} for _, v in given] for name, given in scores.items()}
-    given = {name: [score for score, _ in each] for name, each in scores.items()}
-    write_scores(tmp_path / "scores", votes, given)
-    places = Places(
-        tmp_path / "evaluate/distributions.parquet", (tmp_path / "scores/scores.parquet",)
-    )
-    found = prompt_figures(places, "policy", Solved(1.0, (), (1, 4)))
-    assert found["maj@4"].means() == {"solved": 1.0, "tied": 0.5, "lost": 0.0}
-    assert found["maj@1"].means() == {"solved": 0.5, "tied": 0.5, "lost": 0.25}, "the accuracy"
-    assert solved_names(Solved(1.0, (2,), (4,))) == ["accuracy", "pass@2", "maj@4"]
-
-
-def test_intervals_are_bootstraps_over_prompts_and_wilson_s(evaluated: Places) -> None:
-    found = estimates(evaluated, "policy", Solved())
+def test_intervals_are_bootstraps_over_prompts_and_wilson_s(evaluated: Path) -> None:
+    found = estimates(Samples("policy", evaluated))
     assert found["mean_reward"] == ratio_of_sums(np.array([2.0, 1.0, 0.0]), np.full(3, 2.0))
     assert found["win_rate"] == proportion(1, 3)
 
@@ -83,12 +61,13 @@ def test_components_of_the_oracle_have_intervals_where_all_shards_are_there(
         "own/score/0": write_scores(tmp_path / "0", {"a": [{"style": 1.0}, {"style": 0.0}]}),
         "own/score/1": write_scores(tmp_path / "1", {"b": [{"style": 1.0, "order": 0.25}]}),
     }
-    whole = prompt_figures(places(run, "evaluate", "own", "base", 2), "policy", Solved())
-    assert whole["components.style"].means() == {"a": 0.5, "b": 1.0}
-    assert whole["components.style"].estimate().value == pytest.approx(2 / 3)
-    assert whole["components.order"].means() == {"b": 0.25}
+    two = Evaluation(num_shards=2)
+    whole = Samples.of(run, two, "evaluate", "own", "policy").figures()
+    assert means(whole["components.style"]) == {"a": 0.5, "b": 1.0}
+    assert whole["components.style"] == {"a": (1.0, 2), "b": (1.0, 1)}
+    assert means(whole["components.order"]) == {"b": 0.25}
     del run["own/score/1"]
-    part = prompt_figures(places(run, "evaluate", "own", "base", 2), "policy", Solved())
+    part = Samples.of(run, two, "evaluate", "own", "policy").figures()
     assert not any(name.startswith("components") for name in part)
 
 
@@ -106,18 +85,14 @@ def summary(folder: Path, policy: Any, **evaluation: Any) -> Summary:
 
 def test_the_run_s_table_shows_intervals_ties_and_solved_problems(tmp_path: Path) -> None:
     found = summary(tmp_path / "run", POLICY, num_samples=2, correct_from=1.0, pass_at_k=(2,))
-    base, row = found.rows
-    assert list(found.cells(row)) == [
-        *(each.title for each in COLUMNS),
-        "accuracy",
-        "pass@2",
-    ]
-    assert str(found.cells(row)["win rate"]) == "0.333 [0.061, 0.792]"
-    assert str(found.cells(base)["win rate"]) == "-"
-    assert str(found.cells(row)["tied"]) == "1"
-    assert found.cells(row)["pass@2"].text == "0.667"
-    assert found.cells(base)["accuracy"].text == "0.375"
-    low, high = row["intervals"]["mean_reward"]
+    base, row = found.table().records()
+    assert list(row) == ["iteration", *(each.title for each in COLUMNS), "accuracy", "pass@2"]
+    assert (row["iteration"], base["iteration"]) == ("1", "base")
+    assert (row["win rate"], base["win rate"]) == ("0.333 [0.061, 0.792]", "-")
+    assert row["tied"] == "1"
+    assert row["pass@2"].startswith("0.667 [")
+    assert base["accuracy"].startswith("0.375 [")
+    low, high = found.rows[1]["intervals"]["mean_reward"]
     assert low < 0.5 < high
     console = Console(width=300)
     with console.capture() as shown:
@@ -147,7 +122,7 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path: Path) -> None:
     # Two of 2^9 patterns of signs are as extreme; three figures were compared.
     assert reward.p_value == pytest.approx(2 / 2**9)
     assert reward.adjusted_p_value == pytest.approx(3 * 2 / 2**9)
-    assert "0.000 → 1.000, difference +1.000 [+1.000, +1.000], p = 0.012, 9 prompts" in str(reward)
+    assert str(reward.shown()) == "+1.000 [+1.000, +1.000]"
     assert compared(first, first, [1]) == []
     [chosen] = compared(first, second, [1], ["mean_reward"])
     assert chosen.adjusted_p_value == chosen.p_value

@@ -9,7 +9,7 @@ import pytest
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
 from flows.pipeline.step import Output, Step
-from tests.flows.loop import ROOT
+from tests.flows.loop import ROOT, inputs
 from tests.tiny_models import make_tiny_llama
 
 BASE = "sft:checkpoint"
@@ -36,14 +36,6 @@ def steps_of(*overrides: str) -> dict[str, Step]:
     return {step.name: step for step in all_steps(config)}
 
 
-def inputs(step: Step) -> dict[str, list[str]]:
-    """The outputs of other steps that a step reads, by input, as ``step:path``."""
-    return {
-        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
-        for name, group in step.inputs.items()
-    }
-
-
 @pytest.mark.parametrize("pair_data", PAIR_DATA)
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data: str) -> None:
@@ -61,7 +53,7 @@ def test_each_iteration_starts_from_the_one_before_it(reference: str, pair_data:
         }
 
 
-def test_each_iteration_scores_pairs_and_evaluates_its_own_responses() -> None:
+def test_each_iteration_scores_pairs_evaluates_and_promotes_its_own() -> None:
     made = steps_of("generate.num_shards=2", "evaluation.num_shards=2")
     base = [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)]
     base_scores = [f"base/score/{shard}:scores.parquet" for shard in (0, 1)]
@@ -92,6 +84,12 @@ def test_each_iteration_scores_pairs_and_evaluates_its_own_responses() -> None:
             "base_scores": base_scores,
             "reference": [BASE],
         }
+        promoted = made[f"{place}/promote"]
+        assert inputs(promoted) == {
+            "checkpoint": [f"{place}/train:checkpoint"],
+            "metrics": [f"{place}/evaluate:metrics.json"],
+        }
+        assert promoted.after == ((f"iteration-{index}/promote",) if index else ())
     for shard in (0, 1):
         assert inputs(made[f"base/generate/{shard}"]) == {
             "policy": [BASE],
@@ -121,8 +119,10 @@ def test_an_adapter_goes_on_over_the_base_that_it_began_with(reference: str) -> 
         assert inputs(made[f"{place}/promote"])["checkpoint"] == [TRAINED[index]]
 
 
-def test_without_a_warm_start_the_given_policy_is_the_base(tmp_path: Path) -> None:
+def test_a_given_policy_is_the_base_or_what_a_warm_start_trains(tmp_path: Path) -> None:
     policy = make_tiny_llama(tmp_path / "policy")
+    [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
+    assert not isinstance(given, Output)
     made = steps_of(f"inputs.policy={policy}", "inputs.warm_start=null")
     assert "sft" not in made
     [given] = made["base/generate/0"].inputs["policy"]
@@ -131,18 +131,6 @@ def test_without_a_warm_start_the_given_policy_is_the_base(tmp_path: Path) -> No
     assert made["iteration-1/train"].inputs["policy"] == [given]
     assert made["iteration-1/train"].inputs["reference"] == [given]
     assert inputs(made["iteration-2/train"])["policy"] == TRAINED[:1]
-
-
-def test_each_iteration_promotes_its_checkpoint_after_the_one_before() -> None:
-    made = steps_of()
-    for iteration in (1, 2, 3):
-        place = f"iteration-{iteration}"
-        assert inputs(made[f"{place}/promote"]) == {
-            "checkpoint": [f"{place}/train:checkpoint"],
-            "metrics": [f"{place}/evaluate:metrics.json"],
-        }
-    waits = [made[f"iteration-{iteration}/promote"].after for iteration in (1, 2, 3)]
-    assert waits == [(), ("iteration-1/promote",), ("iteration-2/promote",)]
 
 
 def test_iterations_differ_in_seed_and_number_but_evaluate_with_the_same_seed() -> None:
@@ -174,9 +162,3 @@ def test_each_shard_is_told_its_place() -> None:
 @pytest.mark.parametrize(("override", "name"), [("name=nightly", "nightly"), ("model=m", "m")])
 def test_checkpoints_are_registered_under_the_model_s_name_or_the_run_s(override, name) -> None:
     assert steps_of(override)["iteration-2/promote"].params.model_dump()["model_name"] == name
-
-
-def test_a_warm_start_trains_the_policy_that_is_given(tmp_path: Path) -> None:
-    policy = make_tiny_llama(tmp_path / "policy")
-    [given] = steps_of(f"inputs.policy={policy}")["sft"].inputs["policy"]
-    assert not isinstance(given, Output)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.runners.base import FailureTail
+from flows.runners.base import Ending, FailureTail, raise_for
 from flows.runners.kubernetes.diagnosis import (
     QuotaInUseError,
     ending_of,
@@ -15,7 +15,6 @@ from flows.runners.kubernetes.diagnosis import (
     refused,
     why_taken,
 )
-from flows.runners.outcome import Ending, raise_for
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Failure
 from stages.contract.request import Resources, make_request
@@ -53,7 +52,6 @@ def gated(gate: str) -> dict[str, Any]:
     shown = unscheduled(
         "Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"
     )
-    shown["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
     shown["spec"]["schedulingGates"] = [{"name": gate}]
     return shown
 
@@ -65,6 +63,11 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
 def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any]:
     state = {"terminated": {"exitCode": code, "reason": reason}}
     return pod("Failed" if code else "Succeeded", state=state, **status)
+
+
+def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
+    condition = {"type": kind, "status": "True", "reason": reason, "message": message}
+    return terminated(143, conditions=(condition,))
 
 
 @pytest.mark.parametrize(
@@ -82,20 +85,14 @@ def terminated(code: int, reason: str = "Error", **status: Any) -> dict[str, Any
             "no claim 'store'",
             "execution.kubernetes.volumes",
         ),
-        (
-            gated("kueue.x-k8s.io/admission"),
-            "always",
-            "queued by Kueue, in the local queue 'gpus'",
-            "",
-        ),
-        (gated("example.com/hold"), "always", "scheduling gates: example.com/hold", ""),
+        (gated("kueue.x-k8s.io/admission"), "always", "gates: kueue.x-k8s.io/admission", ""),
         (
             waiting("ErrImagePull", 'failed to resolve "geb-torch:1": not found'),
             "never",
             "the image geb-torch:1 cannot be had",
             "execution.kubernetes.registry",
         ),
-        (waiting("ImagePullBackOff", "dial tcp: i/o timeout"), "briefly", "i/o timeout", "push it"),
+        (waiting("ImagePullBackOff", "dial tcp: i/o timeout"), "a_while", "i/o timeout", "push it"),
         (waiting("InvalidImageName", "couldn't parse"), "never", "couldn't parse", "correct"),
         (
             waiting("CreateContainerConfigError", 'secret "hub" not found'),
@@ -150,32 +147,12 @@ def test_volumes_that_cannot_be_mounted_show_in_events_alone() -> None:
         (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "taken", "OutOfcpu"),
         (terminated(128, "StartError"), "refused", ""),
         (
-            terminated(
-                143,
-                conditions=(
-                    {
-                        "type": "DisruptionTarget",
-                        "status": "True",
-                        "reason": "PreemptionByScheduler",
-                        "message": "preempting to accommodate a higher priority pod",
-                    },
-                ),
-            ),
+            disrupted("DisruptionTarget", "PreemptionByScheduler", "for a pod"),
             "taken",
             "pod of higher priority",
         ),
         (
-            terminated(
-                143,
-                conditions=(
-                    {
-                        "type": "TerminationTarget",
-                        "status": "True",
-                        "reason": "StoppedByKueue",
-                        "message": "Preempted to accommodate a higher priority Workload",
-                    },
-                ),
-            ),
+            disrupted("TerminationTarget", "StoppedByKueue", "Preempted for a Workload"),
             "taken",
             "stopped by Kueue: Preempted",
         ),

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 
-from flows.pipeline.kubernetes import ClaimMount, KubernetesSettings
 from flows.pipeline.loading import load_config
-from flows.runners.kubernetes.images import Images
+from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings
+from flows.runners.kubernetes.attempt import tell_image
 from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
+from stages.contract.manifest import software_versions
 from stages.contract.params import StageParams
-from stages.contract.provenance import software_versions
 from stages.contract.request import FileInput, Request, Resources, make_request
 from stages.pair.params import PairParams
 from stages.promote.params import PromoteParams
+from stages.store.base import Store
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT, write_config
 from tests.stage_calls import stand_ins
@@ -30,31 +30,26 @@ CLUSTER = ROOT / "configs/cluster/kubernetes"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
-def request_for(store: LocalStore, params: StageParams | None = None, **fields: Any) -> Request:
+def request_for(store: Store, params: StageParams | None = None, **fields: Any) -> Request:
     params = params or PairParams()
     inputs = stand_ins(params) | fields.pop("inputs", {})
     return make_request(params, inputs=inputs, seed=0, store=str(store.root), **fields)
 
 
-def pods(request: Request, owner: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
-    values = {"volumes": {request.store: {"claim": "store"}}} | settings
+def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: Any) -> list[Any]:
+    values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
     # Where the inputs of these requests are, which are nobody's.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
-    attempt = Attempt(
-        name=attempt_name(request, "abc123"),
-        image="geb-core:1",
-        uid=1000,
-        gid=1000,
-        request_path=f"{request.store}/request.json",
-        sign=Path(request.store) / "orchestrators/key",
-        grace_seconds=30,
-        owner=owner,
+    execution = Execution(
+        kubernetes=KubernetesSettings.model_validate(values),
+        on_orchestrator_death=death,
     )
-    return pods_for(request, KubernetesSettings.model_validate(values), attempt)
+    path = f"{request.store}/request.json"
+    return pods_for(Attempt(request, execution, attempt_name(request), (1000, 1000), path))
 
 
 def pod(request: Request, **settings: Any) -> Any:
@@ -77,24 +72,19 @@ EVERYTHING: dict[str, Any] = {
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "environment": {"A": "1"},
     "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
-    "service_account": "stages",
     "priority_class": "low",
-    "queue": "research",
-    "queue_priority": "low",
+    "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/key": "other"},
     "pull_secrets": ["registry"],
-    "pull_policy": "Always",
     "gpu_resource": "amd.com/gpu",
     "user": "2000:2000",
     "shm_gib": 8,
     "tmp_gib": 8,
-    "on_orchestrator_death": "keep",
     "stages": {"pair": {"image": "other:1", "environment": {"B": "2"}}},
 }
 
 
 # Settings that are of no pod: where the cluster is, and how long something is waited for.
-ELSEWHERE = {"kubeconfig", "context", "namespace", "registry", "orchestrator_seconds"}
-ELSEWHERE |= {"pending_seconds", "node_lost_seconds"}
+ELSEWHERE = {"context", "namespace", "registry", "pending_seconds"}
 
 
 def is_restricted(spec: dict[str, Any]) -> bool:
@@ -117,7 +107,7 @@ def is_restricted(spec: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["defaults", "everything set"])
-def test_every_pod_holds_to_restricted(store: LocalStore, settings: dict[str, Any]) -> None:
+def test_every_pod_holds_to_restricted(store: Store, settings: dict[str, Any]) -> None:
     resources = Resources(gpus=1, cpus=2, memory_gib=4, timeout_seconds=60)
     for made in pods(request_for(store, resources=resources), **settings):
         assert is_restricted(made["spec"])
@@ -145,7 +135,7 @@ def test_no_setting_makes_a_pod_run_as_root(user: str) -> None:
         KubernetesSettings(user=user)
 
 
-def test_resources_are_limits_and_requests(store: LocalStore) -> None:
+def test_resources_are_limits_and_requests(store: Store) -> None:
     resources = Resources(gpus=2, cpus=1.5, memory_gib=3, timeout_seconds=90.5)
     request = request_for(store, resources=resources)
     expected = {"cpu": "1500m", "memory": "3072Mi", "nvidia.com/gpu": "2"}
@@ -154,8 +144,8 @@ def test_resources_are_limits_and_requests(store: LocalStore) -> None:
     assert environment(request)["OMP_NUM_THREADS"]["value"] == "1"
 
 
-def test_a_stage_has_its_own_settings_over_those_of_all(store: LocalStore) -> None:
-    own = {"node_selector": {"pool": "big"}, "queue": "gpus"}
+def test_a_stage_has_its_own_settings_over_those_of_all(store: Store) -> None:
+    own = {"node_selector": {"pool": "big"}, "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     settings = EVERYTHING | {"stages": {"train": own}}
     train = pod(request_for(store, TrainParams()), **settings)
     pair = pod(request_for(store), **settings)
@@ -163,37 +153,11 @@ def test_a_stage_has_its_own_settings_over_those_of_all(store: LocalStore) -> No
     assert pair["spec"]["nodeSelector"] == {"pool": "a100"}
     assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pair["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert pair["metadata"]["labels"]["geb/key"] != "other", "by which the runner finds its pods"
     assert train["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
 
 
 DIGEST = "sha256:" + "ab" * 32
-
-
-@pytest.mark.parametrize(
-    ("name", "image_id", "pinned"),
-    [
-        ("ghcr.io/me/geb:1", f"ghcr.io/me/geb@{DIGEST}", f"ghcr.io/me/geb:1@{DIGEST}"),
-        (
-            "host:5000/geb:1",
-            f"docker-pullable://host:5000/geb@{DIGEST}",
-            f"host:5000/geb:1@{DIGEST}",
-        ),
-        ("geb:1", f"docker.io/library/geb@{DIGEST}", f"geb:1@{DIGEST}"),
-        # Already by digest, brought to the node by hand, or known there under another name.
-        (f"ghcr.io/me/geb@{DIGEST}", f"ghcr.io/me/geb@{DIGEST}", None),
-        ("geb:1", DIGEST, None),
-        ("ghcr.io/me/geb:1", f"mirror.local/me/geb@{DIGEST}", None),
-        ("geb:1", "", None),
-    ],
-)
-def test_the_digest_of_an_image_is_learned_from_a_node(
-    store: LocalStore, name: str, image_id: str, pinned: str | None
-) -> None:
-    request = request_for(store)
-    images = Images(KubernetesSettings(image=name))
-    assert images.find(request) == name
-    images.learn(request, started_pod(request, image_id))
-    assert images.find(request) == (pinned or name)
 
 
 def started_pod(request: Request, image_id: str) -> dict[str, Any]:
@@ -207,17 +171,17 @@ def started_pod(request: Request, image_id: str) -> dict[str, Any]:
     [f"ghcr.io/me/geb-core@{DIGEST}", f"docker-pullable://mirror/geb@{DIGEST}", DIGEST],
 )
 def test_a_stage_names_its_image_with_the_digest_that_its_node_tells(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, image_id: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, image_id: str
 ) -> None:
     request = request_for(store)
-    Images(KubernetesSettings(image="geb-core:1")).learn(request, started_pod(request, image_id))
+    tell_image(started_pod(request, image_id))
     for name in ("GEB_IMAGE", "GEB_IMAGE_FILE"):
         monkeypatch.setenv(name, environment(request)[name]["value"])
     assert software_versions()["image"] == f"geb-core:1@{DIGEST}"
 
 
 def test_secrets_are_named_and_their_values_nowhere(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "hidden-value")
     made = environment(request_for(store), secrets={"TOKEN": {"name": "hub", "key": "token"}})
@@ -229,7 +193,7 @@ def mounts(request: Request, **settings: Any) -> dict[str, Any]:
     return {each["mountPath"]: each for each in container(request, **settings)["volumeMounts"]}
 
 
-def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: LocalStore) -> None:
+def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: Store) -> None:
     request = request_for(store)
     found = mounts(request)
     assert found[request.store]["readOnly"] is True
@@ -239,7 +203,7 @@ def test_a_stage_writes_its_own_folders_of_the_store_and_nothing_else(store: Loc
     assert f"{request.store}/models" in mounts(request_for(store, PromoteParams()))
 
 
-def test_a_claim_may_hold_the_store_in_a_folder(store: LocalStore) -> None:
+def test_a_claim_may_hold_the_store_in_a_folder(store: Store) -> None:
     request = request_for(store)
     parent = str(store.root.parent)
     found = mounts(request, volumes={parent: {"claim": "shared", "sub_path": "team/geb"}})
@@ -248,14 +212,14 @@ def test_a_claim_may_hold_the_store_in_a_folder(store: LocalStore) -> None:
     assert found[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
 
 
-def test_a_volume_inside_another_comes_after_it(store: LocalStore) -> None:
+def test_a_volume_inside_another_comes_after_it(store: Store) -> None:
     request = request_for(store)
     outer, inner = str(store.root.parent), request.store
     found = list(mounts(request, volumes={inner: {"claim": "b"}, outer: {"claim": "a"}}))
     assert found.index(outer) < found.index(inner) < found.index(f"{inner}/artifacts/pair")
 
 
-def test_a_store_or_an_input_in_no_volume_is_refused(store: LocalStore) -> None:
+def test_a_store_or_an_input_in_no_volume_is_refused(store: Store) -> None:
     with pytest.raises(UserError, match="the store is at") as caught:
         pods(request_for(store), volumes={"/elsewhere": {"claim": "store"}})
     assert "execution.kubernetes.volumes" in caught.value.remedy
@@ -288,29 +252,14 @@ def test_with_a_store_in_a_bucket_pods_must_see_its_cache(
         load_config(config, chosen)
 
 
-def test_several_nodes_are_pods_of_one_group_on_different_hosts(store: LocalStore) -> None:
+def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:
     request = request_for(store, TrainParams(), resources=Resources(nodes=2))
-    first, second = pods(request, queue="research", queue_priority="low")
+    first, second = pods(request)
     command = second["spec"]["containers"][0]["command"]
     work = str(store.work_path("train", request.key))
     assert command[-3:] == ["-m", "stages.training.node", work]
     assert "stages.train" in first["spec"]["containers"][0]["command"]
-    group = first["metadata"]["name"][:-2]
     for made in (first, second):
-        metadata = made["metadata"]
-        of_kueue = {
-            name: value
-            for name, value in (metadata["labels"] | metadata["annotations"]).items()
-            if name.startswith("kueue.x-k8s.io/")
-        }
-        assert of_kueue == {
-            "kueue.x-k8s.io/queue-name": "research",
-            "kueue.x-k8s.io/priority-class": "low",
-            "kueue.x-k8s.io/pod-group-name": group,
-            # Pods that fail are not replaced: the next attempt is another group.
-            "kueue.x-k8s.io/pod-group-total-count": "2",
-            "kueue.x-k8s.io/retriable-in-group": "false",
-        }
         [term] = made["spec"]["affinity"]["podAntiAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
@@ -319,13 +268,13 @@ def test_several_nodes_are_pods_of_one_group_on_different_hosts(store: LocalStor
 
 @pytest.mark.parametrize(("death", "watches"), [("stop", True), ("keep", False)])
 def test_the_supervisor_watches_for_a_sign_or_does_not(
-    store: LocalStore, death: str, watches: bool
+    store: Store, death: str, watches: bool
 ) -> None:
-    command = container(request_for(store), on_orchestrator_death=death)["command"]
+    command = container(request_for(store), death=death)["command"]
     assert ("--sign" in command) is watches
 
 
-def test_names_and_labels_are_what_the_api_takes(store: LocalStore) -> None:
+def test_names_and_labels_are_what_the_api_takes(store: Store) -> None:
     request = request_for(store, run="A run_with.all" * 7, step="iteration-2/generate/0")
     made = pod(request)["metadata"]
     assert len(made["name"]) <= 63

@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import html
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from prefect.client.orchestration import PrefectClient
 
-from flows.pipeline.loading import load_config
 from tests.flows.loop import geb, plan, started, steps, wait_for_line, write_config
-
-
-@pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    """A finished run whose store the test may change; modification times are kept."""
-    shutil.copytree(finished.parent, tmp_path / "run", copy_function=shutil.copy2)
-    return write_config(tmp_path / "run")
 
 
 def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
@@ -48,31 +38,22 @@ def test_the_report_draws_the_reward_the_loss_and_what_training_costs(finished: 
         "Training, tokens per second",
         "Training, share of the matrix-product rate",
         "Training, peak memory in MiB",
-        "Training, seconds of a step",
         "Rewards of the samples, last iteration",
     ]
     for title in titles:
         assert sum(f">{html.escape(title)}<" in plot for plot in drawn) == 1, title
-    [parts] = [plot for plot in drawn if ">Training, seconds of a step<" in plot]
-    for part in ("data", "forward", "backward", "optimizer"):
-        assert f">{part}<" in parts
 
 
 def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
-    finished: Path, prefect_server: str, tmp_path: Path
+    finished: Path, prefect_server: str
 ) -> None:
     before = {name: each["key"] for name, each in steps(finished.parent / "store").items()}
-    counts = tmp_path / "counts.json"
-    done = geb(counts, "run", finished, module="tests.flows.counted_geb")
+    done = geb("run", finished)
     assert done.returncode == 0, done.stderr
-    counted = json.loads(counts.read_text())
-    config = load_config(finished)
-    inputs = (*config.inputs.prompts, config.inputs.warm_start, config.inputs.oracle_code)
-    assert {counted["hashed"][each] for each in inputs} == {1}, "hashed once for plan and run"
     page = (finished.parent / "store/runs/small/report.html").read_text()
-    assert counted["figures"] == page.count("<svg") > 5, "drawn once for report and Prefect"
+    assert page.count("<svg") > 5
     told = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
-    assert told.count("](data:image/svg+xml;base64,") == counted["figures"]
+    assert told.count("](data:image/svg+xml;base64,") == page.count("<svg")
     assert told.index("| win rate |") < told.index("### Mean reward") < told.index("### Training")
     after = steps(finished.parent / "store")
     assert {each["state"] for each in after.values()} == {"reused"}
@@ -87,10 +68,6 @@ def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
             return [str(each.state_name) for each in runs if each.flow_run_id == flow_run.id]
 
     assert set(asyncio.run(last_states())) == {"Cached"}
-
-
-def test_the_plan_of_a_finished_run_reuses_everything(finished: Path) -> None:
-    assert {each["action"] for each in plan(finished).values()} == {"reuse"}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +109,6 @@ def test_another_prompt_text_is_another_input(finished: Path, tmp_path: Path) ->
     "change",
     [
         "train.micro_batch_tokens=7",
-        "train.report_to=[tensorboard]",
         "tracking.report_to=[tensorboard]",
         "evaluate.batch_tokens=300",
         "execution.retries=5",
@@ -194,19 +170,3 @@ def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
         ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert left.stdout == ""
-
-
-def test_a_checkpoint_of_the_run_is_an_ordinary_one(finished: Path) -> None:
-    done = geb("report", "small", "--store", finished.parent / "store", "--json")
-    checkpoint = json.loads(done.stdout)["checkpoint"]
-    code = (
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T\n"
-        f"t = T.from_pretrained({checkpoint!r}); m = M.from_pretrained({checkpoint!r})\n"
-        "ids = t.apply_chat_template([{'role': 'user', 'content': 'We need two cups in room 12.'}],"
-        " add_generation_prompt=True, return_tensors='pt', return_dict=True)\n"
-        "print(len(m.generate(**ids, max_new_tokens=4)[0]))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert int(loaded.stdout) > 4

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.execution.observer import Observer, observing
-from flows.execution.recompute import recomputing
+from flows.execution.observer import Observer, observing, recomputing
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Step
 from stages.contract.errors import UserError

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -15,9 +10,9 @@ import typer
 from pydantic import BaseModel, model_serializer
 
 from flows.commands import cli
-from flows.execution import cancellation, crashed, outage, overlap
-from flows.execution.outage import survives_outage
-from tests.flows.standing import free_port
+from flows.execution import cancellation, prefect_progress
+from flows.execution.prefect_progress import survives_outage
+from flows.standing.server import free_port
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -72,28 +67,14 @@ class Restarting:
     id = root_flow_run_id = property(_answer)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "ask"),
-    [
-        (overlap, "deployment", lambda: overlap.settle_overlap("wait")),
-        (crashed, "flow_run", crashed.present_flow_runs),
-        (cancellation, "flow_run", lambda: _entered(cancellation.stops_when_cancelled(int, "it"))),
-    ],
-)
-def test_the_start_of_a_run_outlives_it(
-    module: Any, name: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_of_a_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     prefect = Restarting()
-    monkeypatch.setattr(module, name, prefect)
-    monkeypatch.setattr(outage, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(cancellation, "present", prefect)
+    monkeypatch.setattr(prefect_progress, "_POLL_SECONDS", 0)
     monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext())
-    ask()
-    assert prefect.asked > 1
-
-
-def _entered(context: AbstractContextManager[None]) -> None:
-    with context:
+    with cancellation.stops_when_cancelled(lambda: None, "it"):
         pass
+    assert prefect.asked > 1
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
@@ -139,32 +120,3 @@ def test_a_signal_of_which_a_library_made_an_error_ends_a_command_as_ever(
         cli.main()
     assert ended.value.code == 130
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_the_wait_for_an_earlier_run_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, other = (
-        SimpleNamespace(id=uuid4(), name=name, start_time=n) for n, name in enumerate("ab")
-    )
-    own.start_time = 2
-    answers: list[Any] = [[own, other], httpx.ConnectError("being started"), [own]]
-
-    class Client:
-        def __enter__(self) -> Client:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def read_flow_runs(self, **filters: Any) -> Any:
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(uuid4()))
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(own.id))
-    monkeypatch.setattr(overlap, "get_client", lambda sync_client: Client())
-    monkeypatch.setattr(overlap, "get_run_logger", lambda: logging.getLogger())
-    monkeypatch.setattr(overlap, "stops_when_cancelled", lambda *_: nullcontext())
-    overlap.settle_overlap("wait")
-    assert answers == []

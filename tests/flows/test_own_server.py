@@ -11,10 +11,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from tests.flows.loop import wait_for_line, write_config
+from benchmarks import orchestrated
+from tests.flows.loop import started, steps, wait_for_line, write_config
 
 pytestmark = pytest.mark.slow
+
+# In place of `python -m stages.train`: reports progress until the file exists, then does the work.
+_WAITING_STAGE = """#!/bin/sh
+case "$2" in stages.train)
+    while [ ! -e {go} ]; do
+        echo '{{"type": "progress", "done": 1, "total": 2, "unit": "steps"}}'
+        sleep 0.1
+    done
+esac
+exec {program} "$@"
+"""
 
 
 @pytest.fixture
@@ -46,3 +59,40 @@ def test_ctrl_c_ends_the_run_its_stages_and_its_server(unconfigured: None, tmp_p
     assert "connection" not in output.lower(), "it spoke to a server that was gone"
     for pid in below:
         subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
+
+
+def server_of(process: psutil.Process) -> psutil.Process:
+    """The server below a `geb run`, not its supervisor."""
+    [server] = [
+        each
+        for each in process.children(recursive=True)
+        if "uvicorn" in " ".join(each.cmdline()) and "--grace" not in each.cmdline()
+    ]
+    return server
+
+
+def test_the_server_is_started_again_and_the_run_ends_well(
+    unconfigured: None, tmp_path: Path
+) -> None:
+    path = orchestrated.write_config(tmp_path, "served", iterations=1, shards=1, parallel=1)
+    config = yaml.safe_load(path.read_text())
+    waiting = tmp_path / "waiting-python"
+    program = config["execution"]["interpreters"]["train"]
+    waiting.write_text(_WAITING_STAGE.format(go=tmp_path / "go", program=program))
+    waiting.chmod(0o755)
+    config["execution"]["interpreters"]["train"] = str(waiting)
+    config["execution"]["retries"] = 0
+    path.write_text(yaml.safe_dump(config))
+    with started("run", path) as process:
+        wait_for_line(process, "iteration-1/train: 1/2 steps")
+        os.kill(server_of(psutil.Process(process.pid)).pid, signal.SIGKILL)
+        said = wait_for_line(process, "starting it again")
+        (tmp_path / "go").touch()
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert (tmp_path / "store/runs/served") in Path(said.split("output: ")[1].split(")")[0]).parents
+    assert "Traceback" not in output
+    assert {each["state"] for each in steps(tmp_path / "store", "served").values()} <= {
+        "done",
+        "reused",
+    }

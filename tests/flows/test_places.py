@@ -14,7 +14,7 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb, write_config
 
 
@@ -107,14 +107,14 @@ def test_a_wrong_setting_is_blamed_on_the_file_or_on_the_command_line(tmp_path: 
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("train.report_to=tensorboard", ("tensorboard",)),
-        ("train.report_to=[tensorboard, wandb]", ("tensorboard", "wandb")),
+        ("tracking.report_to=tensorboard", ("tensorboard",)),
+        ("tracking.report_to=[tensorboard, wandb]", ("tensorboard", "wandb")),
     ],
 )
 def test_a_list_takes_one_value_or_yaml(
     tmp_path: Path, override: str, value: tuple[str, ...]
 ) -> None:
-    assert load_config(written(tmp_path, {}), [override]).train.report_to == value
+    assert load_config(written(tmp_path, {}), [override]).tracking.report_to == value
 
 
 def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run on two workers that share a store, with PostgreSQL behind the server; one is killed."""
+"""`geb up` with PostgreSQL behind its server: the address, and what is kept there."""
 
 from __future__ import annotations
 
@@ -12,17 +12,46 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
 
-from stages.contract.local_store import LocalStore
-from tests.flows.cluster import deploy_stage, make_pool, worker
-from tests.flows.loop import geb, started, steps, wait_for_line, write_config
-from tests.flows.prefect_server import Server
-from tests.flows.probes import wait_until
+from flows.standing.database import for_prefect, parse_database
+from stages.contract.errors import UserError
+from tests.flows.loop import geb
 from tests.flows.standing import geb_up
 from tests.lacking import lacking
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("postgresql://me:p%40ss@db/prefect", "postgresql+asyncpg://me:p%40ss@db/prefect"),
+        ("postgres://me@db:5433/prefect", "postgresql+asyncpg://me@db:5433/prefect"),
+        ("postgresql://db/prefect?sslmode=require", "postgresql+asyncpg://db/prefect?ssl=require"),
+    ],
+)
+def test_an_address_as_psql_takes_it_becomes_the_one_that_prefect_needs(
+    given: str, used: str
+) -> None:
+    assert for_prefect(parse_database(given)) == used
+
+
+@pytest.mark.parametrize(
+    "given", ["db/prefect", "mysql://me:secret@db/prefect", "postgresql://me:secret@db"]
+)
+def test_what_is_no_address_of_postgresql_is_refused(given: str) -> None:
+    with pytest.raises(UserError, match="not the address of a PostgreSQL database") as refused:
+        parse_database(given)
+    assert "postgresql://USER:PASSWORD@HOST" in refused.value.remedy
+    assert "secret" not in str(refused.value)
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:
+    done = geb(
+        *("up", "--home", tmp_path / "home", "--store", tmp_path / "store"),
+        *("--database", "postgresql://me:secret@nowhere.invalid/prefect"),
+    )
+    assert done.returncode == 64
+    assert "postgresql://me:***@nowhere.invalid/prefect cannot be used" in done.stderr
+    assert "secret" not in done.stderr
 
 
 class Postgres:
@@ -41,7 +70,7 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        self.url = f"postgresql+asyncpg://{self._user}@127.0.0.1:{self._port}/postgres"
+        self.url = f"postgresql://{self._user}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:
         data = str(self._folder / "data")
@@ -83,101 +112,22 @@ def postgres() -> Iterator[Postgres]:
     database.stop()
 
 
-@pytest.fixture
-def server(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    home = tmp_path / "server"
-    home.mkdir()
-    server = Server(home, PREFECT_API_DATABASE_CONNECTION_URL=postgres.url)
-    server.start()
-    monkeypatch.setenv("PREFECT_API_URL", server.api)
-    yield server
-    server.stop()
-
-
-def test_a_run_s_stages_land_where_they_should_and_a_killed_worker_loses_nothing(
-    server: Server, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GEB_GPUS", "0")
-    monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
-    config = write_config(
-        tmp_path,
-        name="clustered",
-        execution={
-            "runner": "work_pool",
-            "parallel": 4,
-            "retries": 1,
-            "retry_delay_seconds": 0,
-            "work_pool": {"poll_seconds": 0.5},
-        },
-        # There by name alone: these stages do without where there is none.
-        resources={"generate": {"gpus": 1}, "score": {"gpus": 1}},
-    )
-    with SyncPrefectClient(server.api) as client:
-        for name in ("cpu", "gpu"):
-            make_pool(client, f"pool-{name}", name)
-            deploy_stage(client, name, f"pool-{name}", name)
-        with (
-            worker(client, tmp_path, "pool-gpu", "gpu", "on-gpus"),
-            worker(client, tmp_path, "pool-cpu", "cpu", "on-cpus") as first,
-            started("run", config) as process,
-        ):
-            wait_for_line(process, "sft:", "steps")
-            first.kill()
-            first.wait()
-            wait_until(lambda: not lease_held(tmp_path / "store", "sft"))
-            with worker(client, tmp_path, "pool-cpu", "cpu", "on-cpus"):
-                output, _ = process.communicate()
-            assert process.returncode == 0, output
-        runs = client.read_flow_runs()
-    places = {
-        (run.name.split(" · ")[1], run.labels["prefect.worker.name"])
-        for run in runs
-        if run.name.startswith("clustered · ") and run.parent_task_run_id is not None
-    }
-    records = steps(tmp_path / "store", "clustered")
-    expected = {
-        (name, "on-gpus" if each["stage"] in ("generate", "score") else "on-cpus")
-        for name, each in records.items()
-    }
-    assert places == expected
-    assert {each["state"] for each in records.values()} == {"done"}
-    assert all_whole(tmp_path / "store") == len(records)
-    assert postgres.count("flow_run") == len(runs)
-
-
+@pytest.mark.slow
+@pytest.mark.postgres
 def test_geb_up_keeps_its_server_s_data_in_the_database_that_it_is_given(
     postgres: Postgres, tmp_path: Path
 ) -> None:
-    address = postgres.url.replace("+asyncpg", "")
+    address = postgres.url
     with geb_up(tmp_path, "--database", address) as (_, up):
         with up.client() as client:
             assert postgres.count("deployment") == len(client.read_deployments()) > 0
-        same = geb("up", "--home", up.home, "--store", up.store, "--database", address)
+        again = ("up", "--home", up.home, "--store", up.store, "--database")
+        same = geb(*again, address)
         assert f"database       {address}" in same.stdout
-        other = geb("up", "--home", up.home, "--store", up.store, "--database", f"{address}2")
+        other = geb(*again, f"{address}2")
         assert other.returncode == 64
-        assert f"with {address} as its database" in other.stderr
+        assert f"the database {address}" in other.stderr
     assert not list(up.home.rglob("*.db"))
-    missing = geb("up", "--home", up.home, "--store", up.store, "--database", f"{address}2")
+    missing = geb(*again, f"{address}2")
     assert missing.returncode == 64
     assert 'database "postgres2" does not exist' in missing.stderr
-
-
-def lease_held(store: Path, stage: str) -> bool:
-    opened = LocalStore.open(str(store))
-    return any(
-        opened.lease(stage, lease.name).holder() is not None
-        for lease in (store / "leases" / stage).glob("*")
-        if "." not in lease.name
-    )
-
-
-def all_whole(store: Path) -> int:
-    """Number of artifacts, all of them as their manifests say."""
-    opened = LocalStore.open(str(store))
-    found = list(opened.artifacts())
-    for stage, key in found:
-        artifact = opened.load(stage, key)
-        assert artifact is not None
-        opened.verify(artifact)
-    return len(found)

@@ -20,15 +20,14 @@ from flows.pipeline.step import Step
 from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner
-from flows.runners.work_pool.flow_runs import StageFailure
 from stages.contract.errors import (
     DamagedArtifactError,
     PreemptedError,
     StageFailedError,
     StoppedError,
 )
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes
 from tests.flows.probes import wait_until, write_probes
 from tests.probe_stage import ProbeParams, install
@@ -52,7 +51,7 @@ class Preempting:
     def run(self, request: Request, on_event: OnEvent) -> None:
         self.attempts += 1
         if self.attempts <= len(self._saved):
-            work = LocalStore.open(request.store).work_path(request.stage, request.key)
+            work = Store.open(request.store).work_path(request.stage, request.key)
             work.mkdir(parents=True, exist_ok=True)
             (work / self._saved[self.attempts - 1]).touch()
             raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")
@@ -153,13 +152,6 @@ def test_a_stage_that_leaves_nothing_in_the_store_has_failed(config: ProbeConfig
         executor.execute(STEP, {})
     assert heard.calls == ["started", "failed"]
     assert [each.state for each in RunRecord(executor.store, config.name).steps()] == ["failed"]
-
-
-def test_it_reaches_the_orchestrator_from_another_host() -> None:
-    sent = StageFailure.of(PreemptedError("train: node gone", ("its", "last lines")))
-    error = StageFailure.model_validate_json(sent.model_dump_json()).error()
-    assert isinstance(error, PreemptedError)
-    assert error.last_lines == ("its", "last lines")
 
 
 def test_prefect_shows_a_state_of_its_own_and_no_retry_is_used_up(

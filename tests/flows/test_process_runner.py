@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -12,21 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from flows.runners.local import process
+from flows.pipeline.placement import Execution
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log, Progress
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
+from stages.store.base import Store
 from tests.flows.probes import wait_until
+from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import install
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     install(tmp_path / "code", monkeypatch)
-    return LocalStore.open(str(tmp_path / "store"), create=True)
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
@@ -37,7 +37,7 @@ def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return bool(request.param)
 
 
-def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> list[Event]:
+def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Event]:
     heard: list[Event] = []
     runner = ProcessRunner(grace_seconds=grace_seconds)
     runner.run(request, heard.append)
@@ -54,7 +54,7 @@ def run(store: LocalStore, request: Request, grace_seconds: float = 30.0) -> lis
     ],
 )
 def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
-    store: LocalStore,
+    store: Store,
     monkeypatch: pytest.MonkeyPatch,
     own: dict[str, str],
     name: str,
@@ -91,7 +91,7 @@ def gone(pid: int) -> bool:
     return ended
 
 
-def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalStore) -> None:
+def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: Store) -> None:
     request = probe_request(store, message="hello")
     heard = run(store, request)
     assert store.load("probe", request.key) is not None
@@ -100,7 +100,7 @@ def test_a_stage_that_ends_well_leaves_its_artifact_and_its_events(store: LocalS
 
 
 def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     request = probe_request(store, prints="noise from a library")
@@ -110,26 +110,26 @@ def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(
     assert "noise from a library" in log.read_text()
 
 
-def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: LocalStore) -> None:
+def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
         run(store, probe_request(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
     assert list(store.artifacts()) == []
 
 
-def test_a_crash_names_the_error_and_keeps_the_last_lines(store: LocalStore) -> None:
+def test_a_crash_names_the_error_and_keeps_the_last_lines(store: Store) -> None:
     with pytest.raises(StageFailedError, match="RuntimeError: boom") as caught:
         run(store, probe_request(store, behaviour="crash"))
     assert any("Traceback" in line for line in caught.value.last_lines)
     assert list(store.artifacts()) == []
 
 
-def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: LocalStore) -> None:
+def test_a_killed_stage_names_the_signal_and_what_may_be_behind_it(store: Store) -> None:
     with pytest.raises(StageFailedError, match=r"SIGKILL.*memory"):
         run(store, probe_request(store, behaviour="kill_self"))
 
 
-def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
+def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
     request = probe_request(store, Resources(timeout_seconds=1.0), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         run(store, request)
@@ -137,7 +137,7 @@ def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["hang", "ignore_sigterm", "leave_child"])
-def test_stop_all_leaves_no_process_behind(store: LocalStore, behaviour: str) -> None:
+def test_stop_all_leaves_no_process_behind(store: Store, behaviour: str) -> None:
     request = probe_request(store, behaviour=behaviour)
     runner = ProcessRunner(grace_seconds=1.0)
     ready, pids = threading.Event(), []
@@ -164,7 +164,7 @@ def test_stop_all_leaves_no_process_behind(store: LocalStore, behaviour: str) ->
     assert list(store.artifacts()) == []
 
 
-def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStore) -> None:
+def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: Store) -> None:
     pids: list[int] = []
 
     def hear(event: Event) -> None:
@@ -185,53 +185,21 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(store: LocalStor
     assert not any(timer.is_alive() for timer in timers)
 
 
-def test_killing_the_orchestrator_ends_its_stage(
-    store: LocalStore, tmp_path: Path, fork_server: bool
-) -> None:
-    request = probe_request(store, behaviour="leave_child")
-    path = tmp_path / "request.json"
-    request.write(path)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from flows.runners.local.process import ProcessRunner\n"
-        "from stages.contract.request import Request\n"
-        "hear = lambda event: print(event.model_dump_json(), flush=True)\n"
-        f"runner = ProcessRunner(grace_seconds=1, fork_server={fork_server})\n"
-        "runner.run(Request.read(Path(sys.argv[1])), hear)\n"
-    )
-    orchestrator = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert orchestrator.stdout is not None
-    line = next(line for line in orchestrator.stdout if "pids " in line)
-    pids = [int(each) for each in line.split("pids ")[1].split('"')[0].split()]
-    assert all(alive(pid) for pid in pids)
-    orchestrator.send_signal(signal.SIGKILL)
-    orchestrator.wait()
+def test_killing_the_orchestrator_ends_its_stage(store: Store, fork_server: bool) -> None:
+    execution = Execution(grace_seconds=1, fork_server=fork_server)
+    with orchestrator(probe_request(store, behaviour="leave_child"), execution) as (_, pids):
+        assert pids
+        assert all(alive(pid) for pid in pids)
     assert all(gone(pid) for pid in pids)
-    orchestrator.stdout.close()
 
 
 def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save(
-    store: LocalStore, tmp_path: Path, fork_server: bool
+    store: Store, tmp_path: Path, fork_server: bool
 ) -> None:
     saved = tmp_path / "saved"
     request = probe_request(store, behaviour="save_when_stopped", path=str(saved))
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from flows.runners.local.process import ProcessRunner\n"
-        "from stages.contract.request import Request\n"
-        "hear = lambda event: print(event.type, flush=True)\n"
-        f"runner = ProcessRunner(fork_server={fork_server})\n"
-        "runner.run(Request.read(Path(sys.argv[1])), hear)\n"
-    )
-    path = tmp_path / "request.json"
-    request.write(path)
-    command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
-        assert orchestrator.stdout is not None
-        assert "metric\n" in iter(orchestrator.stdout.readline, "")
-        orchestrator.kill()
+    with orchestrator(request, Execution(fork_server=fork_server), until='"metric"'):
+        pass
     [log] = store.log_path(request.stage, request.key).glob("*.log")
     wait_until(lambda: "[stopped] asked to stop (SIGTERM)\n" in log.read_text())
     assert saved.read_text() == "saved"
@@ -244,9 +212,8 @@ def test_a_stage_outlives_its_orchestrator_for_long_enough_to_save(
 
 
 def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "_LEFTOVER_SECONDS", 0.5)
     pid = tmp_path / "pid"
     try:
         with pytest.raises(StageFailedError):
@@ -256,7 +223,7 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-def test_a_missing_interpreter_is_named_with_its_remedy(store: LocalStore) -> None:
+def test_a_missing_interpreter_is_named_with_its_remedy(store: Store) -> None:
     runner = ProcessRunner(interpreters={"probe": "/nowhere/python"})
     with pytest.raises(UserError, match="/nowhere/python") as caught:
         runner.run(probe_request(store), lambda event: None)

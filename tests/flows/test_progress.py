@@ -11,7 +11,7 @@ from prefect.logging import disable_run_logger
 from flows.execution import prefect_progress
 from flows.execution.prefect_progress import PrefectProgress
 from stages.contract.events import Progress
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.probe_requests import probe_request
 
 
@@ -36,7 +36,7 @@ def test_a_stage_goes_on_while_the_server_does_not_answer(
     monkeypatch.setattr(prefect_progress, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(prefect_progress, "create_progress_artifact", create)
     monkeypatch.setattr(prefect_progress, "update_progress_artifact", update)
-    request = probe_request(LocalStore.open(str(tmp_path / "store"), create=True))
+    request = probe_request(Store.open(str(tmp_path / "store"), create=True))
     with disable_run_logger(), PrefectProgress("run", "step") as progress:
         progress.stage_event(request, Progress(done=1, total=9, unit="steps"))
         asked.wait()

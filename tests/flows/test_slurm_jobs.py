@@ -10,24 +10,23 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline.slurm import SlurmSettings
-from flows.runners.base import FailureTail
-from flows.runners.outcome import raise_for
+from flows.pipeline.placement import Execution, SlurmSettings
+from flows.runners.base import FailureTail, raise_for
+from flows.runners.place import work_name
 from flows.runners.slurm import client
-from flows.runners.slurm.folder import JobFolder, Status, job_folders, owner_path
-from flows.runners.slurm.job import batch_program, computes, new_name, submit_options
+from flows.runners.slurm.folder import JobFolder, Status
+from flows.runners.slurm.job import batch_program, computes, submit_options
 from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
-from flows.runners.slurm.watch import JobEnd, Tail, ending_of
+from flows.runners.slurm.watch import Tail, ending_of
 from stages.contract.errors import PreemptedError, StageFailedError, UserError
 from stages.contract.events import Log
-from stages.contract.file_lease import FileLease
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request, Resources
+from stages.store.base import Store
 from tests.probe_requests import probe_request
 
 
 def request_for(store: Path, **resources: Any) -> Request:
-    return probe_request(LocalStore.open(str(store), create=True), Resources(**resources))
+    return probe_request(Store.open(str(store), create=True), Resources(**resources))
 
 
 @pytest.fixture
@@ -65,11 +64,10 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
 def program_of(request: Request, folder: Path, **changes: Any) -> str:
     return batch_program(
         request,
-        SlurmSettings.model_validate(changes),
+        Execution(slurm=SlurmSettings.model_validate(changes)),
         request_file="/store/a request.json",
         folder=folder,
         interpreter="/venv/bin/python",
-        grace_seconds=30,
     )
 
 
@@ -120,13 +118,13 @@ def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
     for line in done.stdout.splitlines():
         tail.add_line(line)
     with pytest.raises(StageFailedError, match=message):
-        raise_end(JobEnd("12", status, "FAILED", {}), request, tail)
+        raise_end((status, {"JobState": "FAILED"}), request, tail)
 
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
-    name = new_name(request_)
+    name = work_name(request_)
     assert computes(name, request_)
-    assert new_name(request_) != name
+    assert work_name(request_) != name
     other = request_.model_copy(update={"key": "0" * 64})
     assert not computes(name, other)
     assert shlex.quote(name) == name
@@ -149,19 +147,17 @@ def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None
     assert kept == {"SLURM_CONF": "c", "PATH": "p"}
 
 
-def ending(code: int | None, state: str, reason: str = "", **fields: str) -> JobEnd:
-    status = None if code is None else Status(job="12", code=code, reason=reason)  # type: ignore[arg-type]
-    return JobEnd("12", status, state, fields)
+End = tuple[Status | None, dict[str, str]]
 
 
-def raised(end: JobEnd, request: Request) -> BaseException:
-    with pytest.raises(Exception) as caught:
-        raise_end(end, request, FailureTail())
-    return caught.value
+def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End:
+    values = {"job": "12", "code": code, "reason": reason}
+    status = None if code is None else Status.model_validate(values)
+    return status, {"JobState": state} | fields
 
 
-def raise_end(end: JobEnd, request: Request, tail: FailureTail) -> None:
-    ending = ending_of(end, request, signal_seconds=90)
+def raise_end(end: End, request: Request, tail: FailureTail) -> None:
+    ending = ending_of("12", *end, request)
     raise_for([ending], [tail], request, stopped=False, logs=[Path("the.log")])
 
 
@@ -173,24 +169,16 @@ def raise_end(end: JobEnd, request: Request, tail: FailureTail) -> None:
         (ending(None, "PREEMPTED"), "was preempted"),
         (ending(None, "NODE_FAIL"), "lost a node"),
         (ending(None, "TIMEOUT", TimeLimit="00:01:00"), "reached its time limit"),
-        (
-            ending(143, "FAILED", PreemptTime="None", RunTime="00:58:40", TimeLimit="01:00:00"),
-            "came near its time limit",
-        ),
-        (
-            ending(143, "FAILED", RunTime="00:10:00", TimeLimit="1-00:00:00"),
-            "was sent SIGTERM, by Slurm or by a person",
-        ),
-        (ending(143, "FAILED", RunTime="00:10:00", TimeLimit="UNLIMITED"), "was sent SIGTERM"),
+        (ending(0, "NODE_FAIL"), "lost a node"),
+        (ending(143, "FAILED", PreemptTime="None"), "was sent SIGTERM: by Slurm"),
         (ending(143, "", "orphaned"), "its orchestrator gave no sign"),
     ],
     ids=str,
 )
-def test_what_slurm_took_away_is_preempted(end: JobEnd, message: str, request_: Request) -> None:
-    error = raised(end, request_)
-    assert isinstance(error, PreemptedError)
-    assert message in str(error)
-    assert "the.log" in str(error)
+def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Request) -> None:
+    with pytest.raises(PreemptedError, match=message) as caught:
+        raise_end(end, request_, FailureTail())
+    assert "the.log" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -201,21 +189,17 @@ def test_what_slurm_took_away_is_preempted(end: JobEnd, message: str, request_: 
         (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
         (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
         (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
-        (
-            ending(143, "FAILED", "node", RunTime="00:00:10", TimeLimit="1:00:00"),
-            StageFailedError,
-            "another node's part had failed",
-        ),
+        (ending(143, "FAILED", "node"), StageFailedError, "another node's part had failed"),
         (ending(1, "FAILED"), StageFailedError, "exit code 1"),
     ],
     ids=str,
 )
 def test_other_ends_are_a_person_s_or_the_stage_s(
-    end: JobEnd, kind: type[Exception], message: str, request_: Request
+    end: End, kind: type[Exception], message: str, request_: Request
 ) -> None:
-    error = raised(end, request_)
-    assert type(error) is kind
-    assert message in str(error)
+    with pytest.raises(kind, match=message) as caught:
+        raise_end(end, request_, FailureTail())
+    assert type(caught.value) is kind
 
 
 def test_a_full_queue_and_a_busy_controller_are_no_mistakes() -> None:
@@ -234,9 +218,9 @@ def test_a_full_queue_and_a_busy_controller_are_no_mistakes() -> None:
 
 def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
     request = request_for(tmp_path / "store", gpus=9, nodes=2)
-    job = SlurmSettings(qos="fast").job("probe")
-    error = mistake("allocation failure: Invalid qos specification", request, job)
-    assert error.message.endswith("Invalid qos specification (execution.slurm.qos is 'fast')")
+    job = SlurmSettings(account="lab").job("probe")
+    error = mistake("allocation failure: Invalid account", request, job)
+    assert error.message.endswith("Invalid account (execution.slurm.account is 'lab')")
     assert "sacctmgr" in error.remedy
     said = (
         "sbatch: error: Batch job submission failed: Requested node configuration is not available"
@@ -268,21 +252,6 @@ def test_a_pending_job_that_will_never_start_is_refused_and_others_are_waited_fo
         check_pending("QOSMaxGRESPerJob", request_, job)
 
 
-def test_a_job_is_taken_over_from_a_dead_orchestrator_only(
-    tmp_path: Path, request_: Request
-) -> None:
-    store = LocalStore.open(request_.store)
-    first, second = owner_path(store, "first"), owner_path(store, "second")
-    lease = FileLease(first)
-    lease.acquire()
-    folder = JobFolder.create(store, "a-job", request_, first)
-    assert [each.name for each in job_folders(store)] == ["a-job"]
-    assert folder.request() == request_
-    assert not folder.take_over(second)
-    lease.release()
-    assert folder.take_over(second)
-
-
 def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "events"
     tail = Tail(path)
@@ -293,10 +262,7 @@ def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:
         file.write("o\nthree")
     assert list(tail.new_lines()) == ["two\n"]
     assert list(tail.new_lines(last=True)) == ["three"]
-
-
-def test_an_event_with_other_line_ends_in_its_text_stays_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "events"
+    # Line ends within the text of an event end no line.
     event = Log(message="a\u2028b\x85c").model_dump_json() + "\n"
     path.write_text(event)
     assert list(Tail(path).new_lines()) == [event]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from flows.execution.plan import plan as planned
-from flows.pipeline.algorithm import all_steps, step_names
+from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import check_config, load_config, load_overridden
-from flows.pipeline.step import Output, Step
+from flows.pipeline.step import Step
 from flows.planning.estimate import estimate
 from flows.report.summary import Summary, suite_rows
 from flows.report.table import SUITE_COLUMNS
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
-from tests.flows.loop import ROOT, geb, plan, steps, warm_started, write_config
+from tests.flows.loop import ROOT, geb, inputs, plan, steps, warm_started, write_config
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
@@ -30,13 +30,6 @@ def steps_of(**changes: Any) -> dict[str, Step]:
     return {step.name: step for step in all_steps(config)}
 
 
-def inputs(step: Step) -> dict[str, list[str]]:
-    return {
-        name: [f"{each.step}:{each.path}" for each in group if isinstance(each, Output)]
-        for name, group in step.inputs.items()
-    }
-
-
 def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(tmp_path)}
@@ -46,7 +39,9 @@ def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Pat
 
 def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
     made = steps_of(suites={"front": EACH, "math": LAST})
-    beside = set(made) - set(steps_of())
+    plain = steps_of()
+    assert {name: made[name] for name in plain} == plain, "suites change no step of the run"
+    beside = set(made) - set(plain)
     assert beside == {
         *(f"base/suite-front/{each}" for each in ("prepare", "generate/0", "score/0")),
         "base/suite-math/prepare",
@@ -75,20 +70,11 @@ def test_a_suite_measures_the_base_once_and_the_policy_when_it_is_due() -> None:
         "base_scores": ["base/suite-front/score/0:scores.parquet"],
         "reference": ["sft:checkpoint"],
     }
-    assert made[place].iteration == 2
-
-
-def test_a_suite_that_is_not_due_holds_no_other_up() -> None:
-    made = steps_of(suites={"math": LAST, "front": EACH})
-    assert "iteration-1/evaluate/suite-math" not in made
-    assert "iteration-1/evaluate/suite-front" in made
-
-
-def test_steps_of_a_suite_are_of_the_iteration_that_they_measure() -> None:
-    made = steps_of(suites={"front": EACH, "math": LAST})
     expected = {"base": 0, "iteration-1": 1, "iteration-2": 2}
-    of_suites = {name: step.iteration for name, step in made.items() if "/suite-" in name}
-    assert of_suites == {name: expected[name.partition("/")[0]] for name in of_suites}
+    for name in beside:
+        assert made[name].iteration == expected[name.partition("/")[0]], "that they measure"
+    reordered = steps_of(suites={"math": LAST, "front": EACH})
+    assert set(reordered) == set(made), "one that is not due holds no other up"
 
 
 def test_a_comparing_judge_of_a_suite_sets_the_policy_against_the_base() -> None:
@@ -99,12 +85,6 @@ def test_a_comparing_judge_of_a_suite_sets_the_policy_against_the_base() -> None
         assert inputs(made[f"{place}/score/0"])["opponents"] == base
 
 
-def test_the_steps_of_suites_are_known_without_their_inputs() -> None:
-    suites = {"front": EACH, "math": LAST}
-    config = load_overridden(QUICKSTART, {"iterations": 2, "suites": suites}, "test")
-    assert step_names(config) == list(steps_of(suites=suites))
-
-
 def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     short = {**EACH, "max_new_tokens": 16}
     changes = {"iterations": 2, "store": str(tmp_path), "suites": {"front": short}}
@@ -113,14 +93,8 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
     base, own = (
         found[f"{place}/generate/0"] for place in ("base/suite-front", "iteration-2/evaluate")
     )
-    rows = len(Path(PROMPTS).read_text().splitlines())
-    assert own.disk and base.disk / own.disk == pytest.approx(rows * 4 / (256 * 8), rel=0.2)
-
-
-def test_suites_change_no_step_of_the_run() -> None:
-    plain, with_suites = steps_of(), steps_of(suites={"front": EACH, "math": LAST})
-    for name, step in plain.items():
-        assert with_suites[name] == step, name
+    assert own.tokens > 0
+    assert base.tokens > 0
 
 
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
@@ -151,24 +125,7 @@ def test_runs_of_every_seed_share_the_base_s_samples() -> None:
         ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
         ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
         ({**EACH, "pass_at_k": [8], "correct_from": 1}, "raise num_samples"),
-        ({**EACH, "maj_at_k": [8], "correct_from": 1}, "raise num_samples"),
-        (
-            {**LAST, "maj_at_k": [8], "correct_from": 1},
-            "suites.front.score.math_verify.votes to true",
-        ),
-        ({**EACH, "maj_at_k": [4], "correct_from": 1}, "set score.oracle to math_verify"),
         ({**EACH, "after": "never"}, "suites.front.after"),
-    ],
-    ids=str,
-)
-def test_a_wrong_suite_is_refused(suite: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_overridden(QUICKSTART, {"suites": {"front": suite}}, "test")
-
-
-@pytest.mark.parametrize(
-    ("suite", "said"),
-    [
         ({**EACH, "prompts": "/nowhere.jsonl"}, "suites.front.prompts: no such file"),
         (
             {**EACH, "score": {"oracle": "reward_model"}},
@@ -177,9 +134,7 @@ def test_a_wrong_suite_is_refused(suite: dict[str, Any], said: str) -> None:
     ],
     ids=str,
 )
-def test_what_a_suite_lacks_is_said_before_any_stage_starts(
-    suite: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_suite_is_refused_by_the_plan(suite: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         steps_of(suites={"front": suite})
 
@@ -254,14 +209,13 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     assert "suite own" in shown.stdout
     page = (store / "runs/with-suites/report.html").read_text()
     assert "Suite own" in page
-    lm_eval = tmp_path / "out/samples.jsonl"
+    outputs = tmp_path / "out/outputs.json"
     again = geb(
         *("evaluate", config, "with-suites:1", "--suite", "own", "--json"),
-        *("--export", f"lm_eval={lm_eval}"),
+        *("--export", f"alpaca_eval={outputs}"),
     )
     assert again.returncode == 0, again.stderr
-    exported = [json.loads(line) for line in lm_eval.read_text().splitlines()]
-    assert [len(each["resps"][0]) for each in exported] == [2] * len(lines)
+    assert len(json.loads(outputs.read_text())) == len(lines)
     assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
     unknown = geb("evaluate", config, "with-suites:1", "--suite", "other")
     assert unknown.returncode == 64

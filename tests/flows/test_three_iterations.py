@@ -82,21 +82,6 @@ def test_artifacts_name_the_models_and_pairs_that_they_came_from(averaged: Path)
     assert len(set(digests)) == 5, "each iteration has another policy and another reference"
 
 
-def test_each_policy_is_loaded_once_for_all_its_samplings(averaged: Path) -> None:
-    store = averaged.parent / "store"
-    requests = [
-        json.loads(path.read_text()) for path in store.glob("logs/generate/*/request-*.json")
-    ]
-    programs = [{each["step"] for each in (one, *one["then"])} for one in requests]
-    sampled = [
-        {"base/generate/0", "iteration-1/generate/0"},
-        {"iteration-1/evaluate/generate/0", "iteration-2/generate/0"},
-        {"iteration-2/evaluate/generate/0", "iteration-3/generate/0"},
-        {"iteration-3/evaluate/generate/0"},
-    ]
-    assert sorted(programs, key=sorted) == sorted(sampled, key=sorted)
-
-
 def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path: Path) -> None:
     undisturbed = averaged.parent / "store"
     config = write_config(tmp_path, **AVERAGED, inputs=warm_started(averaged))

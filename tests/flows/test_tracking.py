@@ -7,11 +7,9 @@ import json
 import os
 import sqlite3
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +21,7 @@ from flows.report.table import SuiteFigures
 from flows.tracking import sessions
 from flows.tracking.sessions import tracked
 from flows.tracking.updates import updates
-from stages.contract.local_store import LocalStore
-from stages.contract.store import Artifact
+from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in
 from tests.flows.loop import ROOT, geb, write_config
 from tests.lacking import lacking
@@ -41,29 +38,23 @@ def summary_of(config: RunConfig, folder: Path, done: int) -> Summary:
         rows.append(
             {"iteration": t, "intervals": {"mean_reward": (t / 10, t)}, "solved": {"accuracy": 0.5}}
         )
-        if t > done:
-            continue
-        metrics = {"mean_reward": 0.5 + t / 10, "base_mean_reward": 0.5, "reward_components": {}}
+        evaluated = {"mean_reward": 0.5 + t / 10, "base_mean_reward": 0.5, "reward_components": {}}
         sampled = {"mean_reward": 0.4, "mean_response_tokens": 9.0, "pairs": 8, "std_reward": None}
-        steps = [{"step": step, "loss": 1 / step} for step in (1, 2)]
-        files: dict[str, dict[str, str]] = {
-            "evaluate": {"metrics.json": json.dumps(metrics)},
-            "pair": {"metrics.json": json.dumps(sampled)},
-            "train": {
-                "summary.json": json.dumps({"metrics": {"loss": 0.25}}),
-                "metrics.jsonl": "".join(json.dumps(each) + "\n" for each in steps),
-            },
-            "promote": {
-                "decision.json": json.dumps({"promoted": True, "aliases": ["best"], "gates": []}),
-                "registry.json": json.dumps({"version": t, "aliases": {"best": t}}),
-            },
+        files = {
+            "evaluate/metrics.json": evaluated,
+            "pair/metrics.json": sampled,
+            "train/summary.json": {"metrics": {"loss": 0.25}},
+            "promote/decision.json": {"promoted": True, "aliases": ["best"], "gates": []},
+            "promote/registry.json": {"version": t, "aliases": {"best": t}},
         }
-        for stage, texts in files.items():
-            place = folder / f"{t}-{stage}"
-            place.mkdir(parents=True, exist_ok=True)
-            for name, text in texts.items():
-                (place / name).write_text(text)
-            artifacts[f"iteration-{t}/{stage}"] = artifact_in(place)
+        texts = {place: json.dumps(each) for place, each in files.items()}
+        steps = [{"step": step, "loss": 1 / step} for step in (1, 2)]
+        texts["train/metrics.jsonl"] = "\n".join(map(json.dumps, steps))
+        for place, text in texts.items() if t <= done else ():
+            path = folder / f"{t}" / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            artifacts[f"iteration-{t}/{path.parent.name}"] = artifact_in(path.parent)
     return Summary("tracked", config, str(folder), artifacts=artifacts, rows=rows)
 
 
@@ -80,7 +71,7 @@ class Run:
                 "execution": {"interpreters": {"trackers": str(interpreter)}},
             }
         )
-        store = LocalStore.open(str(folder / "store"), create=True)
+        store = Store.open(str(folder / "store"), create=True)
         self.record = RunRecord(store, "tracked")
         self.warnings: list[str] = []
 
@@ -92,17 +83,17 @@ class Run:
                 trackers.update(found)
                 if fails:
                     raise InterruptedError
-                trackers.finish(found, "report.html")
+                trackers.update(found, "report.html")
         except InterruptedError:
             assert fails
 
 
 def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> None:
     config = RunConfig(name="tracked", iterations=2)
-    [base, trained, first] = updates(summary_of(config, tmp_path, done=1))
-    assert base.points == [(0, {"evaluation/mean_reward": 0.5})]
-    assert [(step, each["train/loss"]) for step, each in trained.points] == [(1, 1.0), (2, 0.5)]
-    assert first.points == [
+    [(_, _, base), (_, _, trained), (_, _, first)] = updates(summary_of(config, tmp_path, done=1))
+    assert base == [(0, {"evaluation/mean_reward": 0.5})]
+    assert [(step, each["train/loss"]) for step, each in trained] == [(1, 1.0), (2, 0.5)]
+    assert first == [
         (
             1,
             {
@@ -127,8 +118,8 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
         "intervals": {"mean_reward": (0.2, 0.4), "components.style": (0.6, 0.8)},
     }
     found.suites = [SuiteFigures("math", [row])]
-    *_, trained, second = updates(found)
-    [(_, values)] = second.points
+    *_, (_, _, trained), (_, axis, [(_, values)]) = updates(found)
+    assert axis == "iteration"
     assert {name: value for name, value in values.items() if name.startswith("suites/")} == {
         "suites/math/mean_reward": 0.3,
         "suites/math/mean_reward/low": 0.2,
@@ -139,8 +130,7 @@ def test_updates_are_those_of_the_iterations_that_are_done(tmp_path: Path) -> No
         "suites/math/reward_components/style/high": 0.8,
     }
     # Counted on from the iteration before.
-    assert [step for step, _ in trained.points] == [3, 4]
-    assert second.axis == "iteration"
+    assert [step for step, _ in trained] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +159,17 @@ def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
     )
     run.attempt(2, fails=False)
     assert run.warnings == []
-    curves, texts, count = READERS[tracker](tmp_path / "store/trackers")
+    place = tmp_path / "store/trackers"
+    if tracker == "wandb":
+        # The rest is in wandb's own format.
+        runs = {each.name.rpartition("-")[2] for each in place.glob("wandb/offline-run-*")}
+        assert len(runs) == 1
+        return
+    points, texts, count = READERS[tracker](place)
     assert count == 1
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in points:
+        curves.setdefault(name, []).append((step, value))
     assert curves["evaluation/mean_reward"] == [(0, 0.5), (1, 0.6), (2, 0.7)]
     assert curves["reward/mean_reward"] == [(1, 0.4), (2, 0.4)]
     assert curves["train/loss"] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]
@@ -178,14 +177,14 @@ def test_a_run_that_goes_on_continues_its_session_and_sends_nothing_twice(
         assert each in texts
 
 
-Found = tuple[dict[str, list[tuple[int, float]]], str, int]
+# Points by name and step, texts, and the number of sessions.
+Found = tuple[list[tuple[str, int, float]], str, int]
 
 
 def read_tensorboard(place: Path) -> Found:
     from tensorboardX.proto.event_pb2 import Event
 
-    curves: dict[str, list[tuple[int, float]]] = {}
-    texts = ""
+    points, texts = [], ""
     for path in sorted(place.glob("tensorboard/tracked/events.*")):
         content = path.read_bytes()
         while content:
@@ -194,99 +193,50 @@ def read_tensorboard(place: Path) -> Found:
             event = Event.FromString(content[12 : 12 + length])
             content = content[length + 16 :]
             for value in event.summary.value:
-                point = (event.step, round(value.simple_value, 6))
-                curves.setdefault(value.tag, []).append(point)
+                points.append((value.tag, event.step, round(value.simple_value, 6)))
                 texts += "".join(each.decode() for each in value.tensor.string_val)
-    return curves, texts, len(list(place.glob("tensorboard/*")))
+    return points, texts, len(list(place.glob("tensorboard/*")))
 
 
 def read_mlflow(place: Path) -> Found:
     with contextlib.closing(sqlite3.connect(place / "mlflow/mlflow.db")) as database:
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for name, step, value in database.execute(
-            "select key, step, value from metrics order by step"
-        ):
-            curves.setdefault(name, []).append((step, value))
-        texts = " ".join(value for (value,) in database.execute("select value from tags"))
+        points = database.execute("select key, step, value from metrics order by step").fetchall()
+        texts = str(database.execute("select value from tags").fetchall())
         states = database.execute("select status from runs").fetchall()
     assert states == [("FINISHED",)]
-    return curves, texts, len(states)
+    return points, texts, len(states)
 
 
 def read_trackio(place: Path) -> Found:
     with contextlib.closing(sqlite3.connect(place / "trackio/geb.db")) as database:
         rows = database.execute("select step, metrics from metrics order by id").fetchall()
         [(sessions,)] = database.execute("select count(distinct run_id) from metrics").fetchall()
-    return _curves((step, json.loads(metrics)) for step, metrics in rows), str(rows), sessions
-
-
-def read_wandb(place: Path) -> Found:
-    # By wandb's own messages, which its environment has.
-    program = f"""
-import json, struct, sys
-from pathlib import Path
-from wandb.proto.wandb_internal_pb2 import Record
-for path in sorted(Path({str(place)!r}).glob("wandb/offline-run-*/*.wandb")):
-    content = path.read_bytes()
-    start, whole = 7, b""
-    while start + 7 <= len(content):
-        # A log of blocks of 32 KiB; a record may go on in the next one.
-        if 32768 - start % 32768 < 7:
-            start += 32768 - start % 32768
-        _, length, kind = struct.unpack_from("<IHB", content, start)
-        whole += content[start + 7 : start + 7 + length]
-        start += 7 + length
-        if kind in (1, 4):
-            record, whole = Record.FromString(whole), b""
-            items = getattr(record, record.WhichOneof("record_type"))
-            if record.HasField("run"):
-                print(json.dumps(["run", record.run.run_id]))
-            if record.HasField("history") or record.HasField("summary"):
-                named = items.item if record.HasField("history") else items.update
-                values = {{each.key or "/".join(each.nested_key): json.loads(each.value_json)
-                           for each in named}}
-                print(json.dumps([record.WhichOneof("record_type"), values]))
-"""
-    done = subprocess.run(
-        [PYTHON, "-c", program], capture_output=True, text=True, check=True, cwd=place
-    )
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    history = [values for kind, values in records if kind == "history"]
-    points = ((each.get("iteration", each.get("train/step")), each) for each in history)
-    runs = {name for kind, name in records if kind == "run"}
-    return _curves(points), done.stdout, len(runs)
-
-
-def _curves(rows: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[tuple[int, float]]]:
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for step, values in rows:
-        for name, value in values.items():
-            curves.setdefault(name, []).append((step, value))
-    return curves
+    points = [
+        (name, step, value) for step, text in rows for name, value in json.loads(text).items()
+    ]
+    return points, str(rows), sessions
 
 
 READERS: dict[str, Callable[[Path], Found]] = {
     "tensorboard": read_tensorboard,
     "mlflow": read_mlflow,
     "trackio": read_trackio,
-    "wandb": read_wandb,
 }
 
 
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        # Never answers, and ends when its input does.
-        ("cat > /dev/null", "it has not taken everything 0.1 s after the run"),
-        ("exit 3", "its process has ended"),
-        ("""echo '{"error": "no login"}'""", "no login"),
+        ("exec sleep 600", "it has not taken everything 0.1 s after the run"),
+        ("cat > /dev/null", "its process has ended and has not taken everything"),
+        ("echo no login >&2; exit 3", "its process has ended with exit code 3: no login"),
     ],
-    ids=["hangs", "crashes", "refuses"],
+    ids=["hangs", "ends", "crashes"],
 )
 def test_a_tracker_that_fails_costs_one_warning_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ) -> None:
-    monkeypatch.setattr(sessions, "_LAST_SECONDS", 0.1 if "cat" in program else 60.0)
+    monkeypatch.setattr(sessions, "_LAST_SECONDS", 0.1 if "sleep" in program else 60.0)
     run = Run(tmp_path, "wandb", write_program(tmp_path, program))
     run.attempt(2, fails=False)
     [warning] = run.warnings

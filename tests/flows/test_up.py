@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import UUID
 
@@ -30,38 +25,30 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.standing.server import is_prefect
-from tests.flows.loop import ROOT, geb, started, wait_for_line, warm_started, write_config
-from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up, unconfigured
+from tests.flows.loop import geb, started, wait_for_line, warm_started, write_config
+from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once, geb_up
+from tests.scripted_server import ScriptedServer
 
 NOWHERE = {"oracle_code": "/nowhere/oracle.py"}
 DONE = ("Completed", "Cached")
+SMALL_BANDIT = {
+    "landscape": {"num_arms": 20, "reference_arm": 5, "best_arm": 15},
+    "num_seeds": 1,
+    "num_iterations": 5,
+    "methods": ["none"],
+    "record_every": 5,
+    "kappas": [1.0],
+}
 
 pytestmark = pytest.mark.slow
 
 
-@dataclass
-class Webhook:
-    """A web server on loopback that keeps what it is told."""
-
-    address: str
-    messages: queue.Queue[str]
-
-
 @pytest.fixture
-def webhook() -> Iterator[Webhook]:
+def webhook() -> Iterator[ScriptedServer]:
     """Takes ``{"text": …}`` by POST, as chat services do."""
-    messages: queue.Queue[str] = queue.Queue()
-
-    class Keep(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            messages.put(json.loads(body)["text"])
-            self.send_response(200)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Keep) as server:
+    with ScriptedServer(lambda number, request: (200, {})) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield Webhook(f"http://127.0.0.1:{server.server_port}/hook", messages)
+        yield server
         server.shutdown()
 
 
@@ -107,33 +94,48 @@ def test_up_is_found_by_a_second_one_and_by_geb_run_and_ended_from_outside(tmp_p
         assert ended.state.is_crashed(), "the history stays, and nothing seems to run"
 
 
+def test_a_password_is_asked_for_and_kept_from_stages(tmp_path: Path, finished: Path) -> None:
+    with geb_up(tmp_path, "--password") as (_, up):
+        kept = up.home / "password"
+        assert kept.stat().st_mode & 0o777 == 0o600
+        assert up.password is not None
+        shown = geb("up", "--home", up.home, "--store", up.store).stdout
+        assert up.password in shown
+        assert f'PREFECT_API_AUTH_STRING="$(cat {kept})"' in shown
+        refused = geb("run", finished, PREFECT_API_URL=up.api)
+        assert refused.returncode == 64, refused.stderr
+        assert "does not let us in: 401" in refused.stderr
+        assert "Traceback" not in refused.stdout + refused.stderr
+        done = geb("run", finished, PREFECT_API_URL=up.api, PREFECT_API_AUTH_STRING=up.password)
+        assert done.returncode == 0, done.stderr
+        config = {"name": "locked", "store": str(up.store), "bandit": SMALL_BANDIT}
+        ended = up.wait(up.start("bandit/bandit", config=config).id)
+        with up.client() as client:
+            assert [each.state_name for each in client.read_flow_runs()] == ["Completed"] * 2
+    assert ended.state is not None
+    assert ended.state.is_completed(), ended.state.message
+    contents = [path.read_bytes() for path in up.store.rglob("*") if path.is_file()]
+    assert contents
+    assert not any(up.password.encode() in each for each in contents)
+
+
 def test_geb_run_says_where_a_geb_up_is(standing: Up, finished: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.commands.cli", "run", str(finished)],
-        capture_output=True,
-        text=True,
-        env=unconfigured() | {"GEB_HOME": str(standing.home)},
-        check=False,
-    )
+    done = geb("run", finished, PREFECT_API_URL="", GEB_HOME=str(standing.home))
     assert done.returncode == 0, done.stderr
     assert f"PREFECT_API_URL={standing.api}" in done.stdout
 
 
-def test_a_message_is_sent_when_a_run_has_ended(standing: Up, webhook: Webhook) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.commands.cli", "automations"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PREFECT_API_URL": standing.api, "GEB_NOTIFY_URL": webhook.address},
-        check=False,
-    )
+def test_a_message_is_sent_when_a_run_has_ended(standing: Up, webhook: ScriptedServer) -> None:
+    done = geb("automations", PREFECT_API_URL=standing.api, GEB_NOTIFY_URL=webhook.url)
     assert done.returncode == 0, done.stderr
-    standing.start("iterate/iterate", config={"name": "told", "iterations": 1, "inputs": NOWHERE})
-    told = webhook.messages.get()
-    assert "told" in told
-    assert "Failed" in told
-    assert "/nowhere/oracle.py" in told
-    assert "/runs/flow-run/" in told
+    wrong = {"name": "told", "iterations": 1, "inputs": NOWHERE}
+    run = standing.start("iterate/iterate", config=wrong)
+    while not webhook.requests:
+        time.sleep(0.5)
+    told = webhook.requests[0]["text"]
+    for part in ("told", "Failed", "/nowhere/oracle.py", "/runs/flow-run/"):
+        assert part in told
+    assert standing.steps(run.id) == {}, "a wrong value ends a run before any stage"
 
 
 def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -150,23 +152,8 @@ def test_a_killed_up_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "flows.commands.cli",
-                "up",
-                "--port",
-                port,
-                "--home",
-                str(tmp_path / "home"),
-            ],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=unconfigured() | {"PYTHONPATH": str(ROOT)},
-            check=False,
-        )
+        where = ("--home", tmp_path / "home", "--store", tmp_path / "store")
+        done = geb("up", "--port", port, *where, PREFECT_API_URL="")
     assert done.returncode == 64, done.stdout
     assert f"port {port}" in done.stderr
     assert "--port" in done.stderr
@@ -227,8 +214,6 @@ def test_every_way_to_go_on_finds_what_is_done(
 
 
 def test_a_schedule_starts_a_run(standing: Up) -> None:
-    every = {"landscape": {"num_arms": 20, "reference_arm": 5, "best_arm": 15}, "num_seeds": 1}
-    small = {"num_iterations": 5, "methods": ["none"], "record_every": 5, "kappas": [1.0]}
     schedule = DeploymentScheduleCreate(
         schedule=IntervalSchedule(
             interval=timedelta(seconds=30), anchor_date=datetime.now(UTC) + timedelta(seconds=10)
@@ -238,7 +223,7 @@ def test_a_schedule_starts_a_run(standing: Up) -> None:
             "config": {
                 "name": "scheduled",
                 "store": str(standing.store),
-                "bandit": every | small,
+                "bandit": SMALL_BANDIT,
             }
         },
     )
@@ -275,12 +260,3 @@ def test_a_run_that_was_killed_does_not_stay_running(
     assert ended.state is not None
     assert ended.state.is_crashed()
     assert "no heartbeat" in str(ended.state.message)
-
-
-def test_a_wrong_value_ends_the_run_before_any_stage(standing: Up) -> None:
-    config = {"name": "wrong", "inputs": NOWHERE}
-    run = standing.wait(standing.start("iterate/iterate", config=config).id)
-    assert run.state is not None
-    assert run.state.is_failed()
-    assert "/nowhere/oracle.py" in str(run.state.message)
-    assert standing.steps(run.id) == {}

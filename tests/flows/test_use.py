@@ -11,12 +11,11 @@ import pytest
 
 from flows.commands.store import fault_of_base
 from flows.pipeline.inputs import resolve_model
-from flows.report.exported import base_of, export
-from stages.contract.local_store import LocalStore
+from flows.report.model_card import base_of, export
 from stages.contract.manifest import Manifest, describe_files
-from stages.contract.registry import ModelRegistry
 from stages.contract.request import ArtifactInput, FileInput, HubInput
-from stages.contract.store import Artifact
+from stages.store.base import Artifact, Store
+from stages.store.registry import ModelRegistry
 from tests.flows.loop import geb, steps
 from tests.forking import forked_python
 from tests.small_disk import no_room
@@ -43,17 +42,22 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     assert "is there and not empty" in again.stderr
 
 
-def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
-    done = subprocess.run(
-        [
-            *(forked_python(), "-m", "flows.commands.cli", "chat", "small@production"),
-            *("--store", finished.parent / "store", "--max-new-tokens", "4"),
-        ],
-        input="Please bring two cups to room 12.\n\nWe need two maps.\n",
+def run_module(*command: object, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [forked_python(), "-m", *map(str, command)],
+        input=given,
         capture_output=True,
         text=True,
         env=os.environ,
         check=False,
+    )
+
+
+def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
+    done = run_module(
+        *("flows.commands.cli", "chat", "small@production"),
+        *("--store", finished.parent / "store", "--max-new-tokens", "4"),
+        given="Please bring two cups to room 12.\n\nWe need two maps.\n",
     )
     assert done.returncode == 0, done.stderr
     names = [line.partition(":")[0] for line in done.stdout.splitlines()]
@@ -62,14 +66,7 @@ def test_a_chat_shows_the_base_beside_the_policy(finished: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "me@home").mkdir()
-    done = subprocess.run(
-        [forked_python(), "-m", "stages.generate.dialogue", f"base={tmp_path / 'me@home'}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
-    )
+    done = run_module("stages.generate.dialogue", f"base={tmp_path / 'me@home'}")
     assert done.returncode == 64
     assert f"{tmp_path}/me@home" in done.stderr, "an @ in a folder's name begins no revision"
     assert "remedy" in done.stderr
@@ -80,7 +77,7 @@ HUB = HubInput(repo="owner/model", revision="c0ffee")
 
 
 def trained(
-    store: LocalStore, key: str, policy: HubInput | FileInput | ArtifactInput, *files: str
+    store: Store, key: str, policy: HubInput | FileInput | ArtifactInput, *files: str
 ) -> Artifact:
     """An artifact of `train` whose files hold their own names."""
     scratch = store.new_scratch("train", key)
@@ -107,19 +104,15 @@ def trained(
     return store.publish(scratch, manifest)
 
 
-def test_the_base_of_the_hub_is_its_repository_at_its_revision(tmp_path: Path) -> None:
-    store = LocalStore.open(str(tmp_path), create=True)
-    found = base_of(store, trained(store, "0" * 64, HUB))
-    assert (found.name, found.revision, found.folder) == ("owner/model", "c0ffee", None)
-
-
 def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
     tmp_path: Path,
 ) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     files = ("checkpoint/config.json", "adapter/adapter_config.json")
     first = trained(store, "1" * 64, HUB, *files)
     second = trained(store, "2" * 64, first.ref("checkpoint"), *files)
+    base = base_of(store, first)
+    assert (base.name, base.revision, base.folder) == ("owner/model", "c0ffee", None)
     bases = {
         1: "owner/model, revision c0ffee",
         2: f"many, version 1 (the `checkpoint` of train {'1' * 64})",
@@ -139,7 +132,7 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
 
 
 def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     made = trained(store, "1" * 64, HUB, "checkpoint/config.json", "checkpoint/more.json")
     ModelRegistry(store).register("tiny", made.ref("checkpoint"), metrics={})
     new, empty = tmp_path / "new", tmp_path / "empty"
@@ -157,7 +150,7 @@ def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -
 def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
     tmp_path: Path,
 ) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)
     ModelRegistry(store).register("kept", artifact.ref("checkpoint"), metrics={})
@@ -174,7 +167,7 @@ def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
 
 
 def test_an_adapter_whose_base_is_gone_is_damaged(tmp_path: Path) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     base = trained(store, "1" * 64, HUB, "checkpoint/config.json")
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     trained(store, "2" * 64, base.ref("checkpoint"), *files)
@@ -186,7 +179,7 @@ def test_an_adapter_whose_base_is_gone_is_damaged(tmp_path: Path) -> None:
 
 
 def test_an_adapter_whose_base_is_an_empty_folder_by_now_is_damaged(tmp_path: Path) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "base").mkdir()
     base = FileInput(location=str(tmp_path / "base"), digest="0" * 64)
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")

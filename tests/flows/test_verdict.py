@@ -15,10 +15,9 @@ from flows.commands import cli
 from flows.execution.run_record import DamagedRecordWarning, RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
-from flows.report.html import write
+from flows.report.html import verdict, write
 from flows.report.summary import Summary, summarise
-from flows.report.verdict import verdict
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.flows.evaluations import artifact_in
 from tests.stage_calls import checkpoint_artifact
 
@@ -65,12 +64,37 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     )
     assert found.sentence.endswith(end)
     assert found.reasons == (("the win rate is 0.9",) if promoted is False else ())
+    bare = summary(tmp_path, promoted=None)
+    bare.rows[1] = {"iteration": 1, "components": {}}
+    assert verdict(bare).sentence == "No iteration has been evaluated yet."
+
+
+@pytest.mark.parametrize(
+    ("ties", "figures", "said"),
+    [
+        ("keep", {"pairs": 100, "ties": 91}, "91 of 100 pairs"),
+        ("drop", {"pairs": 9, "ties": 91}, "91 of 100 pairs"),
+        ("keep", {"pairs": 100, "ties": 90}, None),
+        ("drop", {"pairs": 100, "ties": 91}, None),
+    ],
+)
+def test_a_verdict_names_iterations_whose_pairs_nearly_all_tie(
+    tmp_path: Path, ties: str, figures: dict[str, int], said: str | None
+) -> None:
+    found = summary(tmp_path, promoted=True)
+    found.config = RunConfig.model_validate({"iterations": 1, "pair": {"ties": ties}})
+    found.rows[1] |= figures
+    reasons = verdict(found).reasons
+    assert len(reasons) == (said is not None)
+    assert all(each.startswith(f"iteration 1: {said} tie: ") for each in reasons)
+    found.rows[1]["win_rate"] = None
+    assert verdict(found).reasons == reasons, "before the evaluation"
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> RunRecord:
     """A run of one iteration with all its steps but the suite's, which failed, and what follows."""
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     record = RunRecord(store, "small")
     folder = tmp_path / "suite"
     suite = {"prompts": str(folder / "prompts.jsonl")}
@@ -152,19 +176,13 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
     assert "1 artifact is damaged" in (record.path / "report.html").read_text()
 
 
-def test_a_run_that_has_evaluated_nothing_says_so(tmp_path: Path) -> None:
-    found = summary(tmp_path, promoted=None)
-    found.rows[1] = {"iteration": 1, "components": {}}
-    assert verdict(found).sentence == "No iteration has been evaluated yet."
-
-
 def test_the_page_lists_the_settings_that_differ_and_needs_no_network(
     tmp_path: Path,
 ) -> None:
     found = summary(tmp_path, promoted=None)
     for row in found.rows:
         row |= {"solved": {}}
-    record = RunRecord(LocalStore.open(str(tmp_path / "store"), create=True), "small")
+    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(found.config)
     page = Path(write(record, found, [])).read_text()
     assert 'train.beta</code></td><td class="text"><code>0.5</code>' in page

@@ -14,11 +14,10 @@ from flows.commands.cli import main
 from flows.pipeline.steps import Steps
 from stages.contract.errors import GebError
 from stages.contract.events import Emitter
-from stages.contract.local_store import LocalStore
-from stages.contract.params import StageParams
-from stages.contract.program import Stage, execute
+from stages.contract.params import OutputSpec, StageParams
 from stages.contract.request import make_request
-from stages.contract.signature import OutputSpec
+from stages.harness.program import Stage, execute
+from stages.store.base import Store
 from tests.flows.loop import write_config
 
 Inputs = dict[str, Any]
@@ -105,7 +104,7 @@ class LazyParams(StageParams):
 def test_an_artifact_without_a_declared_output_is_not_published(
     tmp_path: Path, written: str
 ) -> None:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     request = make_request(LazyParams(), inputs={}, seed=0, store=str(store.root))
 
     def run(ctx: Any) -> None:

@@ -36,8 +36,8 @@ def forked_python() -> str:
     wrapper.write_text(
         "#!/bin/sh\n"
         'case "$1 $2" in\n'
-        f'"-m stages.contract.fork_server") {ask} "$@" ;;\n'
-        f'"-m stages.contract."*) exec {real} "$@" ;;\n'
+        f'"-m stages.harness.fork_server") {ask} "$@" ;;\n'
+        f'"-m stages.harness."*) exec {real} "$@" ;;\n'
         f'"-m stages."*) {ask} "$@" ;;\n'
         f'"-m flows."*) exec {real} -I -S {client} {sockets["flows"]} "$@" ;;\n'
         f'*) exec {real} "$@" ;;\n'

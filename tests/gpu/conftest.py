@@ -20,7 +20,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(scope="session", autouse=True)
 def _needs_gpu() -> None:
     if not torch.cuda.is_available():
-        pytest.exit("no GPU that torch sees: `geb doctor --gpu` tells more", returncode=EXIT_USER)
+        pytest.exit("no GPU that torch sees", returncode=EXIT_USER)
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flows.runners.local.gpu_locks import gpus_of_this_host
-from stages.contract.local_store import LocalStore
+from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.request import Request
+from stages.store.base import Store
 from tests.vllm_session import PYTHON as VLLM_PYTHON
 from tests.vllm_session import ROOT
 
@@ -36,6 +36,6 @@ def run_stage(request: Request, path: Path, *, vllm: bool = False) -> Path:
             check=False,
         )
     assert done.returncode == 0, log.read_text()[-8000:]
-    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    artifact = Store.open(request.store).load(request.stage, request.key)
     assert artifact is not None
     return artifact.path

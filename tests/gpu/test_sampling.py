@@ -1,15 +1,15 @@
-"""Sampling on GPUs: seeds, log-probabilities against a forward pass on the CPU, several engines."""
+"""Sampling on GPUs: seeds, log-probabilities against a forward pass on the CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from stages.contract.context import ModelSource
 from stages.contract.request import Resources
-from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import GenerateParams
+from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm
+from stages.tables.schemas import RESPONSES, read_rows
 from tests.gpu.programs import run_stage
 from tests.stage_calls import request_for, write_prompts
 from tests.tiny_models import WORDS
@@ -73,12 +73,3 @@ def test_responses_depend_on_the_seed(sampled, backend):
 def test_temperature_zero_is_the_same_on_gpu_and_cpu(sampled):
     greedy = {"backend": "transformers", "dtype": "float32", "temperature": 0.0, "num_samples": 1}
     assert tokens_of(sampled("gpu", **greedy)) == tokens_of(sampled("cpu", gpus=0, **greedy))
-
-
-@pytest.mark.parametrize("backend", ["transformers", "vllm"])
-def test_two_engines_answer_all_prompts(sampled, backend):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("each of the two engines needs a GPU of its own, and this machine has one")
-    rows = sampled("store", gpus=2, backend=backend, vllm=VLLM)
-    expected = sampled("one", backend=backend, vllm=VLLM)
-    assert [each[:2] for each in tokens_of(rows)] == [each[:2] for each in tokens_of(expected)]

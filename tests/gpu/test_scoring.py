@@ -1,11 +1,11 @@
-"""Reward models on a GPU in bfloat16, plain, URM and on vLLM's pooling, against the CPU."""
+"""Reward models on a GPU in bfloat16, plain and URM, against the CPU."""
 
 from __future__ import annotations
 
 import pytest
 
 from stages.contract.request import Resources
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.gpu.programs import run_stage
 from tests.stage_calls import request_for, response, score_params
 from tests.tiny_models import WORDS, make_tiny_reward_model
@@ -57,7 +57,7 @@ def scored(request_of, tmp_path):
     def score(name, oracle, gpus, **settings):
         request = request_of(name, oracle, gpus, **settings)
         path = tmp_path / f"{name}.json"
-        return scores_of(run_stage(request, path, vllm=settings.get("engine") == "vllm"))
+        return scores_of(run_stage(request, path))
 
     return score
 
@@ -67,10 +67,3 @@ def test_scores_in_bfloat16_are_the_cpu_s(scored, oracle):
     cpu = scored("cpu", oracle, 0, dtype="float32")
     assert len({round(each, 2) for each in cpu}) > 5
     assert scored("gpu", oracle, 1, dtype="bfloat16") == pytest.approx(cpu, abs=ROUNDING)
-
-
-def test_scores_of_vllm_s_pooling_are_the_cpu_s(scored):
-    settings = {"dtype": "bfloat16", "engine": "vllm", "gpu_memory_utilization": 0.3}
-    gpu = scored("gpu", "reward_model", 1, **settings)
-    cpu = scored("cpu", "reward_model", 0, dtype="float32")
-    assert gpu == pytest.approx(cpu, abs=ROUNDING)

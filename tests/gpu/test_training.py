@@ -23,7 +23,6 @@ SETTINGS = {
     "zero-2": {"deepspeed": {"zero_stage": 2}},
     "zero-3": {"deepspeed": {"zero_stage": 3}},
     "fsdp2": {"sharding": "fsdp2"},
-    "compiled": {"compile": True},
     "zero-3, offload": {
         "deepspeed": {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}
     },

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from flows.pipeline.kubernetes import KubernetesSettings
-from stages.contract.file_locks import exclusive_lock
+from flows.pipeline.placement import KubernetesSettings
+from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
 

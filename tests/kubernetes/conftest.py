@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.file_locks import exclusive_lock
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
+from stages.store.locks import exclusive_lock
 from tests.kubernetes.cluster import Namespace, load_image, namespace, reachable_cluster
 from tests.probe_stage import install
 
@@ -43,11 +43,9 @@ def nodes(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def store(
-    cluster: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[LocalStore]:
+def store(cluster: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store, for probes in pods; none of its pods may be left after the test."""
     install(tmp_path / "code", monkeypatch)
-    made = LocalStore.open(str(tmp_path / "store"), create=True)
+    made = Store.open(str(tmp_path / "store"), create=True)
     yield made
     assert cluster.pods() == []

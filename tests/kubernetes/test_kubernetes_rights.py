@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,16 @@ import pytest
 import yaml
 from kubernetes import client
 
-from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import RIGHTS
-from flows.runners.kubernetes.runner import KubernetesRunner
+from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError, UserError
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.at_work import at_work
 from tests.flows.loop import ROOT
-from tests.flows.probes import hanging_pids, wait_until
-from tests.kubernetes.cluster import CPUS, USER, Namespace, kubectl
-from tests.kubernetes.pods import ORCHESTRATOR, probe_settings, request_for
+from tests.flows.probes import wait_until
+from tests.kubernetes.cluster import Namespace, kubectl
+from tests.kubernetes.pods import probe_settings, request_for, runner
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -49,6 +47,12 @@ def account(cluster: Namespace, tmp_path: Path) -> Iterator[str]:
     path.write_text(json.dumps(_kubeconfig(cluster.name)))
     yield str(path)
     kubectl("delete", "-k", str(folder))
+
+
+def runner_of(kubeconfig: str, settings: KubernetesSettings) -> PlaceRunner[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", kubeconfig)
+        return runner(settings)
 
 
 def _kubeconfig(namespace: str) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def test_the_shipped_files_install(cluster: Namespace) -> None:
 
 
 def test_the_role_is_what_the_runner_uses_and_no_more(
-    store: LocalStore, cluster: Namespace, account: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, cluster: Namespace, account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stage runs under the account to its end, and every right is made use of."""
     used = set()
@@ -102,8 +106,8 @@ def test_the_role_is_what_the_runner_uses_and_no_more(
 
     monkeypatch.setattr(client.ApiClient, "call_api", recorded)
     request = request_for(store, behaviour="hang")
-    settings = probe_settings(cluster, request, kubeconfig=account)
-    with at_work(request, KubernetesRunner(settings, grace_seconds=1)) as work:
+    settings = probe_settings(cluster, request)
+    with at_work(request, runner_of(account, settings)) as work:
         [pod] = cluster.pods()
         kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"], "--wait=false")
         assert isinstance(work.join(), PreemptedError)
@@ -123,78 +127,18 @@ def _right(method: str, url: str) -> tuple[str, str]:
     names = place[2:] if place[0] == "namespaces" else place
     resource = "/".join([names[0], *names[2:]])
     if method == "GET" and len(names) == 1:
-        return resource, "watch" if "watch=True" in url or "watch=true" in url else "list"
+        return resource, "list"
     return resource, {"GET": "get", "POST": "create", "DELETE": "delete"}[method]
 
 
 def test_a_missing_right_is_told_before_the_first_stage(
-    store: LocalStore, cluster: Namespace, account: str
+    store: Store, cluster: Namespace, account: str
 ) -> None:
     role = objects()["Role"]
     role["metadata"]["namespace"] = cluster.name
-    role["rules"][0]["verbs"].remove("watch")
+    role["rules"][0]["verbs"].remove("delete")
     cluster.apply(role)
-    settings = probe_settings(cluster, request_for(store), kubeconfig=account)
-    with pytest.raises(UserError, match="this account may not watch pods") as caught:
-        KubernetesRunner(settings)
+    settings = probe_settings(cluster, request_for(store))
+    with pytest.raises(UserError, match="this account may not delete pods") as caught:
+        runner_of(account, settings)
     assert "kubectl apply -k configs/cluster/kubernetes" in caught.value.remedy
-
-
-def test_an_orchestrator_in_a_pod_owns_its_stages_pods(
-    store: LocalStore, cluster: Namespace, account: str
-) -> None:
-    """It uses its service account, and its pods are gone soon after it is."""
-    request = request_for(store, behaviour="hang")
-    path = store.root / "request.json"
-    request.write(path)
-    for folder in [store.root, *store.root.rglob("*")]:
-        os.chown(folder, USER, USER)
-    settings = probe_settings(cluster, request)
-    program = [sys.executable, "-c", ORCHESTRATOR, str(path), settings.model_dump_json()]
-    cluster.apply(_orchestrator(settings, program, writable=str(store.root)))
-    wait_until(lambda: hanging_pids(store.root))
-    [own] = [pod for pod in cluster.pods() if pod["metadata"]["name"] != "orchestrator"]
-    [owner] = own["metadata"]["ownerReferences"]
-    assert owner["name"] == "orchestrator"
-    kubectl("-n", cluster.name, "delete", "pod", "orchestrator", "--now")
-    wait_until(lambda: cluster.pods() == [])
-
-
-def _orchestrator(
-    settings: KubernetesSettings, program: list[str], writable: str
-) -> dict[str, Any]:
-    """A pod that runs a program as the shipped service account."""
-    mounts = [
-        {
-            "name": "machine",
-            "mountPath": place,
-            "subPath": volume.sub_path,
-            "readOnly": place != writable,
-        }
-        for place, volume in settings.volumes.items()
-    ]
-    environment = settings.environment | {"HOME": "/tmp", "NO_PROXY": "*"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "orchestrator"},
-        "spec": {
-            "serviceAccountName": "geb",
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": USER, "runAsGroup": USER},
-            "containers": [
-                {
-                    "name": "geb",
-                    "image": settings.image,
-                    "command": program,
-                    "env": [{"name": name, "value": environment[name]} for name in environment],
-                    "resources": {"requests": {"cpu": str(CPUS)}},
-                    "volumeMounts": mounts,
-                }
-            ],
-            "volumes": [
-                {"name": "machine", "persistentVolumeClaim": {"claimName": "machine"}},
-            ],
-        },
-    }

@@ -6,21 +6,18 @@ from typing import Any
 
 import pytest
 
-from flows.runners.kubernetes.runner import KubernetesRunner
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Log, Progress
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
+from stages.store.base import Store
 from tests.at_work import at_work
 from tests.kubernetes.cluster import Namespace, kubectl
-from tests.kubernetes.pods import probe_settings, request_for, run
+from tests.kubernetes.pods import probe_settings, request_for, run, runner
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 
-def test_a_stage_in_a_pod_reports_and_leaves_its_artifact(
-    store: LocalStore, cluster: Namespace
-) -> None:
+def test_a_stage_in_a_pod_reports_and_leaves_its_artifact(store: Store, cluster: Namespace) -> None:
     request = request_for(store, message="hello", prints="to the log")
     heard = run(cluster, request)
     assert Log(message="hello") in heard
@@ -33,9 +30,7 @@ def test_a_stage_in_a_pod_reports_and_leaves_its_artifact(
     assert "to the log" in log.read_text()
 
 
-def test_a_refusal_is_a_mistake_and_a_crash_is_a_failure(
-    store: LocalStore, cluster: Namespace
-) -> None:
+def test_a_refusal_is_a_mistake_and_a_crash_is_a_failure(store: Store, cluster: Namespace) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
         run(cluster, request_for(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
@@ -43,7 +38,7 @@ def test_a_refusal_is_a_mistake_and_a_crash_is_a_failure(
         run(cluster, request_for(store, behaviour="crash"))
 
 
-def test_memory_beyond_the_limit_is_named(store: LocalStore, cluster: Namespace) -> None:
+def test_memory_beyond_the_limit_is_named(store: Store, cluster: Namespace) -> None:
     request = request_for(store, Resources(memory_gib=0.25), behaviour="eat_memory")
     with pytest.raises(StageFailedError, match=r"used up its memory limit of 0\.25 GiB"):
         run(cluster, request)
@@ -53,7 +48,7 @@ def test_memory_beyond_the_limit_is_named(store: LocalStore, cluster: Namespace)
     ("changes", "message", "remedy"),
     [
         ({"node_selector": {"pool": "none"}}, "no node takes the pod", "node_selector"),
-        ({"image": "localhost/nothing:1", "pull_policy": "Never"}, "cannot be had", "registry"),
+        ({"image": "localhost/nothing:1"}, "cannot be had", "registry"),
         (
             {"secrets": {"TOKEN": {"name": "nothing", "key": "token"}}},
             'secret "nothing" not found',
@@ -63,32 +58,14 @@ def test_memory_beyond_the_limit_is_named(store: LocalStore, cluster: Namespace)
     ids=["unschedulable", "missing image", "missing secret"],
 )
 def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(
-    store: LocalStore, cluster: Namespace, changes: dict[str, Any], message: str, remedy: str
+    store: Store, cluster: Namespace, changes: dict[str, Any], message: str, remedy: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
         run(cluster, request_for(store), pending_seconds=3, **changes)
     assert remedy in caught.value.remedy
 
 
-def test_more_gpus_than_nodes_have_is_told_in_the_schedulers_words(
-    store: LocalStore, cluster: Namespace
-) -> None:
-    request = request_for(store, Resources(gpus=3))
-    with pytest.raises(UserError, match=r"Insufficient nvidia\.com/gpu") as caught:
-        run(cluster, request, pending_seconds=3)
-    assert "resources.probe" in caught.value.remedy
-
-
-def test_a_missing_claim_is_named(store: LocalStore, cluster: Namespace) -> None:
-    request = request_for(store)
-    volumes = probe_settings(cluster, request).model_dump()["volumes"]
-    volumes["/models"] = {"claim": "weights"}
-    with pytest.raises(UserError, match="no claim 'weights'") as caught:
-        run(cluster, request, volumes=volumes)
-    assert "execution.kubernetes.volumes" in caught.value.remedy
-
-
-def test_a_quota_is_waited_for_or_too_small(store: LocalStore, cluster: Namespace) -> None:
+def test_a_quota_is_waited_for_or_too_small(store: Store, cluster: Namespace) -> None:
     hard = {"limits.memory": "1Gi"}
     quota = {
         "apiVersion": "v1",
@@ -104,8 +81,7 @@ def test_a_quota_is_waited_for_or_too_small(store: LocalStore, cluster: Namespac
         with pytest.raises(UserError, match=r"wants limits\.memory"):
             run(cluster, request_for(store))
         big = request_for(store, Resources(memory_gib=0.75), behaviour="hang")
-        runner = KubernetesRunner(probe_settings(cluster, big), grace_seconds=1)
-        with at_work(big, runner):
+        with at_work(big, runner(probe_settings(cluster, big))):
             small = request_for(store, Resources(memory_gib=0.5))
             with pytest.raises(StageFailedError, match="in use are"):
                 run(cluster, small, pending_seconds=1)
@@ -113,22 +89,19 @@ def test_a_quota_is_waited_for_or_too_small(store: LocalStore, cluster: Namespac
         kubectl("-n", cluster.name, "delete", "resourcequota", "team")
 
 
-def test_cancelling_ends_the_pod_within_its_grace_period(
-    store: LocalStore, cluster: Namespace
-) -> None:
+def test_cancelling_ends_the_pod_within_its_grace_period(store: Store, cluster: Namespace) -> None:
     request = request_for(store, behaviour="leave_child")
-    runner = KubernetesRunner(probe_settings(cluster, request), grace_seconds=2)
-    with at_work(request, runner) as work:
-        runner.stop_all()
+    chosen = runner(probe_settings(cluster, request), grace_seconds=2)
+    with at_work(request, chosen) as work:
+        chosen.stop_all()
         assert isinstance(work.join(), StoppedError)
 
 
 def test_a_pod_that_is_deleted_is_preempted_and_not_failed(
-    store: LocalStore, cluster: Namespace
+    store: Store, cluster: Namespace
 ) -> None:
     request = request_for(store, behaviour="hang")
-    settings = probe_settings(cluster, request)
-    with at_work(request, KubernetesRunner(settings, grace_seconds=1)) as work:
+    with at_work(request, runner(probe_settings(cluster, request))) as work:
         [pod] = cluster.pods()
         kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"])
         error = work.join()

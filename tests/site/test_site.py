@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
-from flows.pipeline.fields import field_rows
-from stages.contract.table_meanings import MEANINGS
-from stages.contract.tables import SCHEMAS
+from flows.pipeline.fields import run_rows
+from stages.tables.schemas import SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,21 +50,14 @@ def test_every_page_is_shown_without_a_network(site: Path) -> None:
 
 def test_the_reference_has_every_field_command_and_column(site: Path) -> None:
     shown = (site / "reference/configuration.html").read_text()
-    hidden = {f"{section}.{name}" for section, names in SET_BY_THE_RUN.items() for name in names}
-    for row in field_rows(RunConfig):
-        name = re.sub(r"^resources\.[a-z]+\.", "resources.STAGE.", row.name)
-        assert (f"<code>{name}</code>" in shown) == (name not in hidden), name
+    for row in run_rows():
+        assert f"<code>{row.name}</code>" in shown, row.name
+    assert "<code>train.iteration</code>" not in shown
     assert "<code>train.target_ratio</code></td>\n<td><code>null</code></td>" in shown
     commands = (site / "reference/command-line.html").read_text()
     assert all(f"<code>{word}" in commands for word in ("--set NAME=VALUE", "--estimate", "CONFIG"))
     tables = (site / "reference/files.html").read_text()
     assert all(f"<code>{name}</code>" in tables for name in SCHEMAS["pairs"].names)
-
-
-def test_the_meanings_are_of_the_schemas_columns() -> None:
-    assert {name: list(MEANINGS[name]) for name in MEANINGS} == {
-        name: schema.names for name, schema in SCHEMAS.items()
-    }
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:

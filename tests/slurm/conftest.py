@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flows.runners.slurm import client
-from stages.contract.file_locks import exclusive_lock
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
+from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.lacking import lacking
 from tests.probe_stage import install
@@ -58,15 +58,15 @@ def _own_cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None) -> Iterator[LocalStore]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None) -> Iterator[Store]:
     """A store, for probes as jobs; none of its jobs may be left after the test."""
     install(tmp_path / "code", monkeypatch)
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     yield store
     assert jobs_of(store) == []
 
 
-def jobs_of(store: LocalStore) -> list[client.QueuedJob]:
+def jobs_of(store: Store) -> list[client.QueuedJob]:
     """Jobs of a store, at work or pending."""
     folder = store.root / "slurm/jobs"
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from flows.pipeline.slurm import SlurmSettings
+from flows.pipeline.placement import Execution, SlurmSettings
+from flows.runners.place import PlaceRunner
 from flows.runners.slurm import client
-from flows.runners.slurm.runner import SlurmRunner
+from flows.runners.slurm.runner import SlurmPlace
 from stages.contract.events import Event
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 from tests.at_work import AtWork, said
 
 # What the settings of jobs must bring, since they get nothing of this process's environment.
@@ -23,9 +24,15 @@ def settings(**changes: Any) -> SlurmSettings:
     return SlurmSettings.model_validate({"environment": environment, "poll_seconds": 0.5} | changes)
 
 
-def runner(grace_seconds: float = 10, **changes: Any) -> SlurmRunner:
+def execution(death: str = "stop", grace_seconds: float = 10, **changes: Any) -> Execution:
+    """A run's section `execution`, whose stages are jobs."""
+    values = {"runner": "slurm", "slurm": settings(**changes), "grace_seconds": grace_seconds}
+    return Execution.model_validate(values | {"on_orchestrator_death": death})
+
+
+def runner(**changes: Any) -> PlaceRunner[Any]:
     """A slurm runner."""
-    return SlurmRunner(settings(**changes), grace_seconds=grace_seconds)
+    return PlaceRunner(SlurmPlace(execution(**changes)))
 
 
 def run(request: Request, **changes: Any) -> list[Event]:
@@ -57,7 +64,7 @@ def take_all_nodes() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def work_key(store: LocalStore) -> str:
+def work_key(store: Store) -> str:
     """Key of the one probe of a store."""
     [folder] = (store.root / "logs/probe").iterdir()
     return folder.name

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.execution.observer import Observer, observing
 from flows.execution.step_executor import StepExecutor
-from flows.pipeline.placement import Execution
 from flows.pipeline.step import Step
 from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Log
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 from tests.at_work import at_work, said
 from tests.flows.probe_flow import ProbeConfig
 from tests.flows.probes import wait_until
+from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
 from tests.slurm.jobs import (
+    execution,
     pids_of,
     run,
     runner,
-    settings,
     take_all_nodes,
     work_key,
 )
@@ -55,12 +52,10 @@ class Preemptions(Observer):
 
 
 def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
-    store: LocalStore,
+    store: Store,
 ) -> None:
-    execution = Execution(
-        runner="slurm", retries=0, retry_delay_seconds=0, grace_seconds=5, slurm=settings()
-    )
-    executor = StepExecutor(ProbeConfig(store=str(store.root), execution=execution))
+    chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
+    executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
     observer = Preemptions(take_all_nodes)
     with observing(observer):
         executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
@@ -69,45 +64,21 @@ def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
     assert observer.heard[1].endswith("was preempted")
 
 
-def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: LocalStore) -> None:
-    with pytest.raises(PreemptedError, match=r"came near its time limit \(00:01:00\)"):
+def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: Store) -> None:
+    with pytest.raises(PreemptedError, match=r"was sent SIGTERM: by Slurm, near its time limit"):
         run(probe_request(store, behaviour="hang"), time_limit="1")
     [log] = store.log_path("probe", work_key(store)).glob("*.log")
     assert "asked to stop" in log.read_text() or "CANCELLED" in log.read_text()
 
 
-ORCHESTRATOR = """
-import sys
-from pathlib import Path
-from flows.pipeline.slurm import SlurmSettings
-from flows.runners.slurm.runner import SlurmRunner
-from stages.contract.request import Request
-hear = lambda event: print(event.model_dump_json(), flush=True)
-settings = SlurmSettings.model_validate_json(sys.argv[2])
-SlurmRunner(settings, grace_seconds=5).run(Request.read(Path(sys.argv[1])), hear)
-"""
-
-
-def kill_an_orchestrator(request: Request, folder: Path, **changes: Any) -> list[int]:
-    """Starts a stage by another process and kills that; returns the stage's processes."""
-    path = folder / "request.json"
-    request.write(path)
-    chosen = settings(**changes).model_dump_json()
-    command = [sys.executable, "-c", ORCHESTRATOR, str(path), chosen]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
-        assert orchestrator.stdout is not None
-        line = next(line for line in orchestrator.stdout if "pids " in line)
-        orchestrator.kill()
-    return [int(each) for each in line.split("pids ")[1].split('"')[0].split()]
-
-
 @pytest.mark.parametrize("on_death", ["stop", "keep"])
 def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
-    store: LocalStore, tmp_path: Path, on_death: str
+    store: Store, on_death: str
 ) -> None:
     request = probe_request(store, behaviour="hang")
-    pids = kill_an_orchestrator(request, tmp_path, on_orchestrator_death=on_death)
-    chosen = runner(on_orchestrator_death=on_death)
+    with orchestrator(request, execution(on_death)) as (_, pids):
+        pass
+    chosen = runner(death=on_death)
     assert chosen.has_running(request)
     with at_work(request, chosen) as work:
         assert said(work.heard)[0].startswith("taking over job ")
@@ -116,9 +87,10 @@ def test_a_job_outlives_its_orchestrator_until_another_one_takes_it_over(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_job_without_an_orchestrator_ends_itself(store: LocalStore, tmp_path: Path) -> None:
+def test_a_job_without_an_orchestrator_ends_itself(store: Store) -> None:
     request = probe_request(store, behaviour="leave_child")
-    pids = kill_an_orchestrator(request, tmp_path, orchestrator_seconds=20)
+    with orchestrator(request, execution()) as (_, pids):
+        pass
     wait_until(lambda: not jobs_of(store))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     # The next orchestrator of the store keeps its log and removes its folder.

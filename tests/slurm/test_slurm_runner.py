@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,10 @@ import pytest
 from flows.runners.slurm import client
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.contract.events import Event, Log
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
+from stages.store.base import Store
 from tests.at_work import at_work, said
-from tests.flows.loop import geb, hosts, plan, result_digests, steps, write_config
-from tests.flows.scheduled import CHANGED, run_by_schedule, scheduled
+from tests.flows.loop import geb, plan, result_digests, write_config
 from tests.probe_requests import probe_request
 from tests.slurm.jobs import (
     is_over,
@@ -32,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEB_WORKER", "secret")
     request = probe_request(store, Resources(gpus=2), behaviour="tell_place")
@@ -44,7 +41,7 @@ def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
     assert list((store.root / "slurm/jobs").iterdir()) == [], "the job's folder is gone"
 
 
-def test_a_stage_without_gpus_sees_none(store: LocalStore) -> None:
+def test_a_stage_without_gpus_sees_none(store: Store) -> None:
     heard = run(probe_request(store, behaviour="tell_place"), environment=place_of(settings()))
     assert "worker node, GPUs ''" in said(heard)
 
@@ -53,7 +50,7 @@ def place_of(chosen) -> dict[str, str]:
     return chosen.environment | {"GEB_WORKER": "node"}
 
 
-def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: LocalStore) -> None:
+def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: Store) -> None:
     with pytest.raises(UserError, match="bad value 7") as refused:
         run(probe_request(store, behaviour="refuse"))
     assert refused.value.remedy == "use 8"
@@ -70,14 +67,14 @@ def test_a_mistake_a_crash_and_a_kill_are_told_apart(store: LocalStore) -> None:
     [
         ({"partition": "nix"}, Resources(), "execution.slurm.partition is 'nix'"),
         ({}, Resources(gpus=9), "asks for 1 nodes with 9 GPUs"),
-        ({"constraint": "h100"}, Resources(), "execution.slurm.constraint is 'h100'"),
+        ({"sbatch_options": ["--constraint=h100"]}, Resources(), "--constraint=h100"),
         ({}, Resources(nodes=99), "asks for 99 nodes with 0 GPUs"),
         ({"time_limit": "30-0"}, Resources(), "execution.slurm.time_limit is '30-0'"),
     ],
     ids=str,
 )
 def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
-    store: LocalStore, changes: dict[str, str], resources: Resources, message: str
+    store: Store, changes: dict[str, str], resources: Resources, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
         run(probe_request(store, resources), **changes)
@@ -111,31 +108,13 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
     assert {each["action"] for each in planned.values()} == {"reuse"}, "processes find it all"
 
 
-def test_jobs_that_a_schedule_starts_go_on_from_what_processes_made(
-    cluster: None, prefect_server: str, finished: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(finished.parent / "store", store := tmp_path / "store")
-    execution = {"runner": "slurm", "slurm": settings().model_dump(mode="json")}
-    config = write_config(tmp_path, execution=execution)
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {each["state"] for each in steps(store).values()} == {"reused"}
-
-    run = run_by_schedule(prefect_server, tmp_path, scheduled(store, execution))
-    assert run.state_name == "Completed", run.state
-    command = ["sinfo", "--noheader", "--format=%n"]
-    nodes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    made = {step for step, host in hosts(store, "scheduled").items() if host in nodes}
-    assert made == CHANGED
-
-
-def test_a_stage_that_takes_too_long_is_ended(store: LocalStore) -> None:
+def test_a_stage_that_takes_too_long_is_ended(store: Store) -> None:
     request = probe_request(store, Resources(timeout_seconds=1), behaviour="hang")
     with pytest.raises(StageFailedError, match="timeout_seconds=1"):
         run(request)
 
 
-def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: LocalStore) -> None:
+def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: Store) -> None:
     chosen = runner()
     with at_work(probe_request(store, behaviour="leave_child"), chosen) as work:
         pids = pids_of(work.heard)
@@ -147,7 +126,7 @@ def test_stop_all_lets_a_stage_save_and_leaves_no_process_behind(store: LocalSto
     assert "CANCELLED" in log.read_text(), "by a signal to its step, not by the end of the job"
 
 
-def test_a_person_s_scancel_is_not_retried(store: LocalStore) -> None:
+def test_a_person_s_scancel_is_not_retried(store: Store) -> None:
     with at_work(probe_request(store, behaviour="hang"), runner()) as work:
         client.cancel([job_of(work)])
         error = work.join()
@@ -155,7 +134,7 @@ def test_a_person_s_scancel_is_not_retried(store: LocalStore) -> None:
     assert "was cancelled" in error.message
 
 
-def test_a_job_that_is_pending_is_taken_back(store: LocalStore) -> None:
+def test_a_job_that_is_pending_is_taken_back(store: Store) -> None:
     chosen = runner(sbatch_options=("--begin=now+1hour",))
 
     def pending(event: Event) -> bool:
@@ -167,11 +146,11 @@ def test_a_job_that_is_pending_is_taken_back(store: LocalStore) -> None:
         assert is_over(job_of(work))
 
 
-def test_doctor_tries_a_job_and_says_what_it_finds(store: LocalStore) -> None:
+def test_doctor_tries_a_job_and_says_what_it_finds(store: Store) -> None:
     place = ("--runner", "slurm", "--store", store.root)
     assert geb("doctor", *place).returncode == 0
     done = geb("doctor", *place, "--set", "execution.slurm.set_up=['exit 1']", "--json")
     assert done.returncode == 1
-    slurm, job = json.loads(done.stdout)
+    slurm, *stages = json.loads(done.stdout)
     assert slurm["ok"]
-    assert "left nothing" in job["detail"]
+    assert all("exit code 1" in each["detail"] for each in stages)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.scripted_server import ScriptedServer
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> Store:
     """An empty store."""
-    return LocalStore.open(str(tmp_path / "store"), create=True)
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture

@@ -11,20 +11,18 @@ from pydantic import BaseModel
 
 from flows.images.table import IMAGES
 from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
-from flows.pipeline.placement import Execution, WorkPoolSettings, stage_sections
+from flows.pipeline.placement import Execution, stage_sections
 from flows.runners.choose import RUNNERS
 from stages.bandit.params import BanditParams
-from stages.bandit.summary import DIVERGENCE_LABELS, LABELS
-from stages.contract.signature import ImageName, Kind
-from stages.contract.tables import SCHEMAS
+from stages.bandit.report import DIVERGENCE_LABELS, LABELS
+from stages.contract.params import ImageName, Kind
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
-from stages.objectives import DESIGNS, DIVERGENCES
-from stages.objectives.bonuses import Numerics, Probability
-from stages.objectives.kappa import ScheduleKind
-from stages.objectives.objective import BonusOn
-from stages.score.settings import RewardModelSettings
+from stages.objectives.designs import DESIGNS
+from stages.objectives.divergences import DIVERGENCES
+from stages.score.params import RewardModelSettings
+from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
 
 
@@ -51,10 +49,6 @@ def field(model: type[BaseModel], name: str) -> set[str]:
         (field(RewardModelSettings, "dtype"), DTYPES),
         (field(TrainParams, "divergence"), DIVERGENCES),
         (field(TrainParams, "design"), DESIGNS),
-        (field(TrainParams, "probability"), names(Probability)),
-        (field(TrainParams, "numerics"), names(Numerics)),
-        (field(TrainParams, "bonus_on"), names(BonusOn)),
-        (field(TrainParams, "kappa_schedule"), names(ScheduleKind)),
         (field(BanditParams, "methods"), DESIGNS),
         (set(LABELS), DESIGNS),
         (field(BanditParams, "divergences"), DIVERGENCE_LABELS),
@@ -70,7 +64,6 @@ def test_every_name_is_in_its_table_and_the_other_way_round(
     ("named", "known"),
     [
         (set(BEFORE_ITERATIONS), stage_sections(RunConfig)),
-        (field(WorkPoolSettings, "launcher"), RUNNERS),
         (field(Evaluation, "backend"), BACKENDS),
         (field(TrainParams, "save_dtype") - {"auto"}, DTYPES),
         (field(BanditParams, "divergences"), DIVERGENCES),

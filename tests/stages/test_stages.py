@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from stages.contract.params import Settings, StageParams
-from stages.contract.program import Stage
+from stages.harness.program import Stage
 
 ROOT = Path(__file__).parents[2]
 STAGES = sorted(path.parent.name for path in (ROOT / "stages").glob("*/__main__.py"))

@@ -1,8 +1,7 @@
 """Containers of stages: connect to the engine, start, read, find, stop, remove.
 
-A container names a file that its orchestrator keeps locked while it lives. Every process of the
-machine that sees the store can tell whether it does, and no other process can: containers of a
-store that this process does not see are left alone.
+Whoever holds the key's lease in the store looks after a container. Containers of a store that this
+process does not see are left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import re
 import socket
 import struct
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,18 +22,15 @@ import urllib3
 from docker.errors import APIError, DockerException
 
 from flows.runners.attempt_log import left_log
+from flows.runners.base import SUPERVISOR_SECONDS, Ending
 from flows.runners.docker.options import (
-    ALIVE_LABEL,
-    AT_WORK,
-    DEATH_LABEL,
     GPUS_LABEL,
     KEY_LABEL,
     STAGE_LABEL,
     STORE_LABEL,
 )
-from flows.runners.outcome import Ending
+from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StageFailedError, UserError
-from stages.contract.file_locks import AliveLock
 from stages.contract.request import Request
 
 
@@ -57,8 +52,8 @@ def connect(timeout_seconds: int = 120) -> docker.DockerClient:
         ) from error
 
 
-# A stage is killed after its grace period; the supervisor needs a moment to see that through.
-SUPERVISOR_SECONDS = 10.0
+# For a stage that a dead orchestrator left, between SIGTERM and SIGKILL.
+_REAP_SECONDS = 10.0
 # A progress bar ends its lines with "\r" alone; split at the end of a chunk, "\r\n" is two ends.
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 # Errors of the engine's client when the engine goes away.
@@ -73,18 +68,16 @@ _ENGINE_ERRORS = (
 
 
 class StageContainer:
-    """A container and the lock that marks this process as its owner.
+    """A container of this process.
 
     Args:
         client: Connection to the engine.
-        container: Id of a container that is created, or that runs already.
-        alive: The lock, taken.
+        container: Id of a container that is created.
     """
 
-    def __init__(self, client: docker.DockerClient, container: str, alive: AliveLock) -> None:
+    def __init__(self, client: docker.DockerClient, container: str) -> None:
         self.id = container
         self._client = client
-        self._alive = alive
         self._stdin: Any = None
         self._held = contextlib.ExitStack()
         self.num_nodes = 1
@@ -148,13 +141,12 @@ class StageContainer:
         return Ending("out_of_memory" if memory else "exited", state["ExitCode"])
 
     def close(self) -> None:
-        """Removes the container, running or not, and releases the lock."""
+        """Removes the container, running or not."""
         if self._stdin is not None:
             self._stdin.close()
-        # Without an engine there is nothing to remove; a reaper finds the container by its lock.
+        # Without an engine there is nothing to remove; a reaper finds the container.
         with contextlib.suppress(*_ENGINE_ERRORS):
             self._client.api.remove_container(self.id, force=True, v=True)
-        self._alive.free(remove=True)
         self._client.close()
         self._held.close()
 
@@ -169,65 +161,20 @@ def stop(container: str, grace_seconds: float) -> None:
         client.api.stop(container, timeout=math.ceil(grace_seconds + SUPERVISOR_SECONDS))
 
 
-@contextlib.contextmanager
-def time_limit(container: str, seconds: float | None, grace: float) -> Iterator[threading.Event]:
-    """Stops a container after ``seconds``; the event is set if that happened."""
-    overdue = threading.Event()
-
-    def end() -> None:
-        overdue.set()
-        stop(container, grace)
-
-    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end)
-    timer.daemon = True
-    if seconds is not None:
-        timer.start()
-    try:
-        yield overdue
-    finally:
-        timer.cancel()
-
-
 def _socket_of(stream: Any) -> socket.socket:
     """The socket below what the engine's client makes of it."""
     return getattr(stream, "_sock", stream)
 
 
-def running_containers(client: docker.DockerClient, request: Request) -> Iterator[tuple[str, Path]]:
-    """Running containers for a key that may outlive their orchestrator, with their locks."""
-    wanted = [
-        f"{KEY_LABEL}={request.key}",
-        f"{STORE_LABEL}={request.store}",
-        f"{DEATH_LABEL}=keep",
-    ]
-    found: list[dict[str, Any]] = client.api.containers(
-        filters={"label": wanted, "status": AT_WORK}
-    )
-    for each in found:
-        yield each["Id"], Path(each["Labels"][ALIVE_LABEL])
-
-
 def gpus_in_use(client: docker.DockerClient) -> set[str]:
     """Ids of the GPUs that containers at work have."""
-    found = client.api.containers(filters={"label": GPUS_LABEL, "status": AT_WORK})
+    at_work = ["running", "paused"]
+    found = client.api.containers(filters={"label": GPUS_LABEL, "status": at_work})
     return {device for each in found for device in each["Labels"][GPUS_LABEL].split(",")}
 
 
-def take_over(client: docker.DockerClient, request: Request) -> StageContainer | None:
-    """A running container that computes the request and whose orchestrator is dead, if any."""
-    for found, path in running_containers(client, request):
-        lock = AliveLock(path)
-        if lock.take():
-            return StageContainer(client, found, lock)
-    return None
-
-
-def reap(*, keep_running: bool, grace_seconds: float = 10.0) -> list[str]:
+def reap() -> list[str]:
     """Stops and removes containers that dead orchestrators left.
-
-    Args:
-        keep_running: Leave containers at work that were told to outlive their orchestrator.
-        grace_seconds: Time for a stage to end before it is killed.
 
     Returns:
         A line for each container that was removed.
@@ -235,30 +182,33 @@ def reap(*, keep_running: bool, grace_seconds: float = 10.0) -> list[str]:
     Raises:
         UserError: No Docker engine answers.
     """
-    client = connect()
-    removed = []
-    with contextlib.closing(client):
-        for each in client.api.containers(all=True, filters={"label": ALIVE_LABEL}):
-            labels = each["Labels"]
-            is_kept = labels[DEATH_LABEL] == "keep" and each["State"] in AT_WORK
-            if (is_kept and keep_running) or not Path(labels[STORE_LABEL]).is_dir():
-                continue
-            lock = AliveLock(Path(labels[ALIVE_LABEL]))
-            if lock.take():
-                _remove(client, each, grace_seconds)
-                lock.free(remove=True)
-                name = each["Names"][0].lstrip("/")
-                removed.append(f"removed container {name}: its orchestrator is gone")
-    return removed
+    with contextlib.closing(connect()) as client:
+        found = client.api.containers(all=True, filters={"label": KEY_LABEL})
+        return [_remove(client, each) for each in found if _is_left(each["Labels"])]
 
 
-def _remove(client: docker.DockerClient, found: dict[str, Any], grace_seconds: float) -> None:
+def remove_containers_of(request: Request) -> None:
+    """Removes all containers for a key, whose lease this process holds."""
+    labels = [f"{KEY_LABEL}={request.key}", f"{STORE_LABEL}={request.store}"]
+    with contextlib.closing(connect()) as client:
+        for each in client.api.containers(all=True, filters={"label": labels}):
+            _remove(client, each)
+
+
+def _is_left(labels: Mapping[str, str]) -> bool:
+    store = labels[STORE_LABEL]
+    lease = orchestrator_lease(store, labels[STAGE_LABEL], labels[KEY_LABEL])
+    return Path(store).is_dir() and lease.holder() is None
+
+
+def _remove(client: docker.DockerClient, found: dict[str, Any]) -> str:
     # Another reaper may be as far as this one.
     with contextlib.suppress(APIError):
-        stop(found["Id"], grace_seconds)
+        stop(found["Id"], _REAP_SECONDS)
         # Its output since its orchestrator's death is nowhere else.
         labels = found["Labels"]
         store, stage, key = Path(labels[STORE_LABEL]), labels[STAGE_LABEL], labels[KEY_LABEL]
         log = left_log(store, stage, key, found["Id"][:12])
         log.write_bytes(client.api.logs(found["Id"]))
         client.api.remove_container(found["Id"], force=True, v=True)
+    return f"removed container {found['Names'][0].lstrip('/')}: its orchestrator is gone"

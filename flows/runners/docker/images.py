@@ -18,7 +18,7 @@ from flows.images.table import (
 )
 from flows.pipeline.placement import DockerSettings
 from stages.contract.errors import UserError
-from stages.contract.provenance import stages_digest
+from stages.contract.manifest import stages_digest
 from stages.contract.request import Request
 
 

@@ -14,31 +14,29 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from flows.pipeline.placement import DockerSettings
 from flows.runners.base import thread_variables
-from flows.runners.local.outputs import writable_folders
-from stages.contract.local_store import LocalStore
-from stages.contract.provenance import IMAGE_VARIABLE
+from flows.runners.place import writable_folders
+from stages.contract.manifest import IMAGE_VARIABLE
 from stages.contract.request import FileInput, HubInput, Request
+from stages.store.base import Store
 
 _GIB = 1 << 30
 # Where a stage's image keeps the hub's files when a folder of the host is given for them.
 _MODEL_CACHE = "/models"
 _NO_NETWORK = "none"
+# Processes and threads: a stage that forks without end must not take the host with it.
+_MOST_PROCESSES = 4096
 
 RUN_LABEL = "geb.run"
 STEP_LABEL = "geb.step"
 STAGE_LABEL = "geb.stage"
 KEY_LABEL = "geb.key"
 STORE_LABEL = "geb.store"
-ALIVE_LABEL = "geb.alive"
-# States of a container that holds what it was given.
-AT_WORK = ["running", "paused"]
 GPUS_LABEL = "geb.gpus"
-DEATH_LABEL = "geb.on_orchestrator_death"
 
 
 def mounts_for(request: Request, settings: DockerSettings) -> list[Mount]:
     """Mounts of a stage: files and folders of the host, at the path that they have there."""
-    root = str(LocalStore.open(request.store).root)
+    root = str(Store.open(request.store).root)
     mounts = {root: "ro"} | {str(folder): "rw" for folder in writable_folders(request)}
     for each in request.sources():
         if isinstance(each, FileInput) and not Path(each.location).is_relative_to(root):
@@ -84,10 +82,8 @@ def environment_for(request: Request, settings: DockerSettings) -> dict[str, str
     )
 
 
-def labels_for(
-    request: Request, settings: DockerSettings, alive: Path, devices: Sequence[str]
-) -> dict[str, str]:
-    """Labels of a container, by which the runner and the reaper find it."""
+def labels_for(request: Request, devices: Sequence[str]) -> dict[str, str]:
+    """Labels of a container, by which the runner, the reaper and a person find it."""
     gpus = {GPUS_LABEL: ",".join(devices)} if devices else {}
     return gpus | {
         RUN_LABEL: request.run,
@@ -95,8 +91,6 @@ def labels_for(
         STAGE_LABEL: request.stage,
         KEY_LABEL: request.key,
         STORE_LABEL: request.store,
-        ALIVE_LABEL: str(alive),
-        DEATH_LABEL: settings.on_orchestrator_death,
     }
 
 
@@ -107,7 +101,6 @@ def container_options(
     image: str,
     user: str,
     command: list[str],
-    alive: Path,
     devices: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Arguments for the engine's ``create_container``, its host configuration apart.
@@ -118,20 +111,18 @@ def container_options(
         image: Name of its image with the digest.
         user: User and group id, ``1000:1000``.
         command: What the container runs, its supervisor first.
-        alive: File that the orchestrator keeps locked while it lives.
         devices: GPUs that it gets, by index or UUID.
     """
-    keep = settings.on_orchestrator_death == "keep"
     return {
         "entrypoint": command,
         "command": [],
         "user": user,
         "environment": environment_for(request, settings) | {IMAGE_VARIABLE: image},
-        "labels": labels_for(request, settings, alive, devices),
+        "labels": labels_for(request, devices),
         # Attached and open once: the end of the orchestrator is then the end of stdin, which ends
         # the stage. A detached container's stdin stays open without a client.
         "stdin_open": True,
-        "detach": keep,
+        "detach": False,
     }
 
 
@@ -155,18 +146,18 @@ def host_options(
         "memswap_limit": memory,
         "nano_cpus": None if resources.cpus is None else int(resources.cpus * 1e9),
         "shm_size": int(settings.shm_gib * _GIB),
-        "pids_limit": settings.pids,
+        "pids_limit": _MOST_PROCESSES,
         "ulimits": [
             Ulimit(name=name, soft=limit, hard=limit) for name, limit in settings.ulimits.items()
         ],
         "device_requests": gpus,
-        # The next orchestrator of a container reads its events from the beginning.
+        # The events are read from the engine's log.
         "log_config": LogConfig(type=LogConfig.types.JSON),
     }
 
 
 def needs_network(request: Request, settings: DockerSettings) -> bool:
-    """True where an input comes from the hub and neither a network nor a cache can bring it."""
+    """True if an input comes from the hub and neither a network nor a cache can bring it."""
     from_hub = any(isinstance(each, HubInput) for each in request.sources())
     return from_hub and settings.model_cache is None and request.stage not in settings.network
 

@@ -1,8 +1,7 @@
 """Docker runner: each stage in a container of its own, under its supervisor.
 
-The supervisor is the container's first process. Under ``on_orchestrator_death: stop`` it ends the
-stage when stdin does, and stdin is held open by the orchestrator; under ``keep`` the stage goes on
-and the next attempt at the same key takes its container over.
+The supervisor is the container's first process. It ends the stage when stdin does, and stdin is
+held open by the orchestrator.
 """
 
 from __future__ import annotations
@@ -10,26 +9,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import docker
 from docker.errors import APIError
 
-from flows.pipeline.placement import DockerSettings
+from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import OnEvent, log_once, supervised
+from flows.runners.base import Ending, OnEvent, log_once, program_of, supervised, time_limit
 from flows.runners.docker.container import (
     StageContainer,
     connect,
     gpus_in_use,
     reap,
-    running_containers,
+    remove_containers_of,
     stop,
-    take_over,
-    time_limit,
 )
 from flows.runners.docker.images import Images
 from flows.runners.docker.options import (
@@ -38,13 +33,9 @@ from flows.runners.docker.options import (
     needs_network,
     user_for,
 )
-from flows.runners.local.gpu_locks import hold_gpus
-from flows.runners.local.outputs import chown_outputs
-from flows.runners.outcome import Ending
-from flows.runners.place import PlaceRunner
+from flows.runners.local.gpus import hold_gpus
+from flows.runners.place import chown_outputs, work_name
 from stages.contract.errors import StageFailedError, StoppedError, UserError
-from stages.contract.file_locks import AliveLock, is_held
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 
 
@@ -75,8 +66,8 @@ class DockerPlace:
     """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
     Args:
-        settings: Images, mounts, limits.
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+        execution: Images, mounts, limits; the grace period.
+        limited: Whether stages with GPUs hold slots of Prefect's limit; only inside a flow run.
 
     Raises:
         UserError: No Docker engine answers.
@@ -84,40 +75,39 @@ class DockerPlace:
 
     name = "docker"
 
-    def __init__(self, settings: DockerSettings, grace_seconds: float) -> None:
-        self._settings = settings
-        self._images = Images(settings)
-        self._grace_seconds = grace_seconds
-        for line in reap(keep_running=True):
+    def __init__(self, execution: Execution, *, limited: bool = False) -> None:
+        self._settings = execution.docker
+        self._images = Images(execution.docker)
+        self._grace_seconds = execution.grace_seconds
+        self._limited = limited
+        for line in reap():
             _log.warning(line)
-
-    @contextlib.contextmanager
-    def owning(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> Iterator[Callable[[], None]]:
-        """See :class:`Place`: the lock of a container says who owns it."""
-        yield lambda: None
 
     def find(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> StageContainer | None:
-        """See :class:`Place`."""
-        # A connection of its own: the engine's client serves one thread.
-        client = connect()
-        container = take_over(client, request)
-        if container is None:
-            client.close()
-        return container
+        """See :class:`Place`: no container goes on without its orchestrator."""
+        remove_containers_of(request)
+        return None
 
     def submit(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> StageContainer:
         """See :class:`Place`."""
         with contextlib.ExitStack() as stack:
+            # A connection of its own: the engine's client serves one thread.
             client = connect()
             stack.callback(client.close)
-            devices = stack.enter_context(self._gpus(client, request, on_event, stopping))
-            container = self._create(client, request, devices)
+            say, number = log_once(on_event), request.resources.gpus
+            gpus = stack.enter_context(
+                hold_gpus(number, waiting=say, stopping=stopping, limited=self._limited)
+            )
+            # The container of a killed orchestrator has its GPUs for a while, and no lock on them.
+            while taken := set(gpus.devices) & gpus_in_use(client):
+                say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
+                if stopping.wait(_POLL_SECONDS):
+                    raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
+            container = self._create(client, request, gpus.devices)
             try:
                 self._start(container, request)
             except BaseException:
@@ -137,7 +127,8 @@ class DockerPlace:
     ) -> list[Ending]:
         """See :class:`Place`."""
         [log] = logs
-        with time_limit(work.id, request.resources.timeout_seconds, self._grace_seconds) as overdue:
+        limit = request.resources.timeout_seconds
+        with time_limit(limit, lambda: stop(work.id, self._grace_seconds)) as overdue:
             reader = threading.Thread(target=log.write_all, args=(work.lines("stderr"),))
             reader.start()
             try:
@@ -165,28 +156,8 @@ class DockerPlace:
         work.close()
 
     def has_running(self, request: Request) -> bool:
-        """See :class:`Place`."""
-        with contextlib.closing(connect()) as client:
-            return any(not is_held(lock) for _, lock in running_containers(client, request))
-
-    @contextlib.contextmanager
-    def _gpus(
-        self,
-        client: docker.DockerClient,
-        request: Request,
-        on_event: OnEvent,
-        stopping: threading.Event,
-    ) -> Iterator[tuple[str, ...]]:
-        """Holds the GPUs that a new container gets."""
-        say = log_once(on_event)
-        number = request.resources.gpus
-        with hold_gpus(number, waiting=say, stopping=stopping) as held:
-            # A container that outlived its orchestrator has its GPUs and no lock on them.
-            while taken := set(held.devices) & gpus_in_use(client):
-                say(f"waiting for GPU {', '.join(sorted(taken))}: a container still uses it")
-                if stopping.wait(_POLL_SECONDS):
-                    raise StoppedError(f"{request.place}: stopped while waiting for a GPU")
-            yield held.devices
+        """See :class:`Place`: no container outlives its orchestrator."""
+        return False
 
     def _create(
         self, client: docker.DockerClient, request: Request, devices: tuple[str, ...]
@@ -202,33 +173,27 @@ class DockerPlace:
         user = user_for(settings, image.attrs["Config"]["User"])
         chown_outputs(request, *_ids_of(user, request))
         secrets = ["--secrets"] if settings.secrets.get(request.stage) else []
-        name = _name_for(request)
-        lock_path = LocalStore.open(request.store).root / "containers" / name
-        alive = AliveLock(lock_path)
-        alive.take()
+        options = container_options(
+            request,
+            settings,
+            image=image_name,
+            user=user,
+            command=supervised(
+                "python",
+                self._grace_seconds,
+                *secrets,
+                program=program_of(request, write_request(request)),
+            ),
+            devices=devices,
+        )
+        host = client.api.create_host_config(**host_options(request, settings, devices))
         try:
-            options = container_options(
-                request,
-                settings,
-                image=image_name,
-                user=user,
-                command=supervised(
-                    "python",
-                    self._grace_seconds,
-                    *secrets,
-                    program=[f"stages.{request.stage}", write_request(request)],
-                ),
-                alive=lock_path,
-                devices=devices,
+            made = client.api.create_container(
+                image.id, name=work_name(request), host_config=host, **options
             )
-            host = client.api.create_host_config(**host_options(request, settings, devices))
-            made = client.api.create_container(image.id, name=name, host_config=host, **options)
-        except BaseException as error:
-            alive.free(remove=True)
-            if isinstance(error, APIError):
-                raise refused(request, error) from error
-            raise
-        return StageContainer(client, made["Id"], alive)
+        except APIError as error:
+            raise refused(request, error) from error
+        return StageContainer(client, made["Id"])
 
     def _start(self, container: StageContainer, request: Request) -> None:
         names = self._settings.secrets.get(request.stage, ())
@@ -244,13 +209,6 @@ class DockerPlace:
             raise refused(request, error) from error
 
 
-class DockerRunner(PlaceRunner[StageContainer]):
-    """Runs each stage in a container; see :class:`DockerPlace`."""
-
-    def __init__(self, settings: DockerSettings, grace_seconds: float = 30.0) -> None:
-        super().__init__(DockerPlace(settings, grace_seconds))
-
-
 def _ids_of(user: str, request: Request) -> tuple[int, int]:
     uid, _, gid = user.partition(":")
     if not (uid.isdecimal() and gid.isdecimal()):
@@ -259,8 +217,3 @@ def _ids_of(user: str, request: Request) -> tuple[int, int]:
             "set execution.docker.user, such as 1000:1000",
         )
     return int(uid), int(gid)
-
-
-def _name_for(request: Request) -> str:
-    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
-    return f"geb-{request.run}-{place}-{request.key[:8]}-{uuid.uuid4().hex[:6]}"

@@ -1,4 +1,4 @@
-"""Requests of the runner to a cluster: pods, logs and events of one namespace, and its rights.
+"""Requests of the runner to a cluster: pods, logs and events of one namespace, its rights.
 
 Objects are plain dictionaries, as the API has them: the client's models take a multiple of the
 time, and refuse what their version of the API did not know.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.client import BAD_REQUEST, FORBIDDEN, NOT_FOUND
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
-from flows.pipeline.kubernetes import KubernetesSettings
+from flows.pipeline.placement import KubernetesSettings
 from stages.contract.errors import StageFailedError, UserError
 
 UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
@@ -28,25 +29,10 @@ UNREACHABLE = (urllib3.exceptions.HTTPError, OSError)
 RIGHTS_REMEDY = (
     "give the orchestrator's account the role: `kubectl apply -k configs/cluster/kubernetes`"
 )
-GONE = 404
-RELIST = 410
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = 60.0
 # A stage may be silent for long; a connection that is has perhaps been lost.
 _SILENT_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class PodList:
-    """Pods at one moment.
-
-    Attributes:
-        pods: The pods.
-        version: Version of the list, from which a watch goes on.
-    """
-
-    pods: list[dict[str, Any]]
-    version: str
 
 
 class Cluster:
@@ -76,7 +62,7 @@ class Cluster:
         )
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
-        """Asks a pod to end; nothing happens where there is none.
+        """Asks a pod to end; nothing happens if there is none.
 
         Args:
             name: Name of the pod.
@@ -87,54 +73,19 @@ class Cluster:
         try:
             self._api.delete_namespaced_pod(name, self.namespace, **options, **_options())
         except ApiException as error:
-            if error.status != GONE:
+            if error.status != NOT_FOUND:
                 raise
 
-    def pods(self, selector: str) -> PodList:
+    def pods(self, selector: str) -> list[dict[str, Any]]:
         """Pods with the labels of a selector."""
         found = self._json(
             self._api.list_namespaced_pod(self.namespace, label_selector=selector, **_options())
         )
-        return PodList(found["items"], found["metadata"]["resourceVersion"])
+        pods: list[dict[str, Any]] = found["items"]
+        return pods
 
-    def pod(self, name: str) -> dict[str, Any] | None:
-        """One pod, or None; a list of one, so that no right to `get` is needed."""
-        found = self._json(
-            self._api.list_namespaced_pod(
-                self.namespace, field_selector=f"metadata.name={name}", **_options()
-            )
-        )
-        return next(iter(found["items"]), None)
-
-    def watch_pods(
-        self, selector: str, version: str, seconds: int
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Changes of pods as they happen: ADDED, MODIFIED, DELETED or ERROR, and the object.
-
-        Args:
-            selector: Labels.
-            version: Version of the list that is known.
-            seconds: When the server ends the watch.
-        """
-        answer = self._api.list_namespaced_pod(
-            self.namespace,
-            label_selector=selector,
-            resource_version=version,
-            watch=True,
-            timeout_seconds=seconds,
-            _preload_content=False,
-            _request_timeout=(_TIMEOUT_SECONDS, seconds + _TIMEOUT_SECONDS),
-        )
-        with answer:
-            for line in _lines(answer):
-                event = json.loads(line)
-                yield event["type"], event["object"]
-
-    def log(self, name: str, *, follow: bool, since_seconds: int | None) -> Iterator[bytes]:
+    def log(self, name: str, *, follow: bool) -> Iterator[bytes]:
         """Lines of a pod's log, each with its time in front; until the pod ends if followed."""
-        options: dict[str, Any] = {}
-        if since_seconds is not None:
-            options["since_seconds"] = since_seconds
         answer = self._api.read_namespaced_pod_log(
             name,
             self.namespace,
@@ -142,7 +93,6 @@ class Cluster:
             timestamps=True,
             _preload_content=False,
             _request_timeout=(_TIMEOUT_SECONDS, _SILENT_SECONDS if follow else _TIMEOUT_SECONDS),
-            **options,
         )
         with answer:
             yield from _lines(answer)
@@ -158,7 +108,7 @@ class Cluster:
         return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
 
     def may(self, verb: str, resource: str) -> bool:
-        """True where this account has a right in the namespace, ``pods/log`` for a part of pods."""
+        """True if this account has a right in the namespace, ``pods/log`` for a part of pods."""
         name, _, part = resource.partition("/")
         wanted = {"namespace": self.namespace, "verb": verb, "resource": name, "subresource": part}
         review = {
@@ -170,13 +120,6 @@ class Cluster:
             self._authorization.create_self_subject_access_review(review, **_options())
         )
         return bool(answer["status"]["allowed"])
-
-    def own_pod(self) -> dict[str, Any] | None:
-        """The pod of this process, where it is one in this namespace."""
-        if not _SERVICE_ACCOUNT.exists() or _SERVICE_ACCOUNT.read_text() != self.namespace:
-            return None
-        # A pod's host name is its own name, unless its author chose another.
-        return self.pod(os.environ.get("POD_NAME") or os.uname().nodename)
 
     @staticmethod
     def _json(answer: Any) -> dict[str, Any]:
@@ -211,12 +154,9 @@ def reason_of(error: ApiException) -> str:
 
 def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, str]:
     made = client.Configuration()
-    chosen = settings.kubeconfig or settings.context
     file = os.environ.get("KUBECONFIG")
-    if settings.kubeconfig is not None:
-        file = str(Path(settings.kubeconfig).expanduser())
     try:
-        if chosen is None and file is None and _SERVICE_ACCOUNT.exists():
+        if settings.context is None and file is None and _SERVICE_ACCOUNT.exists():
             config.load_incluster_config(client_configuration=made)
             return made, settings.namespace or _SERVICE_ACCOUNT.read_text()
         config.load_kube_config(file, settings.context, client_configuration=made)
@@ -224,8 +164,8 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
     except (ConfigException, OSError, yaml.YAMLError) as error:
         raise UserError(
             f"no cluster is configured: {error}",
-            "set KUBECONFIG or execution.kubernetes.kubeconfig to its file, and "
-            "execution.kubernetes.context to one of the file's contexts",
+            "set KUBECONFIG to its file, and execution.kubernetes.context to one of the file's "
+            "contexts",
         ) from error
     contexts = {each["name"]: each for each in listed}
     context = contexts.get(settings.context, current)["context"]
@@ -248,7 +188,6 @@ def _lines(answer: Any) -> Iterator[bytes]:
 RIGHTS = (
     ("pods", "create"),
     ("pods", "list"),
-    ("pods", "watch"),
     ("pods", "delete"),
     ("pods/log", "get"),
     ("events", "list"),
@@ -256,21 +195,88 @@ RIGHTS = (
 """Resources and verbs, none of which is asked for without being used."""
 
 
-def missing_rights(cluster: Cluster) -> list[str]:
-    """Rights that this account lacks, as ``verb resource``."""
-    return [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
-
-
 def check_rights(cluster: Cluster) -> None:
-    """Refuses a cluster before the first stage where a right is missing.
+    """Refuses a cluster before the first stage if a right is missing.
 
     Raises:
         UserError: It names what is missing.
     """
-    missing = missing_rights(cluster)
+    missing = [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
     if missing:
         raise UserError(
             f"in namespace {cluster.namespace!r} of {cluster.server} this account may not "
             f"{', '.join(missing)}",
             RIGHTS_REMEDY,
         )
+
+
+# For the rest of a log: of a node that answers, and of one that may be gone, which does not end its
+# connections.
+_ANSWER_SECONDS = 60.0
+_GONE_SECONDS = 10.0
+_RETRY_SECONDS = 1.0
+_FRACTION_DIGITS = 9
+
+
+class LogReader:
+    """Reads a pod's log in a thread, from its beginning.
+
+    Args:
+        cluster: The cluster.
+        pod: Name of the pod, whose container has started.
+        sink: Called with each line, in the thread.
+    """
+
+    def __init__(self, cluster: Cluster, pod: str, sink: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._sink = sink
+        self._ended = threading.Event()
+        self._closed = threading.Event()
+        self._last = ""
+        self._thread = threading.Thread(target=self._read, name=f"log-{pod}", daemon=True)
+        self._thread.start()
+
+    def finish(self, *, node_answers: bool) -> None:
+        """Reads the rest, now that the pod has ended.
+
+        Args:
+            node_answers: Whether its node has told of the end.
+        """
+        self._ended.set()
+        self._thread.join(_ANSWER_SECONDS if node_answers else _GONE_SECONDS)
+        self._closed.set()
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            self._read_once(follow=True)
+            self._ended.wait(_RETRY_SECONDS)
+        # The last lines say why a stage failed: an API server that is busy is asked again.
+        while not self._read_once(follow=False) and not self._closed.wait(_RETRY_SECONDS):
+            pass
+
+    def _read_once(self, *, follow: bool) -> bool:
+        """Passes on what is new, until the log or the connection ends.
+
+        Returns:
+            Whether there is no more to be had by now: the log has ended, or there is none.
+        """
+        known = self._last
+        try:
+            for raw in self._cluster.log(self._pod, follow=follow):
+                when, line = _parse(raw)
+                if when > known and not self._closed.is_set():
+                    self._last = when
+                    self._sink(line + "\n")
+        except ApiException as error:
+            return error.status in (BAD_REQUEST, FORBIDDEN, NOT_FOUND)
+        except UNREACHABLE:
+            return False
+        return True
+
+
+def _parse(raw: bytes) -> tuple[str, str]:
+    """Time and text of a line; times compare as texts."""
+    stamp, _, line = raw.partition(b" ")
+    seconds, _, fraction = stamp.decode(errors="replace").rstrip("Z").partition(".")
+    return f"{seconds}.{fraction.ljust(_FRACTION_DIGITS, '0')}", line.decode(errors="replace")

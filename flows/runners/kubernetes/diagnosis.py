@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Literal
 
+from kubernetes.utils.quantity import parse_quantity
+
+from flows.runners.base import Ending
 from flows.runners.kubernetes.client import RIGHTS_REMEDY
-from flows.runners.kubernetes.labels import KUEUE, QUEUE, Pod, label
-from flows.runners.outcome import Ending
+from flows.runners.kubernetes.manifest import Pod
 from stages.contract.errors import StageFailedError, UserError
 
 Event = dict[str, Any]
@@ -33,7 +34,7 @@ _DISRUPTIONS = {
     "DeletionByPodGC": "its node is gone",
     "TerminationByKubelet": "ended by its node, which shuts down or is short of something",
 }
-# Events of a pod that is deleted, where the API has no such conditions.
+# Events of a pod that is deleted, if the API has no such conditions.
 _EVENTS = {
     "Preempted": "preempted by a pod of higher priority",
     "TaintManagerEviction": "its node does not answer, or got a taint that it does not tolerate",
@@ -56,13 +57,13 @@ class Obstacle:
     Attributes:
         message: What it is.
         remedy: What a person can do about it.
-        wait: How long it is worth waiting: ``never``: not at all; ``briefly``: a registry may be
-            away for a moment; ``a_while``: the cluster may be busy; ``always``: a queue.
+        wait: How long it is worth waiting: ``never``: not at all; ``a_while``: the cluster or a
+            registry may be busy; ``always``: a queue.
     """
 
     message: str
     remedy: str
-    wait: Literal["never", "briefly", "a_while", "always"] = "a_while"
+    wait: Literal["never", "a_while", "always"] = "a_while"
 
 
 def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle | None:
@@ -80,14 +81,14 @@ def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle 
         return Obstacle(
             f"the image {image} cannot be had: {said or reason}",
             f"push it to where nodes find it, or correct execution.kubernetes.registry, "
-            f"stages.{stage}.image, pull_policy or pull_secrets",
-            "never" if hopeless else "briefly",
+            f"stages.{stage}.image or pull_secrets",
+            "never" if hopeless else "a_while",
         )
     if reason in ("CreateContainerConfigError", "CreateContainerError"):
         return Obstacle(
             f"the container cannot be made: {said}",
             "create what it names in the namespace, or correct execution.kubernetes",
-            "never" if _NO_REFERENCE.search(said) else "briefly",
+            "never" if _NO_REFERENCE.search(said) else "a_while",
         )
     warnings = [each for each in events if each.get("type") == "Warning"]
     if warnings:
@@ -101,7 +102,10 @@ def obstacle_of(pod: Pod, stage: str, events: Sequence[Event] = ()) -> Obstacle 
 def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
     said = condition.get("message", "")
     if condition.get("reason") == "SchedulingGated":
-        return _gated(pod)
+        # The scheduler does not look at it before others have taken its gates away.
+        gates = [each["name"] for each in pod["spec"].get("schedulingGates") or ()]
+        where = f"queued, or held back by its scheduling gates: {', '.join(gates)}"
+        return Obstacle(where, "", "always")
     missing = _NO_CLAIM.search(said)
     if missing is not None:
         return Obstacle(
@@ -114,16 +118,6 @@ def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
         f"lower resources.{stage}, correct execution.kubernetes.node_selector or tolerations, "
         "or raise pending_seconds where the cluster is only busy",
     )
-
-
-def _gated(pod: Pod) -> Obstacle:
-    """A pod that the scheduler does not look at before others have taken its gates away."""
-    gates = [each["name"] for each in pod["spec"].get("schedulingGates") or ()]
-    if any(each.startswith(KUEUE) for each in gates):
-        where = f"queued by Kueue, in the local queue {label(pod, QUEUE)!r}"
-    else:
-        where = f"held back by its scheduling gates: {', '.join(gates)}"
-    return Obstacle(where, "", "always")
 
 
 def has_started(pod: Pod) -> bool:
@@ -152,7 +146,7 @@ def is_asked_to_end(pod: Pod) -> bool:
 
 
 def ending_of(pod: Pod) -> Ending | None:
-    """End of a pod, as far as the pod itself tells it; None where it has not ended."""
+    """End of a pod, as far as the pod itself tells it; None if it has not ended."""
     status = pod["status"]
     terminated = _container(pod).get("state", {}).get("terminated")
     if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
@@ -216,15 +210,6 @@ def _container(pod: Pod) -> dict[str, Any]:
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
 _UNQUOTED = re.compile(r"failed quota: (\S+): must specify (\S+)")
 _NO_RIGHT = re.compile(r'cannot (\w+) resource "([^"]+)"')
-_QUANTITY = re.compile(r"([0-9.]+)([a-zA-Z]*)")
-_UNITS: Mapping[str, Decimal] = {
-    "": Decimal(1),
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
-}
 
 
 class QuotaInUseError(StageFailedError):
@@ -269,17 +254,9 @@ def refused(status: int, said: str, where: str, stage: str) -> UserError | Stage
 
 
 def _fits_alone(requested: str, limited: str) -> bool:
-    limits = _amounts(limited)
-    # A limit that is written otherwise (`1e3`) is not known to be exceeded.
-    return all(amount <= limits.get(name, amount) for name, amount in _amounts(requested).items())
-
-
-def _amounts(text: str) -> dict[str, Decimal]:
-    """``pods=1,limits.memory=2Gi`` as numbers."""
-    found = {}
-    for each in text.split(","):
-        name, _, amount = each.partition("=")
-        matched = _QUANTITY.fullmatch(amount)
-        if matched is not None:
-            found[name] = Decimal(matched[1]) * _UNITS[matched[2]]
-    return found
+    """True unless an amount (of ``pods=1,limits.memory=2Gi``) is above its limit."""
+    limits = dict(each.split("=", 1) for each in limited.split(","))
+    asked = dict(each.split("=", 1) for each in requested.split(","))
+    return all(
+        parse_quantity(amount) <= parse_quantity(limits[name]) for name, amount in asked.items()
+    )

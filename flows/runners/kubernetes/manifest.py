@@ -6,58 +6,97 @@ Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orc
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.kubernetes import ClaimMount, KubernetesSettings, PodSettings
-from flows.runners.base import supervised, thread_variables
-from flows.runners.kubernetes.images import image_file
-from flows.runners.kubernetes.labels import (
-    ATTEMPT,
-    GROUP,
-    GROUP_RETRIES,
-    GROUP_SIZE,
-    QUEUE,
-    QUEUE_PRIORITY,
-    annotations_for,
-    labels_for,
-)
-from flows.runners.local.outputs import writable_folders
+from flows.images.table import images_named
+from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
+from flows.runners.base import SUPERVISOR_SECONDS, program_of, supervised, thread_variables
+from flows.runners.place import orphan_seconds, sign_of, writable_folders
 from stages.contract.errors import UserError
-from stages.contract.provenance import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
+from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
 
+Pod = Mapping[str, Any]
 
-def volumes_for(settings: KubernetesSettings) -> list[dict[str, Any]]:
-    """Volumes of a pod: its claims, and room that ends with it."""
-    claims = {each.claim for each in settings.volumes.values()}
-    shm = {"medium": "Memory", "sizeLimit": _mib(settings.shm_gib)}
-    return [
-        *(
-            {"name": volume_name(each), "persistentVolumeClaim": {"claimName": each}}
-            for each in sorted(claims)
-        ),
-        {"name": "tmp", "emptyDir": {"sizeLimit": _mib(settings.tmp_gib)}},
-        {"name": "shm", "emptyDir": shm},
-    ]
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+GEB = "geb"
+STORE = "geb/store"
+KEY = "geb/key"
+ATTEMPT = "geb/attempt"
+NODE = "geb/node"
+
+# Annotations: values of any length.
+STORE_PLACE = "geb/store-place"
+FULL_KEY = "geb/full-key"
+NODES = "geb/nodes"
+DEATH = "geb/on-orchestrator-death"
+
+# The API's limit for the value of a label.
+_LONGEST = 63
 
 
-def mounts_for(
-    request: Request, settings: KubernetesSettings, *, writes: bool = True
-) -> list[dict[str, Any]]:
-    """Mounts of a stage: claims read-only, but for what is configured and its own store folders.
+def store_label(place: str) -> str:
+    """Short digest of a store's place."""
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
 
-    Args:
-        request: The request.
-        settings: The kubernetes runner's settings.
-        writes: Whether it gets folders of the store to write to.
 
-    Raises:
-        UserError: The store or an input lies in no claim.
-    """
+def selector(store: str | None = None, key: str | None = None) -> str:
+    """Label selector of this project's pods; of one store, and of one key, where they are given."""
+    wanted = {MANAGED_BY: GEB}
+    if store is not None:
+        wanted[STORE] = store_label(store)
+    if key is not None:
+        wanted[KEY] = key[:_LONGEST]
+    return ",".join(f"{name}={value}" for name, value in wanted.items())
+
+
+def labels_for(request: Request, attempt: str, node: int) -> dict[str, str]:
+    """Labels of one pod of an attempt."""
+    return {
+        MANAGED_BY: GEB,
+        COMPONENT: request.stage,
+        STORE: store_label(request.store),
+        KEY: request.key[:_LONGEST],
+        ATTEMPT: attempt,
+        NODE: str(node),
+    }
+
+
+def annotations_for(request: Request, death: str) -> dict[str, str]:
+    """Annotations of one pod of an attempt."""
+    return {
+        STORE_PLACE: request.store,
+        FULL_KEY: request.key,
+        NODES: str(request.resources.nodes),
+        DEATH: death,
+    }
+
+
+def name_of(pod: Pod) -> str:
+    """Name of a pod."""
+    return str(pod["metadata"]["name"])
+
+
+def label(pod: Pod, name: str) -> str:
+    """Value of a label, empty if the pod does not have it."""
+    return str((pod["metadata"].get("labels") or {}).get(name, ""))
+
+
+def annotation(pod: Pod, name: str) -> str:
+    """Value of an annotation, empty if the pod does not have it."""
+    return str((pod["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def _mounts_for(request: Request, settings: KubernetesSettings) -> list[dict[str, Any]]:
+    """Mounts of a stage: claims read-only, but for what is configured and its own store folders."""
     root = Path(request.store)
     _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
     for each in request.sources():
@@ -68,7 +107,7 @@ def mounts_for(
         path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)
         for path, each in settings.volumes.items()
     }
-    for folder in writable_folders(request) if writes else ():
+    for folder in writable_folders(request):
         path, volume = _mount_of(folder, settings, "the store", "")
         within = (Path(volume.sub_path) / folder.relative_to(path)).as_posix()
         mounts[str(folder)] = _mount(volume.claim, str(folder), within, read_only=False)
@@ -78,11 +117,6 @@ def mounts_for(
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-
-
-def volume_name(claim: str) -> str:
-    """Name of a claim's volume within a pod: names of volumes have no dots."""
-    return "claim-" + claim.replace(".", "-")
 
 
 def _mount_of(
@@ -98,21 +132,36 @@ def _mount_of(
 
 
 def _mount(claim: str, path: str, within: str, *, read_only: bool) -> dict[str, Any]:
-    made = {"name": volume_name(claim), "mountPath": path, "readOnly": read_only}
+    made = {"name": _volume_name(claim), "mountPath": path, "readOnly": read_only}
     if within and within != ".":
         made["subPath"] = within
     return made
+
+
+def _volume_name(claim: str) -> str:
+    # Names of volumes have no dots.
+    return "claim-" + claim.replace(".", "-")
+
+
+def _volumes_for(settings: KubernetesSettings) -> list[dict[str, Any]]:
+    """Volumes of a pod: its claims, and room that ends with it."""
+    return [
+        *(
+            {"name": _volume_name(each), "persistentVolumeClaim": {"claimName": each}}
+            for each in sorted({each.claim for each in settings.volumes.values()})
+        ),
+        {"name": "tmp", "emptyDir": {"sizeLimit": _mib(settings.tmp_gib)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _mib(settings.shm_gib)}},
+    ]
 
 
 def _mib(gib: float) -> str:
     return f"{int(gib * 1024)}Mi"
 
 
-CONTAINER = "stage"
-# A stage is killed after its grace period; the supervisor needs a moment to see that through.
-SUPERVISOR_SECONDS = 10
 _HOSTNAME = "kubernetes.io/hostname"
 # Taints of a node that does not answer; the cluster waits 300 seconds otherwise.
+_LOST_SECONDS = 60
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -121,145 +170,58 @@ class Attempt:
     """One attempt at a request, in one pod for each of its nodes.
 
     Attributes:
+        request: The request.
+        execution: Settings of its pods.
         name: Name that its pods share.
-        image: Image, with its digest where that is known.
-        uid: User of the stage.
-        gid: Group of the stage.
+        user: User and group of the stage.
         request_path: Request file in the store.
-        sign: File that the orchestrator renews while it lives.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-        owner: The orchestrator's own pod as an owner reference, where it is one.
     """
 
+    request: Request
+    execution: Execution
     name: str
-    image: str
-    uid: int
-    gid: int
+    user: tuple[int, int]
     request_path: str
-    sign: Path
-    grace_seconds: float
-    owner: dict[str, Any] | None = None
+
+    @property
+    def settings(self) -> PodSettings:
+        """Settings of the stage's pods."""
+        return self.execution.kubernetes.pod_of(self.request.stage)
+
+    @property
+    def image(self) -> str:
+        """The image by name: this project's own, or the one that is configured."""
+        if self.settings.image is not None:
+            return self.settings.image
+        [image, *_] = images_named(self.request.image, gpus=self.request.resources.gpus)
+        registry = self.execution.kubernetes.registry.rstrip("/")
+        return f"{registry}/{image.tag}" if registry else image.tag
 
 
-def attempt_name(request: Request, unique: str) -> str:
-    """Name of an attempt: a DNS label with room for a pod's number."""
+def attempt_name(request: Request) -> str:
+    """Name of a new attempt: a DNS label with room for a pod's number."""
     place = re.sub(r"[^a-z0-9]+", "-", f"{request.run}-{request.place}".lower())
-    return f"geb-{place.strip('-')[:40].strip('-')}-{unique}"
+    return f"geb-{place.strip('-')[:40].strip('-')}-{uuid.uuid4().hex[:6]}"
 
 
-def pods_for(
-    request: Request, settings: KubernetesSettings, attempt: Attempt
-) -> list[dict[str, Any]]:
+def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
     """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
 
     Raises:
         UserError: The store or an input lies in no claim.
     """
-    mounts = mounts_for(request, settings)
-    return [
-        _pod(request, settings, attempt, node, _command(request, settings, attempt, node), mounts)
-        for node in range(request.resources.nodes)
-    ]
+    mounts = _mounts_for(attempt.request, attempt.execution.kubernetes)
+    return [_pod(attempt, node, mounts) for node in range(attempt.request.resources.nodes)]
 
 
-def trial_pod(request: Request, settings: KubernetesSettings, attempt: Attempt) -> dict[str, Any]:
-    """Manifest of a pod that tells what a stage would see, and writes nothing.
-
-    Raises:
-        UserError: The store lies in no claim.
-    """
-    command = ["python", "-m", "stages.contract.health", request.store]
-    mounts = mounts_for(request, settings, writes=False)
-    return _pod(request, settings, attempt, 0, command, mounts)
-
-
-def _pod(
-    request: Request,
-    settings: KubernetesSettings,
-    attempt: Attempt,
-    node: int,
-    command: list[str],
-    mounts: list[dict[str, Any]],
-) -> dict[str, Any]:
-    chosen = settings.pod_of(request.stage)
-    labels = labels_for(request, attempt.name, node)
-    annotations = annotations_for(request, settings.on_orchestrator_death)
-    if chosen.queue is not None:
-        labels[QUEUE] = chosen.queue
-        if chosen.queue_priority is not None:
-            labels[QUEUE_PRIORITY] = chosen.queue_priority
-        if request.resources.nodes > 1:
-            labels[GROUP] = attempt.name
-            annotations[GROUP_SIZE] = str(request.resources.nodes)
-            # The next attempt is a group of its own.
-            annotations[GROUP_RETRIES] = "false"
-    metadata: dict[str, Any] = {
-        "name": f"{attempt.name}-{node}",
-        "labels": labels,
-        "annotations": annotations,
-    }
-    if attempt.owner is not None:
-        metadata["ownerReferences"] = [attempt.owner]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": _spec(
-            request, settings, attempt, _container(request, settings, attempt, command, mounts)
-        ),
-    }
-
-
-def _spec(
-    request: Request,
-    settings: KubernetesSettings,
-    attempt: Attempt,
-    container: dict[str, Any],
-) -> dict[str, Any]:
-    chosen = settings.pod_of(request.stage)
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(attempt.grace_seconds) + SUPERVISOR_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": attempt.uid,
-            "runAsGroup": attempt.gid,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": volumes_for(settings),
-        "nodeSelector": chosen.node_selector,
-        "tolerations": _tolerations(settings, chosen),
-    }
-    if request.resources.timeout_seconds is not None:
-        spec["activeDeadlineSeconds"] = math.ceil(request.resources.timeout_seconds)
-    if request.resources.nodes > 1:
-        spec["affinity"] = _apart(attempt)
-    if settings.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": each} for each in settings.pull_secrets]
-    if chosen.service_account is not None:
-        spec["serviceAccountName"] = chosen.service_account
-    if chosen.priority_class is not None:
-        spec["priorityClassName"] = chosen.priority_class
-    return spec
-
-
-def _container(
-    request: Request,
-    settings: KubernetesSettings,
-    attempt: Attempt,
-    command: list[str],
-    mounts: list[dict[str, Any]],
-) -> dict[str, Any]:
-    limits = _limits(request, settings)
-    return {
-        "name": CONTAINER,
+def _pod(attempt: Attempt, node: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    request, limits = attempt.request, _limits(attempt)
+    container = {
+        "name": "stage",
         "image": attempt.image,
-        "imagePullPolicy": settings.pull_policy,
-        "command": command,
-        "env": _environment(request, settings.pod_of(request.stage), attempt),
+        "imagePullPolicy": "IfNotPresent",
+        "command": _command(attempt, node),
+        "env": _environment(attempt),
         # The same as limits and requests: memory that is not there cannot be taken from a stage.
         "resources": {"limits": limits, "requests": limits},
         "securityContext": {
@@ -272,71 +234,88 @@ def _container(
         },
         "volumeMounts": mounts,
     }
+    metadata = {
+        "name": f"{attempt.name}-{node}",
+        # What the runner finds its pods by comes last, so that no setting changes it.
+        "labels": attempt.settings.labels | labels_for(request, attempt.name, node),
+        "annotations": annotations_for(request, attempt.execution.on_orchestrator_death),
+    }
+    spec = _spec(attempt, container)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _command(
-    request: Request, settings: KubernetesSettings, attempt: Attempt, node: int
-) -> list[str]:
-    options = []
-    if settings.on_orchestrator_death == "stop":
-        options = ["--sign", str(attempt.sign)]
-        options += ["--sign-seconds", str(settings.orchestrator_seconds)]
+def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
+    chosen, resources = attempt.settings, attempt.request.resources
+    settings, grace_seconds = attempt.execution.kubernetes, attempt.execution.grace_seconds
+    wait = {"tolerationSeconds": _LOST_SECONDS}
+    lost = [{"key": key, "operator": "Exists", "effect": "NoExecute"} | wait for key in _LOST]
+    uid, gid = attempt.user
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(grace_seconds) + SUPERVISOR_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": uid,
+            "runAsGroup": gid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": _volumes_for(settings),
+        "nodeSelector": chosen.node_selector,
+        "tolerations": [*chosen.tolerations, *lost],
+        "imagePullSecrets": [{"name": each} for each in settings.pull_secrets],
+    }
+    if resources.timeout_seconds is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(resources.timeout_seconds)
+    if resources.nodes > 1:
+        # No two pods of an attempt on one node.
+        term = {
+            "labelSelector": {"matchLabels": {ATTEMPT: attempt.name}},
+            "topologyKey": _HOSTNAME,
+        }
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        spec["affinity"] = {"podAntiAffinity": rule}
+    if chosen.priority_class is not None:
+        spec["priorityClassName"] = chosen.priority_class
+    return spec
+
+
+def _command(attempt: Attempt, node: int) -> list[str]:
+    request, execution, options = attempt.request, attempt.execution, []
+    if seconds := orphan_seconds(execution.on_orchestrator_death):
+        sign = sign_of(request.store, request.stage, request.key)
+        options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
-    first, other = [f"stages.{request.stage}", attempt.request_path], ["stages.training.node", work]
+    first, other = program_of(request, attempt.request_path), ["stages.training.node", work]
     program = first if node == 0 else other
-    return supervised("python", attempt.grace_seconds, *options, program=program)
+    return supervised("python", execution.grace_seconds, *options, program=program)
 
 
-def _environment(request: Request, chosen: PodSettings, attempt: Attempt) -> list[dict[str, Any]]:
+def _environment(attempt: Attempt) -> list[dict[str, Any]]:
+    chosen = attempt.settings
     # Libraries ask for the user's name and home, which an image knows for its own user alone.
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
-    plain |= thread_variables(request.resources) | chosen.environment
+    plain |= thread_variables(attempt.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = attempt.image
-    if "@" not in attempt.image and attempt.request_path:
-        plain[IMAGE_FILE_VARIABLE] = str(image_file(attempt.request_path))
-    address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
+    # A pod's name leads nowhere on other nodes.
+    sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
+        name: {"secretKeyRef": secret.model_dump()} for name, secret in chosen.secrets.items()
+    }
     return [
         *({"name": name, "value": value} for name, value in plain.items()),
-        # A pod's name leads nowhere on other nodes.
-        {"name": "GEB_NODE_ADDRESS", "valueFrom": address},
-        *(
-            {
-                "name": name,
-                "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}},
-            }
-            for name, secret in chosen.secrets.items()
-        ),
+        *({"name": name, "valueFrom": source} for name, source in sources.items()),
     ]
 
 
-def _limits(request: Request, settings: KubernetesSettings) -> dict[str, str]:
-    resources, limits = request.resources, {}
+def _limits(attempt: Attempt) -> dict[str, str]:
+    resources, limits = attempt.request.resources, {}
     if resources.cpus is not None:
         limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"
     if resources.memory_gib is not None:
         limits["memory"] = f"{math.ceil(resources.memory_gib * 1024)}Mi"
     if resources.gpus:
-        limits[settings.gpu_resource] = str(resources.gpus)
+        limits[attempt.execution.kubernetes.gpu_resource] = str(resources.gpus)
     return limits
-
-
-def _tolerations(settings: KubernetesSettings, chosen: PodSettings) -> list[dict[str, Any]]:
-    lost = [
-        {
-            "key": key,
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": settings.node_lost_seconds,
-        }
-        for key in _LOST
-    ]
-    return [*(each.model_dump(exclude_none=True) for each in chosen.tolerations), *lost]
-
-
-def _apart(attempt: Attempt) -> dict[str, Any]:
-    """No two pods of an attempt on one node."""
-    term = {
-        "labelSelector": {"matchLabels": {ATTEMPT: attempt.name}},
-        "topologyKey": _HOSTNAME,
-    }
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

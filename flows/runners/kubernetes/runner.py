@@ -11,39 +11,48 @@ import contextlib
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
-from flows.pipeline.kubernetes import KubernetesSettings
-from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import OnEvent, log_once
+from flows.pipeline.placement import Execution, KubernetesSettings
+from flows.runners.attempt_log import AttemptLog, left_log, write_request
+from flows.runners.base import Ending, OnEvent, log_once
 from flows.runners.kubernetes.attempt import PodAttempt
-from flows.runners.kubernetes.client import Cluster, check_rights, explained, reason_of
-from flows.runners.kubernetes.diagnosis import QuotaInUseError, ending_of, is_asked_to_end, refused
-from flows.runners.kubernetes.images import Images
-from flows.runners.kubernetes.labels import (
+from flows.runners.kubernetes.client import UNREACHABLE, Cluster, check_rights, explained, reason_of
+from flows.runners.kubernetes.diagnosis import (
+    QuotaInUseError,
+    ending_of,
+    has_started,
+    is_asked_to_end,
+    refused,
+)
+from flows.runners.kubernetes.manifest import (
     ATTEMPT,
+    COMPONENT,
+    DEATH,
+    FULL_KEY,
     NODE,
     NODES,
+    STORE_PLACE,
+    Attempt,
     Pod,
     annotation,
+    attempt_name,
     label,
     name_of,
+    pods_for,
     selector,
 )
-from flows.runners.kubernetes.manifest import Attempt, attempt_name, pods_for
-from flows.runners.kubernetes.reaper import orchestrator_lease, reap, sign_of
-from flows.runners.kubernetes.watch import PodWatch
-from flows.runners.local.outputs import chown_outputs
-from flows.runners.outcome import Ending
-from flows.runners.place import PlaceRunner
+from flows.runners.place import Poller, chown_outputs, orchestrator_lease
 from stages.contract.errors import StoppedError, UserError
-from stages.contract.events import Event, Log
 from stages.contract.request import Request
 
+# Between two looks at the pods of a store, which all of its stages share.
+_POLL_SECONDS = 2.0
 _QUOTA_POLL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -52,8 +61,7 @@ class KubernetesPlace:
     """A namespace of a cluster. Constructing one removes pods of dead orchestrators.
 
     Args:
-        settings: Cluster, images, volumes, places.
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+        execution: Cluster, images, volumes, places; the grace period.
 
     Raises:
         UserError: No cluster is configured, or this account may not use it.
@@ -62,52 +70,35 @@ class KubernetesPlace:
 
     name = "kubernetes"
 
-    def __init__(self, settings: KubernetesSettings, grace_seconds: float) -> None:
-        self._settings = settings
-        self._grace_seconds = grace_seconds
-        self._images = Images(settings)
-        self._uid, self._gid = user_of(settings)
-        self._cluster = Cluster(settings)
-        self._watches: dict[str, PodWatch] = {}
-        self._watches_lock = threading.Lock()
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._user = user_of(execution.kubernetes)
+        self._cluster = Cluster(execution.kubernetes)
+        self._pollers: dict[str, Poller[Pod]] = {}
+        self._lock = threading.Lock()
         with explained(self._cluster):
             check_rights(self._cluster)
-            self._owner = _owner_of(self._cluster, settings)
             for line in reap(self._cluster, keep_running=True):
                 _log.warning(line)
-
-    @contextlib.contextmanager
-    def owning(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> Iterator[Callable[[], None]]:
-        """See :class:`flows.runners.place.Place`."""
-        lease = orchestrator_lease(request.store, request.stage, request.key)
-        with explained(self._cluster):
-            lease.acquire(
-                waiting=lambda holder: on_event(
-                    Log(message=f"another run on {holder['host']} looks after it; waiting for it")
-                ),
-                stopping=stopping,
-            )
-            with lease:
-                yield lease.check
 
     def find(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> PodAttempt | None:
         """See :class:`flows.runners.place.Place`; pods that are not whole are removed."""
         taken = None
-        for pods in self._attempts(request):
-            if taken is None and _is_whole(pods):
-                taken = self._attempt(request, pods, on_event)
-                continue
-            for pod in pods:
-                self._cluster.delete_pod(name_of(pod))
+        with explained(self._cluster):
+            for pods in self._attempts(request):
+                if taken is None and _is_whole(pods):
+                    taken = self._attempt(request, pods, on_event)
+                    continue
+                for pod in pods:
+                    self._cluster.delete_pod(name_of(pod))
         return taken
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> PodAttempt:
         """See :class:`flows.runners.place.Place`."""
-        pods = self._create(request, on_event, stopping)
+        with explained(self._cluster):
+            pods = self._create(request, on_event, stopping)
         return self._attempt(request, pods, on_event)
 
     def follow(
@@ -120,12 +111,7 @@ class KubernetesPlace:
         check_owner: Callable[[], None],
     ) -> list[Ending]:
         """See :class:`flows.runners.place.Place`."""
-
-        def handle(node: int, line: str) -> None:
-            # Other nodes' events are in their logs alone.
-            logs[node].handle_line(line, on_event if node == 0 else _ignore)
-
-        return work.follow(self._watch(request), handle, check_owner, stopping)
+        return work.follow(self._poller(request), logs, check_owner, stopping)
 
     def end(self, works: Sequence[PodAttempt]) -> None:
         """Does nothing: who follows pods ends them, once it sees that the run stops."""
@@ -137,82 +123,70 @@ class KubernetesPlace:
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`."""
         with explained(self._cluster):
-            if not any(_is_whole(pods) for pods in self._attempts(request)):
-                return False
-        lease = orchestrator_lease(request.store, request.stage, request.key)
-        return lease.holder() is None
+            return any(_is_whole(pods) for pods in self._attempts(request))
 
     def _attempt(self, request: Request, pods: Sequence[Pod], on_event: OnEvent) -> PodAttempt:
-        return PodAttempt(
-            self._cluster,
-            request,
-            self._settings,
-            self._grace_seconds,
-            pods,
-            on_event,
-            on_start=lambda pod: self._images.learn(request, pod),
-        )
+        return PodAttempt(self._cluster, request, self._execution, pods, on_event)
 
-    def _watch(self, request: Request) -> PodWatch:
-        with self._watches_lock:
-            if request.store not in self._watches:
-                self._watches[request.store] = PodWatch(
-                    self._cluster, selector(store=request.store)
-                )
-            return self._watches[request.store]
+    def _poller(self, request: Request) -> Poller[Pod]:
+        with self._lock:
+            if request.store not in self._pollers:
+                self._pollers[request.store] = pod_poller(self._cluster, request.store)
+            return self._pollers[request.store]
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
         """Pods for a key, by attempt, each in the order of its nodes."""
         attempts: dict[str, list[dict[str, Any]]] = {}
-        for pod in self._cluster.pods(selector(store=request.store, key=request.key)).pods:
+        for pod in self._cluster.pods(selector(store=request.store, key=request.key)):
             attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return [sorted(pods, key=lambda pod: int(label(pod, NODE))) for pods in attempts.values()]
 
     def _create(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> list[dict[str, Any]]:
-        chown_outputs(request, self._uid, self._gid)
+        chown_outputs(request, *self._user)
         attempt = Attempt(
-            name=attempt_name(request, uuid.uuid4().hex[:6]),
-            image=self._images.find(request),
-            uid=self._uid,
-            gid=self._gid,
+            request,
+            self._execution,
+            name=attempt_name(request),
+            user=self._user,
             request_path=write_request(request),
-            sign=sign_of(request.store, request.stage, request.key),
-            grace_seconds=self._grace_seconds,
-            owner=self._owner,
         )
-        manifests = pods_for(request, self._settings, attempt)
+        manifests = pods_for(attempt)
         say = log_once(on_event)
-        rounds = max(1, round(self._settings.pending_seconds / _QUOTA_POLL_SECONDS))
-        for left in reversed(range(rounds)):
+        deadline = time.monotonic() + self._execution.kubernetes.pending_seconds
+        while True:
             try:
-                return self._create_all(request, manifests)
+                return create_pods(self._cluster, request, manifests)
             except QuotaInUseError as error:
-                if not left:
+                if time.monotonic() > deadline:
                     raise
                 say(f"waiting: {error}")
             if stopping.wait(_QUOTA_POLL_SECONDS):
-                break
-        raise StoppedError(f"{request.place}: stopped while waiting for the quota")
+                raise StoppedError(f"{request.place}: stopped while waiting for the quota")
 
-    def _create_all(
-        self, request: Request, manifests: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Creates all pods of an attempt, or none."""
-        made: list[dict[str, Any]] = []
-        try:
-            for manifest in manifests:
-                made.append(self._cluster.create_pod(manifest))
-        except BaseException as error:
-            for pod in made:
-                self._cluster.delete_pod(name_of(pod))
-            if isinstance(error, ApiException):
-                where = request.place
-                said = reason_of(error)
-                raise refused(error.status, said, where, request.stage) from error
-            raise
-        return made
+
+def create_pods(
+    cluster: Cluster, request: Request, manifests: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Creates all pods of an attempt, or none.
+
+    Raises:
+        UserError: The cluster refuses one, for a reason that a person has to change.
+        StageFailedError: It refuses one for now.
+    """
+    made: list[dict[str, Any]] = []
+    try:
+        for manifest in manifests:
+            made.append(cluster.create_pod(manifest))
+    except BaseException as error:
+        for pod in made:
+            cluster.delete_pod(name_of(pod))
+        if isinstance(error, ApiException):
+            said, where = reason_of(error), request.place
+            raise refused(error.status, said, where, request.stage) from error
+        raise
+    return made
 
 
 def _is_whole(pods: list[dict[str, Any]]) -> bool:
@@ -234,27 +208,59 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def _owner_of(cluster: Cluster, settings: KubernetesSettings) -> dict[str, Any] | None:
-    """The orchestrator's own pod as the owner of its stages' pods, which go when it is deleted."""
-    if settings.on_orchestrator_death == "keep":
-        return None
-    own = cluster.own_pod()
-    if own is None:
-        return None
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": name_of(own),
-        "uid": own["metadata"]["uid"],
-    }
+def pod_poller(cluster: Cluster, store: str) -> Poller[Pod]:
+    """Sees the pods of a store."""
+
+    def ask() -> dict[str, Pod]:
+        return {name_of(pod): pod for pod in cluster.pods(selector(store=store))}
+
+    return Poller(ask, _POLL_SECONDS, (ApiException, ValueError, *UNREACHABLE))
 
 
-class KubernetesRunner(PlaceRunner[PodAttempt]):
-    """Runs each stage in pods; see :class:`KubernetesPlace`."""
+def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
+    """Removes pods that dead orchestrators left; a stage at work gets its grace period.
 
-    def __init__(self, settings: KubernetesSettings, grace_seconds: float = 30.0) -> None:
-        super().__init__(KubernetesPlace(settings, grace_seconds))
+    Args:
+        cluster: The cluster.
+        keep_running: Leave pods at work that were told to outlive their orchestrator.
+
+    Returns:
+        A line for each pod that was removed.
+    """
+    removed = []
+    for pod in cluster.pods(selector()):
+        if is_asked_to_end(pod):
+            continue
+        store, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
+        key = annotation(pod, FULL_KEY)
+        is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
+        if (is_kept and keep_running) or not Path(store).is_dir():
+            continue
+        if orchestrator_lease(store, stage, key).holder() is not None:
+            continue
+        _save_log(cluster, pod, left_log(Path(store), stage, key, name_of(pod)))
+        cluster.delete_pod(name_of(pod))
+        removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
+    return removed
 
 
-def _ignore(event: Event) -> None:
-    """Events of other nodes: the first one repeats what counts."""
+def reap_cluster(settings: KubernetesSettings, *, keep_running: bool) -> list[str]:
+    """:func:`reap` for the cluster and the namespace of these settings.
+
+    Raises:
+        UserError: No cluster is configured, or this account may not use it.
+        StageFailedError: The cluster does not answer.
+    """
+    cluster = Cluster(settings)
+    with explained(cluster):
+        return reap(cluster, keep_running=keep_running)
+
+
+def _save_log(cluster: Cluster, pod: Pod, log: Path) -> None:
+    """Keeps what a pod has said since its orchestrator's death: it is nowhere else."""
+    if not has_started(pod):
+        return
+    # Its node may be gone, and the log with it: then the API server refuses, or does not answer.
+    with contextlib.suppress(ApiException, *UNREACHABLE), log.open("wb") as file:
+        for line in cluster.log(name_of(pod), follow=False):
+            file.write(line + b"\n")

@@ -1,7 +1,7 @@
 """Stages started by a fork server, for the process runner.
 
 One server is kept per interpreter and environment, for as long as this process lives, so that the
-runs of a sweep share it. See :mod:`stages.contract.fork_server`.
+runs of a sweep share it. See :mod:`stages.harness.fork_server`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
 from stages.contract.errors import EXIT_FAILED
-from stages.contract.fork_server import INTEGER_BYTES, PACKET_BYTES
+from stages.harness.fork_server import PID_BYTES
 
-_KEPT_SERVERS = 3
-"""Servers kept at a time; each holds a few hundred MiB of libraries."""
-_servers: OrderedDict[tuple[object, ...], _Server] = OrderedDict()
+_servers: dict[tuple[object, ...], _Server] = {}
 _lock = threading.Lock()
 
 
@@ -33,7 +31,7 @@ def start_forked(
     environment: Mapping[str, str],
     program: list[str],
     grace_seconds: float,
-    left_log: Path,
+    log: int,
 ) -> ForkedProcess:
     """Starts a stage and its supervisor as forks; returns before its libraries are loaded.
 
@@ -42,92 +40,63 @@ def start_forked(
         environment: All environment variables.
         program: Module and arguments.
         grace_seconds: Time between SIGTERM and SIGKILL.
-        left_log: File for the output that nobody reads after this process's death.
+        log: Descriptor of their stderr.
 
     Raises:
         OSError: The interpreter cannot be started.
     """
-    streams = _Streams()
-    with streams:
-        order = {
-            "program": program,
-            "grace_seconds": grace_seconds,
-            "left_log": str(left_log),
-            "reader": os.getpid(),
-        }
-        packet = json.dumps(order).encode()
-        if len(packet) > PACKET_BYTES:
-            raise OSError(f"a command line of {len(packet)} bytes is too long")
-        key = (interpreter, str(Path.cwd()), tuple(sorted(environment.items())))
+    order = json.dumps({"program": program, "grace_seconds": grace_seconds}).encode()
+    key = (interpreter, Path.cwd(), *sorted(environment.items()))
+    control, its_stdin = socket.socketpair()
+    reading, writing = os.pipe()
+    stdout = os.fdopen(reading, encoding="utf-8", errors="replace")
+    try:
+        streams = [its_stdin.fileno(), writing, log]
         with _lock:
-            server = _servers.pop(key, None)
-            if server is None or not server.send(packet, streams.theirs):
-                server = _Server(interpreter, environment, errors=streams.theirs[2])
-                if not server.send(packet, streams.theirs):
-                    # It ended at once, and said why: the start fails, the next one tries again.
-                    return ForkedProcess(server, *streams.ours())
-            _servers[key] = server
-            while len(_servers) > _KEPT_SERVERS:
-                _servers.popitem(last=False)[1].close()
-        return ForkedProcess(server, *streams.ours())
-
-
-class _Streams:
-    """The two ends of a start's stdin, stdout, stderr and socket of answers."""
-
-    def __init__(self) -> None:
-        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-        mine, its = socket.socketpair()
-        self._ours = [stdin[1], stdout[0], stderr[0], mine.detach()]
-        self.theirs = [stdin[0], stdout[1], stderr[1], its.detach()]
-        """Descriptors that the forks get."""
-
-    def ours(self) -> tuple[int, int, int, int]:
-        """Descriptors that are the caller's to close from now on."""
-        stdin, stdout, stderr, answers = self._ours
-        self._ours = []
-        return stdin, stdout, stderr, answers
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        for each in (*self._ours, *self.theirs):
-            os.close(each)
+            server = _servers.get(key)
+            if server is None or not server.ask(order, streams):
+                server = _servers[key] = _Server(interpreter, environment, log)
+                # If it has ended already, the log says why, and the start fails.
+                server.ask(order, streams)
+    except BaseException:
+        control.close()
+        stdout.close()
+        raise
+    finally:
+        its_stdin.close()
+        os.close(writing)
+    return ForkedProcess(server, _Control(fileno=control.detach()), stdout)
 
 
 class _Server:
     """A running fork server."""
 
-    def __init__(self, interpreter: str, environment: Mapping[str, str], *, errors: int) -> None:
-        self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
+    def __init__(self, interpreter: str, environment: Mapping[str, str], log: int) -> None:
+        self._requests, its_stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
             self._process = subprocess.Popen(
-                [interpreter, "-m", "stages.contract.fork_server"],
-                stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                [interpreter, "-m", "stages.harness.fork_server"],
+                stdin=its_stdin.fileno(),
+                stdout=log,
+                stderr=log,
                 env=dict(environment),
                 # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
                 start_new_session=True,
             )
+        except OSError:
+            self._requests.close()
+            raise
+        finally:
+            its_stdin.close()
 
-    def send(self, packet: bytes, descriptors: list[int]) -> bool:
-        """Asks for a start; False where the server is gone."""
-        if self._requests.fileno() < 0:
-            # Killed because the start of a stage hung in it.
-            return False
+    def ask(self, order: bytes, streams: list[int]) -> bool:
+        """Asks for a start; False if the server is gone."""
         try:
-            socket.send_fds(self._requests, [packet], descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close()
+            socket.send_fds(self._requests, [order], streams)
+        except OSError:
+            self.kill()
             return False
         return True
-
-    def close(self) -> None:
-        """End of new starts: the server exits once the stages that it has forked are over."""
-        self._requests.close()
-        threading.Thread(target=self._process.wait, daemon=True).start()
 
     def kill(self) -> None:
         """Ends the server, and not its forks."""
@@ -137,10 +106,16 @@ class _Server:
 
 
 @atexit.register
-def _close_servers() -> None:
-    with _lock:
-        while _servers:
-            _servers.popitem()[1].kill()
+def _end_servers() -> None:
+    for each in _servers.values():
+        each.kill()
+
+
+class _Control(socket.socket):
+    """A supervisor's control socket. Several threads may wait on it: the last holder closes it."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class ForkedProcess:
@@ -148,69 +123,63 @@ class ForkedProcess:
 
     Args:
         server: The server that was asked for it.
-        stdin: Descriptor to write to.
-        stdout: Descriptor to read from.
-        stderr: Descriptor to read from.
-        answers: Descriptor from which the process id and the exit code are read.
+        control: Other end of the supervisor's stdin.
+        stdout: What the stage prints.
     """
 
-    def __init__(self, server: _Server, stdin: int, stdout: int, stderr: int, answers: int) -> None:
+    def __init__(self, server: _Server, control: _Control, stdout: IO[str]) -> None:
         self._server = server
-        self.stdin: IO[str] | None = os.fdopen(stdin, "w", encoding="utf-8")
-        self.stdout: IO[str] | None = os.fdopen(stdout, encoding="utf-8", errors="replace")
-        self.stderr: IO[str] | None = os.fdopen(stderr, encoding="utf-8", errors="replace")
-        self._pid: int | None = None
-        self._code: int | None = None
-        self._ended = threading.Event()
-        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
+        self._control = control
+        self.stdout: IO[str] | None = stdout
 
-    def poll(self) -> int | None:
-        """The exit code, or minus the signal; None while the process runs."""
-        return self._code
+    def end(self) -> None:
+        """Ends the supervisor's stdin, its sign to end the stage."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code.
+        """Waits for the exit code, or minus the signal.
 
         Raises:
             subprocess.TimeoutExpired: It did not come within ``timeout`` seconds.
         """
-        if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired("stages.contract.fork_server", timeout or 0)
-        assert self._code is not None
-        return self._code
+        ended = select.poll()
+        # No read event: only the end of the supervisor counts.
+        ended.register(self._control, 0)
+        if not ended.poll(None if timeout is None else timeout * 1000):
+            raise subprocess.TimeoutExpired("stages.harness.fork_server", timeout or 0)
+        pid, code = self._answers()
+        if code is not None:
+            return code
+        # The supervisor was killed, or the server ended before it had forked one.
+        return EXIT_FAILED if pid is None else -signal.SIGKILL
 
     def kill(self) -> None:
         """Kills the supervisor, and with it the stage; before there is one, the server.
 
         An import may hang in the server, as on a file system that does not answer.
         """
-        if self._code is not None:
-            return
-        if self._pid is None:
+        pid, code = self._answers()
+        if pid is None:
             self._server.kill()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        elif code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _answers(self) -> tuple[int | None, int | None]:
+        """Process id and exit code of the supervisor, as far as they are known."""
+        said = b""
+        # Left in the socket: several threads read.
+        with contextlib.suppress(BlockingIOError):
+            said = self._control.recv(PID_BYTES + 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        pid, code = said[:PID_BYTES], said[PID_BYTES:]
+        return int.from_bytes(pid, "big") if pid else None, code[0] if code else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in (self.stdout, self.stderr, self.stdin):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        if self.stdout is not None:
+            self.stdout.close()
+        self.end()
         self.wait()
-
-    def _listen(self, answers: int) -> None:
-        with socket.socket(fileno=answers) as source:
-            pid = source.recv(INTEGER_BYTES, socket.MSG_WAITALL)
-            if pid:
-                self._pid = int.from_bytes(pid, "big")
-            code = source.recv(INTEGER_BYTES, socket.MSG_WAITALL)
-        if code:
-            self._code = int.from_bytes(code, "big")
-        else:
-            # The supervisor was killed, or the server ended before it had forked one.
-            self._code = -signal.SIGKILL if pid else EXIT_FAILED
-        self._ended.set()

@@ -19,13 +19,11 @@ _FORMAT = "%i|%T|%r|%N|%j"
 _OWN_JOB = "SLURM_"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _AWAY = "down,drain,fail,maint,no_respond,reboot,unknown"
-ENDED = frozenset(
-    {
-        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
-        *("OUT_OF_MEMORY", "DEADLINE", "REVOKED"),
-    }
-)
-"""States of a job that is over; COMPLETING is not among them."""
+# COMPLETING is not among them.
+_ENDED = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
+    *("OUT_OF_MEMORY", "DEADLINE", "REVOKED"),
+}
 
 
 class SlurmUnavailableError(StageFailedError):
@@ -53,7 +51,7 @@ class QueuedJob:
     @property
     def is_over(self) -> bool:
         """True once it has ended."""
-        return self.state in ENDED
+        return self.state in _ENDED
 
 
 def submit(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
@@ -68,11 +66,7 @@ def check(options: Sequence[str]) -> str:
 
 
 def nodes_away(partition: str | None) -> str:
-    """Nodes that are down, drained or do not answer, as Slurm writes them; empty for none.
-
-    Args:
-        partition: Of this one; of all if None.
-    """
+    """Nodes of a partition, or of all, that are down, drained or do not answer; empty for none."""
     chosen = [f"--partition={partition}"] if partition else []
     return _call(
         ["sinfo", "--noheader", f"--states={_AWAY}", "--format=%N", *chosen]
@@ -100,12 +94,8 @@ def parse_queue(text: str) -> list[QueuedJob]:
 def details(job: str) -> dict[str, str]:
     """Fields of one job (JobState, PreemptTime, RunTime, …); none when Slurm has forgotten it."""
     done = _call(["scontrol", "--oneliner", "show", "job", job])
-    return parse_details(done.stdout) if done.returncode == 0 else {}
-
-
-def parse_details(text: str) -> dict[str, str]:
-    """Fields of ``scontrol --oneliner``; of a value with spaces only the first word."""
-    return dict(each.split("=", 1) for each in text.split() if "=" in each)
+    # Only the first word of a value with spaces.
+    return dict(each.split("=", 1) for each in done.stdout.split() if "=" in each)
 
 
 def signal_steps(jobs: Iterable[str]) -> None:
@@ -121,15 +111,6 @@ def cancel_pending(jobs: Iterable[str]) -> None:
 def cancel(jobs: Iterable[str]) -> None:
     """Cancels jobs, begun or not: Slurm kills what does not end by itself."""
     _cancel("--quiet", jobs)
-
-
-def version() -> str:
-    """Version of Slurm's commands, ``slurm-wlm 22.05.8``.
-
-    Raises:
-        UserError: They are not installed here.
-    """
-    return _call(["sbatch", "--version"]).stdout.strip()
 
 
 def _cancel(option: str, jobs: Iterable[str]) -> None:

@@ -6,7 +6,6 @@
     slurm.out              what the batch program and srun print
     heartbeat              seconds since the epoch, written every 5 s by the batch program
     status                 how it ended: {"job": "12", "code": 0, …}, written last
-    owner                  path of the lease of the orchestrator that waits for the job
     stop                   exists when the orchestrator wants the job to end
 
 The folders of jobs whose orchestrator is dead are swept; what the jobs printed is kept.
@@ -24,12 +23,10 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from flows.runners.attempt_log import left_log
+from flows.runners.place import orchestrator_lease
 from flows.runners.slurm import client
-from stages.contract.atomic import write_atomically
-from stages.contract.file_lease import FileLease
-from stages.contract.file_locks import exclusive_lock
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 
 REQUEST_FILE = "request.json"
 
@@ -40,7 +37,7 @@ class Status(BaseModel):
     Attributes:
         job: Number of its job.
         code: Exit code of the first node's step.
-        others: Exit code of the other nodes' step; 0 where there is none, or the program ended it.
+        others: Exit code of the other nodes' step; 0 if there is none, or the program ended it.
         reason: Why the program ended its steps by itself, if it did.
     """
 
@@ -66,13 +63,12 @@ class JobFolder:
         return self.path.name
 
     @classmethod
-    def create(cls, store: LocalStore, name: str, request: Request, owner: Path) -> JobFolder:
+    def create(cls, store: Store, name: str, request: Request) -> JobFolder:
         """Makes the folder of a new job."""
-        # Whole at once: one without an owner would be taken for a dead orchestrator's.
+        # Whole at once: others read the request of each folder that they see.
         new = cls(_jobs(store) / f".{name}")
         new.path.mkdir(parents=True)
         request.write(new.path / REQUEST_FILE)
-        new._set_owner(owner)
         return cls(new.path.rename(_jobs(store) / name))
 
     def request(self) -> Request:
@@ -80,7 +76,7 @@ class JobFolder:
         return Request.read(self.path / REQUEST_FILE)
 
     def made_at(self) -> float:
-        """Time at which it was made, of `time.time`; that of now where it is gone."""
+        """Time at which it was made, of `time.time`; that of now if it is gone."""
         try:
             return (self.path / REQUEST_FILE).stat().st_mtime
         except FileNotFoundError:
@@ -113,18 +109,11 @@ class JobFolder:
     def has_owner(self) -> bool:
         """True while the orchestrator that waits for the job lives."""
         try:
-            owner = Path((self.path / "owner").read_text())
+            request = self.request()
         except FileNotFoundError:
-            return False
-        return FileLease(owner).holder() is not None
-
-    def take_over(self, owner: Path) -> bool:
-        """Makes an orchestrator the owner, unless the present one lives."""
-        with exclusive_lock(self.path / "owner.lock"):
-            if self.has_owner():
-                return False
-            self._set_owner(owner)
+            # Another run has just removed it.
             return True
+        return orchestrator_lease(request.store, request.stage, request.key).holder() is not None
 
     def remove(self) -> None:
         """Removes the folder: what it says is kept elsewhere."""
@@ -134,30 +123,22 @@ class JobFolder:
             self.path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
-    def _set_owner(self, owner: Path) -> None:
-        write_atomically(self.path / "owner", str(owner))
 
-
-def job_folders(store: LocalStore) -> Iterator[JobFolder]:
+def job_folders(store: Store) -> Iterator[JobFolder]:
     """Folders of all jobs of a store, by name."""
     if _jobs(store).is_dir():
         found = sorted(_jobs(store).iterdir())
         yield from (JobFolder(path) for path in found if not path.name.startswith("."))
 
 
-def owner_path(store: LocalStore, name: str) -> Path:
-    """Lease of an orchestrator, by which jobs and other orchestrators know that it lives."""
-    return store.root / "slurm" / "orchestrators" / name
-
-
-def _jobs(store: LocalStore) -> Path:
+def _jobs(store: Store) -> Path:
     return store.root / "slurm" / "jobs"
 
 
 _OUTPUTS = ("log", "others", "slurm.out")
 
 
-def sweep(store: LocalStore, *, cancel: bool = False) -> list[str]:
+def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
     Args:
@@ -170,45 +151,27 @@ def sweep(store: LocalStore, *, cancel: bool = False) -> list[str]:
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    _remove_dead_owners(store)
     left = [folder for folder in job_folders(store) if not folder.has_owner()]
-    if not left:
-        return []
-    active = {each.name: each.id for each in client.own_jobs() if not each.is_over}
-    return [line for folder in left for line in _sweep(store, folder, active, cancel=cancel)]
+    # Mostly there is none, and Slurm is not asked.
+    jobs = client.own_jobs() if left else []
+    active = {each.name: each.id for each in jobs if not each.is_over}
+    lines = []
+    for folder in left:
+        if (job := active.get(folder.name)) is None:
+            _keep_output(store, folder)
+            folder.remove()
+            lines.append(f"removed the folder of job {folder.name}: its orchestrator is gone")
+        elif cancel:
+            folder.ask_to_stop()
+            client.cancel_pending([job])
+            client.signal_steps([job])
+            lines.append(f"asked job {job} ({folder.name}) to end: its orchestrator is gone")
+    return lines
 
 
-def _sweep(
-    store: LocalStore, folder: JobFolder, active: dict[str, str], *, cancel: bool
-) -> Iterator[str]:
-    if (job := active.get(folder.name)) is None:
-        _keep_output(store, folder)
-        folder.remove()
-        yield f"removed the folder of job {folder.name}: its orchestrator is gone"
-    elif cancel:
-        folder.ask_to_stop()
-        client.cancel_pending([job])
-        client.signal_steps([job])
-        yield f"asked job {job} ({folder.name}) to end: its orchestrator is gone"
-
-
-def _keep_output(store: LocalStore, folder: JobFolder) -> None:
+def _keep_output(store: Store, folder: JobFolder) -> None:
     request = folder.request()
     with left_log(store.root, request.stage, request.key, folder.name).open("wb") as kept:
         for name in _OUTPUTS:
             with contextlib.suppress(FileNotFoundError):
                 kept.write((folder.path / name).read_bytes())
-
-
-def _remove_dead_owners(store: LocalStore) -> None:
-    folder = owner_path(store, "any").parent
-    for path in folder.glob("*.alive"):
-        lease = path.with_suffix("")
-        if FileLease(lease).holder() is None:
-            remove_owner(lease)
-
-
-def remove_owner(lease: Path) -> None:
-    """Removes the files of an orchestrator's lease that nobody holds and nobody will ask for."""
-    for each in (lease, lease.with_suffix(".guard"), lease.with_suffix(".alive")):
-        each.unlink(missing_ok=True)

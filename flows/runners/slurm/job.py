@@ -5,41 +5,29 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import uuid
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from flows.pipeline.placement import interpreter_of
-from flows.pipeline.slurm import SlurmSettings
-from flows.runners.base import supervised, thread_variables
-from stages.contract.local_store import LocalStore
+from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings, interpreter_of
+from flows.runners.base import program_of, supervised, thread_variables
+from flows.runners.place import KEY_CHARACTERS, orphan_seconds, sign_of
 from stages.contract.request import Request
+from stages.store.base import Store
 
 # Slurm may send the signal of --signal so much earlier than asked for.
 _SIGNAL_EARLY_SECONDS = 60
-_KEY_CHARACTERS = 12
-
-
-def new_name(request: Request) -> str:
-    """Name of a new job, by which :func:`computes` finds it in the queue."""
-    place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
-    key = request.key[:_KEY_CHARACTERS]
-    return f"geb-{request.run}-{place}-{key}-{uuid.uuid4().hex[:6]}"
 
 
 def computes(name: str, request: Request) -> bool:
-    """True where a job of that name computes the request, in this store or another."""
-    return re.search(rf"-{request.key[:_KEY_CHARACTERS]}-[0-9a-f]{{6}}$", name) is not None
+    """True if a job of that name computes the request, in this store or another."""
+    return re.search(rf"-{request.key[:KEY_CHARACTERS]}-[0-9a-f]{{6}}$", name) is not None
 
 
 def submit_options(request: Request, settings: SlurmSettings, grace_seconds: float) -> list[str]:
     """Options of sbatch that say what the job may use; name, folder and output are not among them.
 
-    Args:
-        request: Its resources are asked for.
-        settings: The slurm runner's settings.
-        grace_seconds: Time that a stage has to end: it is told so long before its time limit.
+    ``grace_seconds`` and half a minute before its time limit the stage is told to end.
     """
     job, resources = settings.job(request.stage), request.resources
     gpu = "gpu" if job.gpu_type is None else f"gpu:{job.gpu_type}"
@@ -47,8 +35,6 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
     wanted = {
         "partition": job.partition,
         "account": job.account,
-        "qos": job.qos,
-        "constraint": job.constraint,
         "time": job.time_limit,
         "mem": memory,
         "gres": f"{gpu}:{resources.gpus}" if resources.gpus else None,
@@ -69,24 +55,22 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 def batch_program(
     request: Request,
-    settings: SlurmSettings,
+    execution: Execution,
     *,
     request_file: str,
     folder: Path,
     interpreter: str,
-    grace_seconds: float,
 ) -> str:
     """Text of the batch program.
 
     Args:
         request: What the job computes.
-        settings: The slurm runner's settings.
+        execution: Holds the slurm runner's settings.
         request_file: The request, where the nodes see it.
         folder: The job's folder, where the nodes see it.
         interpreter: Python of the stage on the nodes.
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
     """
-    job = settings.job(request.stage)
+    job, grace_seconds = execution.slurm.job(request.stage), execution.grace_seconds
     container = shlex.split(job.container or "")
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
     # others; srun takes the variable away from steps without GPUs.
@@ -95,62 +79,33 @@ def batch_program(
     def step(*program: str) -> list[str]:
         return [*blind, *container, *supervised(interpreter, grace_seconds, program=[*program])]
 
-    work = LocalStore.open(request.store).work_path(request.stage, request.key)
-    orphan = settings.orchestrator_seconds if settings.on_orchestrator_death == "stop" else 0
+    work = Store.open(request.store).work_path(request.stage, request.key)
+    orphan = orphan_seconds(execution.on_orchestrator_death)
     return "\n".join(
         [
             "#!/bin/bash",
             f"folder={shlex.quote(str(folder))}",
             f"grace={math.ceil(grace_seconds)}",
             f"orphan_seconds={math.ceil(orphan)}",
-            _array("first", step(f"stages.{request.stage}", request_file)),
+            f"sign_file={shlex.quote(str(sign_of(request.store, request.stage, request.key)))}",
+            _array("first", step(*program_of(request, request_file))),
             _array("other", step("stages.training.node", str(work))),
             _array("srun_options", job.srun_options),
-            *_set_up(request, settings),
+            *_set_up(request, job),
             files(__package__).joinpath("job.sh").read_text(),
         ]
     )
 
 
-def health_program(
-    request: Request, settings: SlurmSettings, interpreter: str, store: str, folder: Path
-) -> str:
-    """Text of a batch program that leaves in ``folder`` what a step finds where it runs.
-
-    Args:
-        request: Names the stage whose settings are tried.
-        settings: The slurm runner's settings.
-        interpreter: Python of the stage on the nodes.
-        store: Root of the store.
-        folder: For the files ``health`` and, written last, ``done``.
-    """
-    job = settings.job(request.stage)
-    options = ["--export=ALL", *job.srun_options]
-    container = shlex.split(job.container or "")
-    program = [*container, interpreter, "-m", "stages.contract.health", store]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"folder={shlex.quote(str(folder))}",
-            *_set_up(request, settings),
-            "set_up",
-            f'srun {shlex.join([*options, *program])} > "$folder/health"',
-            'touch "$folder/done"',
-            "",
-        ]
-    )
-
-
-def default_interpreter(interpreters: Mapping[str, str], stage: str, image: str = "") -> str:
-    """Python of a step of a stage that needs an image: the orchestrator's unless one is named."""
-    named = interpreter_of(interpreters, stage, image)
+def default_interpreter(interpreters: Mapping[str, str], request: Request) -> str:
+    """Python of a step: the orchestrator's unless one is named."""
+    named = interpreter_of(interpreters, request.stage, request.image)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named
 
 
-def _set_up(request: Request, settings: SlurmSettings) -> list[str]:
+def _set_up(request: Request, job: SlurmJobSettings) -> list[str]:
     """Lines of a shell function that makes a job's environment."""
-    job = settings.job(request.stage)
     environment = thread_variables(request.resources) | job.environment
     return [
         "set_up() {",

@@ -1,6 +1,6 @@
 # Batch program of a stage: a step for the first node, which runs the stage, and one for the others,
 # which train along. It writes `heartbeat` while it lives and `status` when it ends. Before this
-# text stand the values: folder, grace, orphan_seconds, first, other, srun_options.
+# text stand the values: folder, grace, orphan_seconds, sign_file, first, other, srun_options.
 others=$((SLURM_JOB_NUM_NODES - 1))
 reason=
 rest_code=0
@@ -43,7 +43,7 @@ sign_since=$SECONDS
 look_after_orchestrator() {
     [ "$orphan_seconds" -gt 0 ] || return 0
     local now
-    now=$(cat "$(cat "$folder/owner")" 2>/dev/null)
+    now=$(cat "$sign_file" 2>/dev/null)
     if [ "$now" != "$sign" ]; then
         sign=$now
         sign_since=$SECONDS
@@ -52,7 +52,7 @@ look_after_orchestrator() {
     fi
 }
 
-[ ! -e "$folder/stop" ] || exit 143
+{ [ -d "$folder" ] && [ ! -e "$folder/stop" ]; } || exit 143
 step 1 0 "$folder/events" "$folder/log" "${first[@]}"
 main=$!
 rest=

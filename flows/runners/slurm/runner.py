@@ -9,26 +9,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.pipeline.slurm import SlurmSettings
+from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog, write_request
-from flows.runners.base import OnEvent, log_once
-from flows.runners.outcome import Ending
-from flows.runners.place import ComputedElsewhereError, PlaceRunner
-from flows.runners.slurm.folder import JobFolder, owner_path, remove_owner, sweep
-from flows.runners.slurm.job import batch_program, default_interpreter, new_name
-from flows.runners.slurm.queue import Claims, QueuePoller, end_jobs
+from flows.runners.base import Ending, OnEvent
+from flows.runners.place import Poller, work_name
+from flows.runners.slurm import client
+from flows.runners.slurm.client import QueuedJob, SlurmUnavailableError
+from flows.runners.slurm.folder import JobFolder, job_folders, sweep
+from flows.runners.slurm.job import batch_program, computes, default_interpreter
 from flows.runners.slurm.submission import Submitter
-from flows.runners.slurm.watch import JobWatch, ending_of
-from stages.contract.errors import StoppedError, UserError
+from flows.runners.slurm.watch import JobWatch
+from stages.contract.errors import UserError
 from stages.contract.events import Log
-from stages.contract.file_lease import FileLease
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
+from stages.store.base import Store
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -51,35 +50,22 @@ class SlurmPlace:
     """A Slurm cluster.
 
     Args:
-        settings: What jobs ask for.
-        interpreters: Python interpreter of a stage on the nodes where it is not this one.
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
+        execution: What jobs ask for; interpreters on the nodes; the grace period.
     """
 
     name = "slurm"
 
-    def __init__(
-        self,
-        settings: SlurmSettings,
-        interpreters: Mapping[str, str] | None,
-        grace_seconds: float,
-    ) -> None:
-        self._settings = settings
-        self._interpreters = dict(interpreters or {})
-        self._grace_seconds = grace_seconds
-        self._poller = QueuePoller(settings.poll_seconds)
-        self._claims = Claims(self._poller)
-        self._live: set[str] = set()
-        self._owners: dict[Path, tuple[Path, FileLease]] = {}
-        self._lock = threading.Lock()
-        self._submitter = Submitter(settings, grace_seconds, has_live=lambda: bool(self._live))
-
-    @contextlib.contextmanager
-    def owning(
-        self, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> Iterator[Callable[[], None]]:
-        """See :class:`flows.runners.place.Place`: a job's folder says who owns it."""
-        yield lambda: None
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._settings = execution.slurm
+        self._poller: Poller[QueuedJob] = Poller(
+            lambda: {each.id: each for each in client.own_jobs()},
+            self._settings.poll_seconds,
+            (SlurmUnavailableError,),
+        )
+        self._submitter = Submitter(self._settings, execution.grace_seconds)
+        self._swept: set[Path] = set()
+        self._sweeping = threading.Lock()
 
     def follow(
         self,
@@ -91,87 +77,63 @@ class SlurmPlace:
         check_owner: Callable[[], None],
     ) -> list[Ending]:
         """See :class:`flows.runners.place.Place`."""
-        overdue = threading.Event()
-
-        def end_overdue() -> None:
-            overdue.set()
-            self.end([work])
-
         settings = self._settings.job(request.stage)
-        self._live.add(work.number)
-        try:
-            watch = JobWatch(
-                work.number, work.folder, request, settings, self._poller, logs[0], on_event
-            )
-            end = watch.wait(stopping, end_overdue)
-        finally:
-            self._live.discard(work.number)
-        if overdue.is_set():
-            return [Ending("overdue")]
-        return [ending_of(end, request, self._signal_seconds)]
+        watch = JobWatch(
+            work.number, work.folder, request, settings, self._poller, logs[0], on_event
+        )
+        return [watch.wait(stopping, lambda: self.end([work]), check_owner)]
 
     def end(self, works: Sequence[Job]) -> None:
         """See :class:`flows.runners.place.Place`; returns when the jobs are gone."""
         if works:
-            end_jobs({each.number: each.folder for each in works}, self._grace_seconds)
+            _end_jobs({each.number: each.folder for each in works}, self._execution.grace_seconds)
             self._poller.hurry()
 
     def close(self, work: Job) -> None:
         """See :class:`flows.runners.place.Place`."""
         work.folder.remove()
 
-    def release_owners(self) -> None:
-        """Gives back the leases that say that this orchestrator lives."""
-        with self._lock:
-            for path, lease in self._owners.values():
-                lease.release()
-                remove_owner(path)
-            self._owners.clear()
-
     def has_running(self, request: Request) -> bool:
-        """See :class:`flows.runners.base.Runner`."""
-        return any(not folder.has_owner() for _, folder in self._claims.jobs(request))
-
-    @property
-    def _signal_seconds(self) -> float:
-        """Longest time before its time limit at which a job may be told to end."""
-        return self._grace_seconds + 120
-
-    def _owner(self, store: LocalStore) -> Path:
-        """The lease by which jobs know that this orchestrator lives."""
-        with self._lock:
-            if store.root not in self._owners:
-                for line in sweep(store):
-                    _LOGGER.warning(line)
-                path = owner_path(store, uuid.uuid4().hex)
-                lease = FileLease(path)
-                lease.acquire()
-                self._owners[store.root] = path, lease
-            return self._owners[store.root][0]
+        """See :class:`flows.runners.place.Place`."""
+        return bool(self._jobs(request))
 
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job | None:
-        """See :class:`flows.runners.place.Place`; waits for another run's job."""
-        store = LocalStore.open(request.store)
-        owner = self._owner(store)
-        say = log_once(on_event)
-        while claims := self._claims.of(request):
-            for job, folder in claims:
-                if job is not None and folder.take_over(owner):
-                    return Job(job, folder)
-            job = claims[0][0]
-            say(f"computed by {f'job {job}' if job else 'a job'} of another run; waiting for it")
-            if stopping.wait(self._settings.poll_seconds):
-                raise StoppedError(f"{request.place}: stopped while waiting for another run's job")
-            if store.load(request.stage, request.key) is not None:
-                raise ComputedElsewhereError
-        return None
+        """See :class:`flows.runners.place.Place`."""
+        self._sweep(Store.open(request.store))
+        jobs = self._jobs(request)
+        for folder in _folders_for(request):
+            if not any(each.folder.name == folder.name for each in jobs):
+                # Its orchestrator died while it called sbatch: should a job come of that, it ends.
+                folder.ask_to_stop()
+        return jobs[0] if jobs else None
+
+    def _jobs(self, request: Request) -> list[Job]:
+        """Jobs at work or pending that compute a request."""
+        folders = {each.name: each for each in _folders_for(request)}
+        # Mostly there is none, and Slurm is not asked.
+        if not folders:
+            return []
+        age = time.time() - max(each.made_at() for each in folders.values())
+        jobs = self._poller.recent(since=time.monotonic() - age)
+        return [
+            Job(job.id, folders[job.name])
+            for job in jobs.values()
+            if not job.is_over and job.name in folders
+        ]
+
+    def _sweep(self, store: Store) -> None:
+        """Removes what dead orchestrators left in a store, before its first stage."""
+        with self._sweeping:
+            if store.root not in self._swept:
+                for line in sweep(store):
+                    _LOGGER.warning(line)
+                self._swept.add(store.root)
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> Job:
         """See :class:`flows.runners.place.Place`."""
-        store = LocalStore.open(request.store)
-        owner = self._owner(store)
+        store = Store.open(request.store)
         settings = self._settings.job(request.stage)
-        interpreter = default_interpreter(self._interpreters, request.stage, request.image)
+        interpreter = default_interpreter(self._execution.interpreters, request)
         if settings.container is None and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
@@ -179,14 +141,13 @@ class SlurmPlace:
             )
         # Where logs are kept, so that people find it after the job's folder is gone.
         request_file = write_request(request)
-        folder = JobFolder.create(store, new_name(request), request, owner)
+        folder = JobFolder.create(store, work_name(request), request)
         program = batch_program(
             request,
-            self._settings,
+            self._execution,
             request_file=request_file,
             folder=folder.path,
             interpreter=interpreter,
-            grace_seconds=self._grace_seconds,
         )
         options = [f"--output={folder.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
         try:
@@ -198,19 +159,46 @@ class SlurmPlace:
         return Job(job, folder)
 
 
-class SlurmRunner(PlaceRunner[Job]):
-    """Runs each stage as a Slurm job; see :class:`SlurmPlace`."""
+def _folders_for(request: Request) -> list[JobFolder]:
+    """Folders of jobs for a key, but for those that have been told to end."""
+    folders = job_folders(Store.open(request.store))
+    return [each for each in folders if computes(each.name, request) and not each.is_stopped()]
 
-    def __init__(
-        self,
-        settings: SlurmSettings,
-        interpreters: Mapping[str, str] | None = None,
-        grace_seconds: float = 30.0,
-    ) -> None:
-        self._slurm = SlurmPlace(settings, interpreters, grace_seconds)
-        super().__init__(self._slurm)
 
-    def stop_all(self) -> None:
-        """See :class:`flows.runners.base.Runner`."""
-        super().stop_all()
-        self._slurm.release_owners()
+# A batch program kills its steps so long after the grace period.
+_PROGRAM_SECONDS = 15.0
+# After a plain scancel Slurm kills what is left (KillWait, 30 seconds if nobody set another).
+_KILL_SECONDS = 90.0
+_LOOK_SECONDS = 1.0
+
+
+def _end_jobs(jobs: Mapping[str, JobFolder], grace_seconds: float) -> None:
+    """Ends jobs and returns when they are gone: first their steps, so that stages can save.
+
+    Args:
+        jobs: Their folders by their numbers.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+    """
+    for folder in jobs.values():
+        folder.ask_to_stop()
+    # Where the controller does not answer, batch programs still see that they are asked.
+    with contextlib.suppress(SlurmUnavailableError):
+        client.cancel_pending(jobs)
+        client.signal_steps(jobs)
+    left = _wait_until_gone(set(jobs), grace_seconds + _PROGRAM_SECONDS)
+    with contextlib.suppress(SlurmUnavailableError):
+        client.cancel(left)
+    left = _wait_until_gone(left, _KILL_SECONDS)
+    if left:
+        _LOGGER.error("Slurm has not ended by now: jobs %s", ", ".join(sorted(left)))
+
+
+def _wait_until_gone(jobs: set[str], seconds: float) -> set[str]:
+    """Waits for jobs to leave the queue; returns those that have not."""
+    deadline = time.monotonic() + seconds
+    while jobs and time.monotonic() < deadline:
+        with contextlib.suppress(SlurmUnavailableError):
+            jobs = {each.id for each in client.own_jobs() if not each.is_over} & jobs
+        if jobs:
+            time.sleep(_LOOK_SECONDS)
+    return jobs

@@ -1,6 +1,6 @@
-"""Submission of jobs: checked before a run, one at a time for each queue, refusals explained.
+"""Submission of jobs: checked before a run, one at a time for each partition, refusals explained.
 
-A queue that is full is asked for room once in a poll, and holds up no jobs for others.
+A full partition is asked for room once in a poll, and holds up no jobs for others.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from flows.pipeline.placement import Execution
-from flows.pipeline.slurm import SlurmJobSettings, SlurmSettings
+from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings
 from flows.runners.base import OnEvent, log_once
 from flows.runners.health import trial_request
 from flows.runners.slurm import client
@@ -20,7 +19,7 @@ from flows.runners.slurm.client import SlurmUnavailableError
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import Settings
-from stages.contract.request import Request, Resources
+from stages.contract.request import Request
 
 Meaning = Literal["mistake", "full", "busy"]
 
@@ -42,13 +41,9 @@ _SETTINGS: Mapping[str, tuple[str, str]] = {
         "execution.slurm.account is {job.account!r}",
         "`sacctmgr show associations user=$USER` lists your accounts and their partitions",
     ),
-    r"qos specification|invalid qos": (
-        "execution.slurm.qos is {job.qos!r}",
-        "`sacctmgr show qos` lists them, `sacctmgr show associations user=$USER` which are yours",
-    ),
-    r"feature": (
-        "execution.slurm.constraint is {job.constraint!r}",
-        "`sinfo -o '%N %f'` lists the nodes' features",
+    r"qos|feature": (
+        "execution.slurm.sbatch_options is {job.sbatch_options!r} (--qos, --constraint)",
+        "`sacctmgr show qos` lists them, `sinfo -o '%N %f'` the nodes' features",
     ),
     r"gres": (
         "resources.{stage}.gpus is {resources.gpus} and execution.slurm.gpu_type {job.gpu_type!r}",
@@ -78,11 +73,6 @@ def meaning_of(said: str) -> Meaning:
     if _BUSY.search(said):
         return "busy"
     return "full" if _FULL.search(said) else "mistake"
-
-
-def concerns_nodes(said: str) -> bool:
-    """True where sbatch finds no nodes for a request, which those that are up decide."""
-    return re.search(r"node configuration|node count", said, re.I) is not None
 
 
 def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
@@ -138,8 +128,8 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
     """
     asked = set()
-    for stage, needs in stage_resources(resources):
-        request = trial_request(stage, needs)
+    for stage in type(resources).model_fields:
+        request = trial_request(stage, getattr(resources, stage))
         options = tuple(submit_options(request, execution.slurm, execution.grace_seconds))
         if options not in asked:
             asked.add(options)
@@ -159,19 +149,12 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
             return
         job = settings.job(request.stage)
         # A node that died may be the one that is wanted: the job waits for it.
-        if not (concerns_nodes(said) and client.nodes_away(job.partition)):
+        concerns_nodes = re.search(r"node configuration|node count", said, re.I)
+        if not (concerns_nodes and client.nodes_away(job.partition)):
             raise mistake(said, request, job)
 
 
-def stage_resources(resources: Settings) -> Iterator[tuple[str, Resources]]:
-    """Name and resources of each stage."""
-    for stage in type(resources).model_fields:
-        yield stage, getattr(resources, stage)
-
-
 _LOOK_SECONDS = 0.5
-# A moment's wait for the others is not worth a line in the log.
-_PATIENT_LOOKS = 10
 
 
 class Submitter:
@@ -180,21 +163,13 @@ class Submitter:
     Args:
         settings: Partitions, accounts and limits of jobs.
         grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
-        has_live: Whether jobs of the orchestrator are known to be in the queue.
     """
 
-    def __init__(
-        self,
-        settings: SlurmSettings,
-        grace_seconds: float,
-        has_live: Callable[[], bool],
-    ) -> None:
+    def __init__(self, settings: SlurmSettings, grace_seconds: float) -> None:
         self._settings = settings
         self._grace_seconds = grace_seconds
-        self._has_live = has_live
-        self._turns: dict[tuple[object, ...], threading.Lock] = {}
+        self._turns: dict[str | None, threading.Lock] = {}
         self._checked: set[tuple[str, ...]] = set()
-        self._lost: set[str] = set()
 
     def submit(
         self,
@@ -222,83 +197,48 @@ class Submitter:
         asked = submit_options(request, self._settings, self._grace_seconds)
         command = ["--parsable", f"--job-name={name}", *options, *asked]
         say = log_once(on_event)
-        turn = self._turn_of(request)
-        self._await(turn, request, say, stopping)
+        is_lost = False
+        with self._turn(request, stopping):
+            # Slurm takes some jobs that will never start.
+            if tuple(asked) not in self._checked:
+                check_job(request, self._settings, self._grace_seconds)
+                self._checked.add(tuple(asked))
+            while True:
+                try:
+                    # An answer that was lost may be that of a job that was taken.
+                    for job in client.own_jobs() if is_lost else ():
+                        if job.name == name:
+                            return job.id
+                    is_lost = False
+                    done = client.submit(command, program)
+                    if done.returncode == 0:
+                        return done.stdout.strip().split(";")[0]
+                    said, meaning = done.stderr, meaning_of(done.stderr)
+                except SlurmUnavailableError as error:
+                    said, meaning = str(error), "busy"
+                if meaning == "mistake":
+                    raise mistake(said, request, self._settings.job(request.stage))
+                is_lost = is_lost or meaning == "busy"
+                say(f"Slurm takes no job now, trying again: {said.strip()}")
+                if stopping.wait(self._settings.poll_seconds):
+                    raise _stopped(request)
+
+    @contextlib.contextmanager
+    def _turn(self, request: Request, stopping: threading.Event) -> Iterator[None]:
+        """The turn of one of the jobs to which the same limits of Slurm apply."""
+        partition = self._settings.job(request.stage).partition
+        turn = self._turns.setdefault(partition, threading.Lock())
+        while not turn.acquire(timeout=_LOOK_SECONDS):
+            if stopping.is_set():
+                raise _stopped(request)
         try:
             # Jobs that are cancelled as the run stops make room, which is not for further ones.
             if stopping.is_set():
-                raise self._stopped(request)
-            self._check(request, tuple(asked))
-            while (job := self._try(request, name, command, program, say)) is None:
-                if stopping.wait(self._settings.poll_seconds):
-                    raise self._stopped(request)
-            return job
+                raise _stopped(request)
+            yield
         finally:
             turn.release()
 
-    def _turn_of(self, request: Request) -> threading.Lock:
-        """The turn of all jobs to which the same limits of Slurm apply."""
-        job = self._settings.job(request.stage)
-        queue = (job.partition, job.account, job.qos, *job.sbatch_options)
-        return self._turns.setdefault(queue, threading.Lock())
 
-    def _await(
-        self,
-        turn: threading.Lock,
-        request: Request,
-        say: Callable[[str], None],
-        stopping: threading.Event,
-    ) -> None:
-        looks = 0
-        while not turn.acquire(timeout=_LOOK_SECONDS):
-            looks += 1
-            if stopping.is_set():
-                raise self._stopped(request)
-            if looks > _PATIENT_LOOKS:
-                say("waiting for its turn: other jobs of this run are submitted first")
-
-    def _check(self, request: Request, asked: tuple[str, ...]) -> None:
-        """Checks what jobs ask for, once for all that ask for the same."""
-        if asked not in self._checked:
-            check_job(request, self._settings, self._grace_seconds)
-            self._checked.add(asked)
-
-    def _try(
-        self,
-        request: Request,
-        name: str,
-        command: Sequence[str],
-        program: str,
-        say: Callable[[str], None],
-    ) -> str | None:
-        """Number of the new job; None where Slurm takes none now."""
-        try:
-            # An answer that was lost may be that of a job that was taken.
-            if name in self._lost and (job := _number_of(name)) is not None:
-                return job
-            self._lost.discard(name)
-            done = client.submit(command, program)
-            if done.returncode == 0:
-                return done.stdout.strip().split(";")[0]
-            said = done.stderr
-            meaning = meaning_of(said)
-            # Without a job in the queue, whose end would make room, there never will be any.
-            if meaning == "mistake" or (meaning == "full" and not self._has_jobs()):
-                raise mistake(said, request, self._settings.job(request.stage))
-        except SlurmUnavailableError as error:
-            said, meaning = str(error), "busy"
-        say(f"Slurm takes no job now, trying again: {said.strip()}")
-        if meaning == "busy":
-            self._lost.add(name)
-        return None
-
-    def _has_jobs(self) -> bool:
-        return self._has_live() or any(not each.is_over for each in client.own_jobs())
-
-    def _stopped(self, request: Request) -> StoppedError:
-        return StoppedError(f"{request.place}: stopped while waiting for Slurm")
-
-
-def _number_of(name: str) -> str | None:
-    """Number of the job of a name, which may be over by now."""
-    return next((each.id for each in client.own_jobs() if each.name == name), None)
+def _stopped(request: Request) -> StoppedError:
+    return StoppedError(f"{request.place}: stopped while waiting for Slurm")

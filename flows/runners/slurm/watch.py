@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.pipeline.slurm import SlurmJobSettings
+from flows.pipeline.placement import SlurmJobSettings
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.base import OnEvent, describe_exit, is_killed
-from flows.runners.outcome import Ending
+from flows.runners.base import Ending, OnEvent, describe_exit, is_killed
+from flows.runners.place import Poller
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
-from flows.runners.slurm.queue import QueuePoller
 from flows.runners.slurm.submission import check_pending
 from stages.contract.errors import (
     EXIT_FAILED,
@@ -26,106 +24,68 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Log
 from stages.contract.request import Request
+from stages.store.base import Store
 
 _UNSET = ("", "None", "Unknown")
 
 
-@dataclass(frozen=True)
-class JobEnd:
-    """What is known of the end of a job.
-
-    Attributes:
-        job: Its number.
-        status: What its batch program said, or None where it could not.
-        state: Slurm's word for it; empty where Slurm knows nothing of it any more.
-        fields: What Slurm says of the job, where it was asked.
-    """
-
-    job: str
-    status: Status | None
-    state: str
-    fields: Mapping[str, str]
-
-
-def interruption(end: JobEnd, signal_seconds: float) -> str | None:
-    """Reason for which Slurm ended a job that would have gone on, or None.
-
-    Args:
-        end: The end.
-        signal_seconds: Longest time before its time limit at which a job may be sent SIGTERM.
-    """
-    fields = end.fields
-    if end.state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
-        return "was preempted"
-    if end.state in ("NODE_FAIL", "BOOT_FAIL"):
-        return f"lost a node ({end.state})"
-    if end.state == "TIMEOUT":
-        return f"reached its time limit ({fields.get('TimeLimit', 'unknown')})"
-    if end.status is None or end.status.code != EXIT_STOPPED:
-        return None
-    if end.status.reason == "node":
-        # The batch program ended the first node's part.
-        return None
-    if end.status.reason == "orphaned":
-        return "ended itself, since its orchestrator gave no sign of life"
-    limit, ran = _seconds(fields.get("TimeLimit", "")), _seconds(fields.get("RunTime", ""))
-    if limit is not None and ran is not None and ran + signal_seconds >= limit:
-        return f"came near its time limit ({fields['TimeLimit']})"
-    return None if end.state == "CANCELLED" else "was sent SIGTERM, by Slurm or by a person"
-
-
-def ending_of(end: JobEnd, request: Request, signal_seconds: float) -> Ending:
+def ending_of(
+    job: str, status: Status | None, fields: Mapping[str, str], request: Request
+) -> Ending:
     """The ending of a stage that the end of its job stands for.
 
     Args:
-        end: The end, of a job that this run did not want to end.
+        job: Number of the job, which this run did not want to end.
+        status: What its batch program said, or None if it could not.
+        fields: What Slurm says of it; nothing where Slurm was not asked, or has forgotten it.
         request: What it computed.
-        signal_seconds: See :func:`interruption`.
     """
-    status = end.status
-    code = None if status is None else status.code
-    if code in (EXIT_OK, EXIT_USER):
+    code, state = None if status is None else status.code, fields.get("JobState", "")
+    if code == EXIT_USER:
         return Ending("exited", code)
-    if (why := interruption(end, signal_seconds)) is not None:
-        return Ending("taken", code, f"job {end.job} {why}")
-    if end.state == "CANCELLED":
-        return Ending(
-            "refused",
-            code,
-            f"job {end.job} was cancelled (scancel)",
-            "resume the run to start the stage again",
-        )
-    if end.state == "OUT_OF_MEMORY":
+    # The last word of a job whose node died may be that it ended well.
+    if (why := _interruption(status, state, fields)) is not None:
+        return Ending("taken", code, f"job {job} {why}")
+    if code == EXIT_OK:
+        return Ending("exited", code)
+    if state == "CANCELLED":
+        cancelled = f"job {job} was cancelled (scancel)"
+        return Ending("refused", code, cancelled, "resume the run to start the stage again")
+    if state == "OUT_OF_MEMORY":
         return Ending("out_of_memory", code)
     if status is None:
         return Ending(
             "failed",
             None,
-            f"job {end.job} is over ({end.state or 'Slurm has forgotten it'}), and its batch "
-            f"program left no status in the store: does the node see the store at {request.store}?",
+            f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
+            f"left no status in the store: does the node see the store at {request.store}?",
         )
-    if _killed_elsewhere(status):
+    # The first node has only lost its connection when a signal ended another node's part.
+    lost = code == EXIT_FAILED if not status.reason else status.reason == "node"
+    if lost and is_killed(status.others):
         killed = describe_exit(status.others)
         return Ending("failed", code, f"another node's part ended by {killed}")
     if status.reason == "node":
-        ended = f"job {end.job} was ended because another node's part had failed"
-        return Ending("failed", code, ended)
+        return Ending("failed", code, f"job {job} was ended because another node's part had failed")
     return Ending("exited", code)
 
 
-def _killed_elsewhere(status: Status) -> bool:
-    """True where a signal ended another node's part: the first one only lost its connection."""
-    lost = status.code == EXIT_FAILED if not status.reason else status.reason == "node"
-    return lost and is_killed(status.others)
-
-
-def _seconds(text: str) -> float | None:
-    """Seconds of a time as Slurm writes it, ``1-02:03:04``; None for UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:
+def _interruption(status: Status | None, state: str, fields: Mapping[str, str]) -> str | None:
+    """Reason for which Slurm ended a job that would have gone on, or None."""
+    if state == "PREEMPTED" or fields.get("PreemptTime", "") not in _UNSET:
+        return "was preempted"
+    if state in ("NODE_FAIL", "BOOT_FAIL"):
+        return f"lost a node ({state})"
+    if state == "TIMEOUT":
+        return f"reached its time limit ({fields.get('TimeLimit', 'unknown')})"
+    # For the reason `node` the batch program itself ended the first node's part.
+    if status is None or status.code != EXIT_STOPPED or status.reason == "node":
         return None
-    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    if status.reason == "orphaned":
+        return "ended itself, since its orchestrator gave no sign of life"
+    if state == "CANCELLED":
+        return None
+    return "was sent SIGTERM: by Slurm, near its time limit, or by a person"
 
 
 # Between two looks at a job's files.
@@ -163,88 +123,84 @@ class Tail:
             yield line.decode(errors="replace")
 
 
+@dataclass
 class JobWatch:
-    """Waits for one job.
+    """Waits for one job; ``log`` gets what it prints, ``on_event`` the stage's events."""
 
-    Args:
-        job: Its number.
-        folder: Its folder.
-        request: What it computes.
-        settings: What it asked Slurm for.
-        poller: Sees the queue.
-        log: Gets what the job prints.
-        on_event: Gets the stage's events.
-    """
+    job: str
+    folder: JobFolder
+    request: Request
+    settings: SlurmJobSettings
+    poller: Poller[QueuedJob]
+    log: AttemptLog
+    on_event: OnEvent
 
-    def __init__(
-        self,
-        job: str,
-        folder: JobFolder,
-        request: Request,
-        settings: SlurmJobSettings,
-        poller: QueuePoller,
-        log: AttemptLog,
-        on_event: OnEvent,
-    ) -> None:
-        self._job = job
-        self._folder = folder
-        self._request = request
-        self._settings = settings
-        self._poller = poller
-        self._log = log
-        self._on_event = on_event
-        self._events = Tail(folder.path / "events")
-        self._printed = [Tail(folder.path / name) for name in ("others", "log")]
-        self._slurm = Tail(folder.path / "slurm.out")
-        self._told = ""
-        self._heartbeat = ""
-        self._began = time.monotonic()
-        self._sign_at = self._began
+    def __post_init__(self) -> None:
+        """Nothing has been read or heard so far."""
+        self._events, *self._printed, self._slurm = (
+            Tail(self.folder.path / name) for name in ("events", "others", "log", "slurm.out")
+        )
+        self._told = self._heartbeat = ""
+        self._sign_at = self._began = time.monotonic()
         self._running_since: float | None = None
 
-    def wait(self, stopping: threading.Event, overdue: Callable[[], None]) -> JobEnd:
-        """Returns when the job has ended.
+    def wait(
+        self,
+        stopping: threading.Event,
+        end: Callable[[], None],
+        check_owner: Callable[[], None],
+    ) -> Ending:
+        """Returns how the job has ended.
 
         Args:
             stopping: Set when the job is being ended by this process.
-            overdue: Called once when the job has run for longer than its stage may.
+            end: Ends the job, which has run for longer than its stage may.
+            check_owner: Raises when the job is another orchestrator's by now.
 
         Raises:
             UserError: It is pending and will never start.
         """
-        limit = self._request.resources.timeout_seconds
-        with self._poller.polling():
-            while True:
-                # Before the output is read: it is whole once the status is there.
-                status = self._folder.status()
-                seen, queued = self._poller.look(self._job, self._began)
-                gone = seen and (queued is None or queued.is_over)
-                if status is not None or (gone and self._is_silent(stopping)):
-                    self._read(last=True)
-                    return self._ending(queued, asked=stopping.is_set())
-                self._read()
-                if queued is not None and not gone:
-                    self._tell(queued)
-                if limit is not None and self._ran() > limit:
-                    limit = None
-                    overdue()
-                time.sleep(_LOOK_SECONDS)
-
-    def _ending(self, queued: QueuedJob | None, *, asked: bool) -> JobEnd:
-        status = self._folder.status()
-        if asked or (status is not None and status.code == 0):
-            return JobEnd(self._job, status, queued.state if queued else "", {})
-        fields = client.details(self._job)
-        deadline = time.monotonic() + _FINAL_SECONDS
-        while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+        limit, is_overdue = self.request.resources.timeout_seconds, False
+        while True:
+            check_owner()
+            # Before the output is read: it is whole once the status is there.
+            status = self.folder.status()
+            seen_at, jobs = self.poller.look()
+            queued = jobs.get(self.job)
+            gone = seen_at > self._began and (queued is None or queued.is_over)
+            if status is not None or (gone and self._is_silent(stopping)):
+                self._read(last=True)
+                if is_overdue:
+                    return Ending("overdue")
+                return self._ending(queued, asked=stopping.is_set())
+            self._read()
+            if queued is not None and not gone:
+                self._tell(queued)
+            if limit is not None and not is_overdue and self._ran() > limit:
+                is_overdue = True
+                end()
             time.sleep(_LOOK_SECONDS)
-            fields = client.details(self._job)
-        state = fields.get("JobState") or (queued.state if queued else "")
-        return JobEnd(self._job, status, state, fields)
+
+    def _ending(self, queued: QueuedJob | None, *, asked: bool) -> Ending:
+        status, fields = self.folder.status(), dict[str, str]()
+        ended_well = status is not None and status.code == EXIT_OK and self._has_artifact()
+        if not (asked or ended_well):
+            deadline = time.monotonic() + _FINAL_SECONDS
+            fields = client.details(self.job)
+            while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                fields = client.details(self.job)
+            if not fields and queued is not None:
+                fields = {"JobState": queued.state}
+        return ending_of(self.job, status, fields, self.request)
+
+    def _has_artifact(self) -> bool:
+        store = Store.open(self.request.store)
+        return store.load(self.request.stage, self.request.key) is not None
 
     def _is_silent(self, stopping: threading.Event) -> bool:
-        """True where a job that is not in the queue says nothing more either."""
-        heartbeat = self._folder.heartbeat()
+        """True if a job that is not in the queue says nothing more either."""
+        heartbeat = self.folder.heartbeat()
         if heartbeat != self._heartbeat:
             self._heartbeat, self._sign_at = heartbeat, time.monotonic()
         # One that was cancelled before it began has nothing to say.
@@ -255,25 +211,25 @@ class JobWatch:
         self._sign_at = time.monotonic()
         if queued.state == "RUNNING":
             self._running_since = self._running_since or time.monotonic()
-            said = f"job {self._job} runs on {queued.nodes}"
+            said = f"job {self.job} runs on {queued.nodes}"
         elif queued.state == "PENDING" and queued.reason != "None":
-            check_pending(queued.reason, self._request, self._settings)
-            said = f"job {self._job} is pending: {queued.reason}"
+            check_pending(queued.reason, self.request, self.settings)
+            said = f"job {self.job} is pending: {queued.reason}"
         else:
             return
         if said != self._told:
             self._told = said
-            self._on_event(Log(message=said))
+            self.on_event(Log(message=said))
 
     def _ran(self) -> float:
         return time.monotonic() - self._running_since if self._running_since else 0.0
 
     def _read(self, *, last: bool = False) -> None:
         for line in self._events.new_lines(last=last):
-            self._log.handle_line(line, self._on_event)
+            self.log.handle_line(line, self.on_event)
         for printed in self._printed:
-            self._log.write_all(printed.new_lines(last=last))
+            self.log.write_all(printed.new_lines(last=last))
         # What srun says of a step's end tells less than the stage's own last words.
-        telling = not self._log.tail.lines
+        telling = not self.log.tail.lines
         for line in self._slurm.new_lines(last=last):
-            self._log.write(line, telling=telling)
+            self.log.write(line, telling=telling)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from stages.contract.remote.store import RemoteStore
+from stages.store.remote.store import RemoteStore
 from tests.flows.bucket_sync.hosts import Host, write
 
 
-@pytest.fixture
-def near(here: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> Host:
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host sets its own in place of this one."""
     monkeypatch.setenv("GEB_CACHE", "set by each host")
+
+
+@pytest.fixture
+def near(here: RemoteStore) -> Host:
     return Host(here, write)
 
 
 @pytest.fixture
-def far(there: RemoteStore, near: Host) -> Host:
+def far(there: RemoteStore) -> Host:
     return Host(there, write)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flows.runners.local.bucket_sync import BucketSyncRunner
-from stages.contract.context import StageContext
 from stages.contract.events import Event, Log
-from stages.contract.params import StageParams
-from stages.contract.program import Stage, execute
-from stages.contract.remote.store import RemoteStore
+from stages.contract.params import InputSpec, StageParams
 from stages.contract.request import Input, Request, make_request
-from stages.contract.signature import InputSpec
+from stages.harness.context import StageContext
+from stages.harness.program import Stage, execute
+from stages.store.remote.store import RemoteStore
 from tests.object_storage import objects
 from tests.stage_calls import EventLog
 

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from stages.contract.context import StageContext
 from stages.contract.errors import StoreError
 from stages.contract.events import Progress
+from stages.harness.context import StageContext
+from stages.store.registry import ModelRegistry
 from tests.flows.bucket_sync.hosts import Host, local_files, write
 from tests.object_storage import SECRET, Gate, host, objects
 
 
-def test_a_hit_on_another_host_brings_the_manifest_and_files_on_demand(near: Host, far: Host):
+def test_a_hit_on_another_host_brings_files_on_demand(near: Host, far: Host):
     made = near.make()
     found = far.make()
     assert far.requests == []
     assert found.manifest == made.manifest
-    assert local_files(far.store) == {"manifest.json"}
+    assert local_files(far.store) == set()
     assert found.file("checkpoint/weights").read_text() == "made weights"
     assert local_files(far.store) == {"manifest.json", "weights"}
 
@@ -67,7 +68,7 @@ def test_nothing_is_visible_before_the_commit_and_a_later_push_goes_on(
         upload(bucket, path, name)
         uploaded.append(name)
 
-    monkeypatch.setattr("stages.contract.remote.transfer.PARALLEL_TRANSFERS", 1)
+    monkeypatch.setattr("stages.store.remote.transfer.PARALLEL_TRANSFERS", 1)
     monkeypatch.setattr(type(reached.store.bucket), "upload", break_after_two)
     with pytest.raises(StoreError, match="cannot be reached"):
         reached.make()
@@ -96,25 +97,21 @@ def test_large_transfers_are_shown(near: Host, far: Host):
     assert Progress(done=3, total=3, unit="MiB of inputs") in far.events
 
 
-def test_an_interrupted_download_goes_on(near: Host, far: Host, monkeypatch: pytest.MonkeyPatch):
-    data = os.urandom(100_000)
-    near.body = lambda context: (context.out / "weights").write_bytes(data) and None
-    made = near.make()
-    monkeypatch.setattr("stages.contract.remote.transfer._RANGE_BYTES", 10_000)
-    monkeypatch.setattr("stages.contract.remote.transfer._PARALLEL_RANGES", 1)
-    bucket = type(far.store.bucket)
-    read, starts = bucket.read_range, []
+def test_a_registration_that_another_host_overtakes_is_made_again(near: Host, far: Host):
+    checkpoint = near.make().ref("checkpoint")
+    calls = []
 
-    def breaks(self: Any, name: str, start: int, stop: int) -> bytes:
-        starts.append(start)
-        if len(starts) == 5:
-            raise StoreError("the network is gone")
-        return read(self, name, start, stop)
+    def register(context: StageContext[Any]) -> None:
+        if not calls:
+            ModelRegistry(far.store).register("tiny", checkpoint, metrics={}, run="far")
+        own = checkpoint.model_copy(update={"digest": "f" * 64})
+        calls.append(ModelRegistry(context.store).register("tiny", own, metrics={}, run="near"))
+        (context.out / "done").write_text("")
 
-    monkeypatch.setattr(bucket, "read_range", breaks)
-    found = far.store.load("make", made.manifest.key)
-    with pytest.raises(StoreError):
-        found.file("weights")
-    assert not (found.path / "weights").exists()
-    assert found.file("weights").read_bytes() == data
-    assert starts == [0, 10_000, 20_000, 30_000, 40_000, *range(40_000, 100_000, 10_000)]
+    near.body = register
+    request = near.request("register").model_copy(update={"writes_registry": True})
+    near.runner.run(request, near.events.append)
+    assert "another host changed the model registry; decides again" in near.said()
+    assert [each.version for each in calls] == [1, 2]
+    found = ModelRegistry(far.store).all_versions()
+    assert sorted((each.version, each.run) for each in found) == [(1, "far"), (2, "near")]

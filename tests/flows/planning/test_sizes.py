@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flows.planning.sizes import ModelShape, read_shape
+from flows.planning.sizes import ModelShape, UnknownModelError, read_shape
 from stages.contract.request import FileInput, HubInput
-from stages.contract.stores import open_store
+from stages.store.opening import open_store
 
 SMALL = {
     "hidden_size": 64,
@@ -63,14 +63,13 @@ def test_a_model_that_cannot_be_counted_is_named_by_its_file(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     store = open_store(str(tmp_path / "store"), create=True)
-    found = read_shape(FileInput(location=str(tmp_path), digest="0"), store)
-    assert isinstance(found, str)
-    assert str(tmp_path / "config.json") in found
-    assert said in found
+    with pytest.raises(UnknownModelError) as found:
+        read_shape(FileInput(location=str(tmp_path), digest="0"), store)
+    assert str(tmp_path / "config.json") in str(found.value)
+    assert said in str(found.value)
 
 
 def test_a_model_of_the_hub_that_is_not_cached_names_the_remedy(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"), create=True)
-    found = read_shape(HubInput(repo="nobody/nothing-of-the-kind", revision="0" * 40), store)
-    assert isinstance(found, str)
-    assert "hf download nobody/nothing-of-the-kind config.json" in found
+    with pytest.raises(UnknownModelError, match=r"hf download nobody/nothing config\.json"):
+        read_shape(HubInput(repo="nobody/nothing", revision="0" * 40), store)

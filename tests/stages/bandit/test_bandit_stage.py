@@ -7,8 +7,8 @@ import pytest
 from stage_calls import call_request, request_for
 
 from stages.bandit.params import BanditParams, LandscapeParams
+from stages.bandit.report import table
 from stages.bandit.run import STAGE
-from stages.bandit.summary import _student_t, table
 from stages.contract.errors import UserError
 
 SMALL = BanditParams(
@@ -38,7 +38,7 @@ def test_makes_metrics_table_and_figures(tmp_path):
     rows = (artifact.path / "table.md").read_text().splitlines()
     assert len(rows) == 2 + len(metrics["cells"])
     assert {row.count("|") for row in rows} == {8}
-    for figure in ("reference.png", "policies.png", "curves.png"):
+    for figure in ("reference.png", "policies.png"):
         assert (artifact.path / figure).read_bytes().startswith(b"\x89PNG")
     assert any(event.type == "progress" and event.done == 40 for event in events)
 
@@ -55,15 +55,6 @@ def test_nothing_to_run_is_the_users_mistake(tmp_path):
     params = SMALL.model_copy(update={"methods": ("xpo",), "divergences": ("hellinger",)})
     with pytest.raises(UserError, match="none of the methods"):
         call_request(STAGE, request_for(params, {}, tmp_path / "store"))
-
-
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    # Of any table of Student's t.
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (29, 2.0452), (200, 1.9719)],
-)
-def test_confidence_interval_uses_students_t(degrees, quantile):
-    assert _student_t(degrees) == pytest.approx(quantile, abs=5e-5)
 
 
 def test_the_published_table_is_that_of_the_published_numbers():

@@ -52,13 +52,6 @@ def test_progress_is_rare_but_never_misses_the_end(monkeypatch):
     assert reported == [0, 3, 6, 9, 10]
 
 
-def test_tracking_yields_everything():
-    stream = io.StringIO()
-    assert list(Emitter(stream).track("abc", 3, "letters")) == ["a", "b", "c"]
-    events = [parse_event(line) for line in stream.getvalue().splitlines()]
-    assert (events[0].done, events[-1].done) == (0, 3)
-
-
 def test_json_for_people_refuses_nan():
     assert dump_json({"ü": 1}) == '{\n  "ü": 1\n}\n'
     with pytest.raises(ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,10 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from pydantic import ValidationError
-from pydantic_core import PydanticUndefined
 
 import stages
-from stages.contract.digests import canonical_json, derive_seed, prompt_id, sha256_of
-from stages.contract.errors import UserError
-from stages.contract.params import Settings, StageParams, speed_only
+from stages.contract.digests import derive_seed, prompt_id, sha256_of
+from stages.contract.params import InputSpec, Settings, StageParams, speed_only
 from stages.contract.request import (
     ArtifactInput,
     FileInput,
@@ -28,7 +24,6 @@ from stages.contract.request import (
     key_fields,
     make_request,
 )
-from stages.contract.signature import InputSpec
 from stages.generate.params import GenerateParams
 from stages.prepare.params import PrepareParams
 from tests.stage_calls import stand_ins
@@ -73,70 +68,26 @@ def key(params: StageParams, *, seed: int = 0, inputs: Any = None, **more: Any) 
     return make_request(params, inputs=given, seed=seed, store="store", **more).key
 
 
-def other_values(annotation: Any, value: Any) -> Iterator[Any]:
-    """Values of a type that differ from ``value``; some may be outside a field's bounds."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        yield from other_values(arguments[0], value)
-    elif origin is Literal:
-        yield from (each for each in arguments if each != value)
-    elif origin in (typing.Union, types.UnionType):
-        for each in arguments:
-            if each is type(None):
-                if value is not None:
-                    yield None
-            else:
-                yield from other_values(each, value)
-    elif annotation is bool:
-        yield not value
-    elif annotation is int:
-        yield from (each for each in (1, 2, 3, 0) if each != value)
-    elif annotation is float:
-        yield from (each for each in (0.25, 0.5, 0.75, 1.0, 2.0) if each != value)
-    elif annotation is str:
-        yield from (each for each in ("other", "https://other") if each != value)
-    elif origin in (tuple, list):
-        others = (origin([each]) for each in other_values(arguments[0], None))
-        yield from (each for each in others if each != value)
-    elif origin is dict:
-        yield {next(other_values(arguments[0], None)): 1}
+def another(annotation: Any, value: Any) -> Any:
+    """Another value of a field, of its type where a parameter's type decides what is read."""
+    if typing.get_origin(annotation) is dict:
+        return {another(typing.get_args(annotation)[0], None): 1}
+    literals = typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+    return next((each for each in literals if each != value), "another value")
 
 
-def variants(kind: type[Settings], settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
+def variants(settings: Settings) -> Iterator[tuple[str, bool, Settings]]:
     """(field, whether it affects the result, settings with that field changed)."""
-    for name, field in kind.model_fields.items():
+    for name, field in type(settings).model_fields.items():
         extra = field.json_schema_extra
         affects = not (isinstance(extra, dict) and extra.get("affects_result") is False)
         value = getattr(settings, name)
+        changes = [("", True, another(field.annotation, value))]
         if isinstance(value, Settings):
-            for inner, inner_affects, changed in variants(type(value), value):
-                both = settings.model_copy(update={name: changed})
-                yield f"{name}.{inner}", affects and inner_affects, both
-            continue
-        others = [
-            settings.model_copy(update={name: other})
-            for other in other_values(field.annotation, value)
-        ]
-        # Some fields allow another value only together with a third field: for those any will do.
-        if changed := next(filter(is_valid, others), next(iter(others), None)):
-            yield name, affects, changed
-
-
-def is_valid(settings: Settings) -> bool:
-    try:
-        type(settings).model_validate(settings.model_dump())
-    except ValidationError:
-        return False
-    return True
-
-
-def defaults(kind: type[StageParams]) -> StageParams:
-    required = {
-        name: next(other_values(field.annotation, None))
-        for name, field in kind.model_fields.items()
-        if field.default is PydanticUndefined and field.default_factory is None
-    }
-    return kind.model_validate(required)
+            changes = [(f".{inner}", *rest) for inner, *rest in variants(value)]
+        for inner, inner_affects, changed in changes:
+            both = settings.model_copy(update={name: changed})
+            yield f"{name}{inner}", affects and inner_affects, both
 
 
 def choices(params: StageParams) -> list[StageParams]:
@@ -153,16 +104,18 @@ def choices(params: StageParams) -> list[StageParams]:
 
 def test_every_stage_folder_has_parameters():
     folders = {path.parent.name for path in Path(stages.__file__).parent.glob("*/params.py")}
-    assert {each.stage for each in STAGES} == folders - {"contract", "training"}
+    assert {each.stage for each in STAGES} == folders - {"contract", "objectives", "training"}
     assert len(STAGES) >= 6
 
 
+# Not of its type, a value is written all the same.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
 def test_each_field_is_in_the_key_or_only_about_speed(kind):
     used = set()
-    for params in choices(defaults(kind)):
+    for params in choices(kind()):
         unused = params.unused_fields()
-        for name, affects, changed in variants(kind, params):
+        for name, affects, changed in variants(params):
             top = name.partition(".")[0]
             assert (key(changed) != key(params)) is (affects and top not in unused), name
             used |= {top} - unused
@@ -182,36 +135,9 @@ def settable(kind):
     }
 
 
-@pytest.mark.parametrize(
-    ("stage", "field", "affects"),
-    [
-        ("generate", "temperature", True),
-        ("generate", "top_p", True),
-        ("generate", "max_new_tokens", True),
-        ("generate", "batch_size", True),
-        ("score", "oracle", True),
-        ("score", "identity", True),
-        ("score", "url", False),
-        ("score", "tokens_per_batch", False),
-        ("pair", "ties", True),
-        ("train", "beta", True),
-        ("train", "micro_batch_tokens", False),
-        ("train", "row_layout", False),
-        ("train", "report_to", False),
-        ("evaluate", "dtype", True),
-        ("evaluate", "batch_tokens", False),
-        ("promote", "min_win_rate", True),
-    ],
-)
-def test_what_is_promised_about_the_key(stage, field, affects):
-    kind = next(each for each in STAGES if each.stage == stage)
-    found = {name.rpartition(".")[2]: mark for name, mark, _ in variants(kind, defaults(kind))}
-    assert found[field] is affects
-
-
 @pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
 def test_version_seed_and_inputs_are_in_the_key(kind):
-    params = defaults(kind)
+    params = kind()
     newer = type(kind.__name__, (kind,), {"version": kind.version + "0", "__module__": __name__})
     same = key(params)
     assert key(newer.model_validate(params.model_dump())) != same
@@ -269,10 +195,6 @@ def test_an_artifact_s_key_and_path_and_the_order_of_names_are_not_in_the_key():
     assert key(Reader(), inputs=both) == key(Reader(), inputs=dict(reversed(both.items())))
 
 
-def test_a_data_set_of_the_hub_has_another_digest_than_a_model():
-    assert MODEL.model_copy(update={"repo_type": "dataset"}).digest != MODEL.digest
-
-
 def test_settings_inside_settings_can_be_about_speed():
     class Inner(Settings):
         rate: float = 1.0
@@ -296,11 +218,6 @@ def test_what_has_no_stable_json_is_an_error_not_a_guess():
             sha256_of(value)
 
 
-def test_canonical_json_does_not_depend_on_the_order_of_names():
-    assert canonical_json({"b": 1, "a": "ü"}) == '{"a":"ü","b":1}'
-    assert sha256_of({"a": 1, "b": 2}) == sha256_of({"b": 2, "a": 1})
-
-
 def test_known_digests():
     # Written down once: a change would make every artifact of every store stale.
     assert prompt_id([{"role": "user", "content": "hi"}]) == sha256_of([["user", "hi"]])[:32]
@@ -309,23 +226,6 @@ def test_known_digests():
     assert max(derive_seed(seed, "x") for seed in range(100)) > 2**62
     assert len({derive_seed(0, "a"), derive_seed(1, "a"), derive_seed(0, "b")}) == 3
     assert all(0 <= derive_seed(seed, "x") < 2**63 for seed in range(100))
-
-
-def test_place_labels_and_resources_are_in_the_request():
-    one = make_request(Reader(), inputs={}, seed=0, store="store")
-    assert (one.run, one.step, one.place) == ("", "", "reader")
-    assert one.resources == Resources()
-    other = make_request(
-        Reader(),
-        inputs={},
-        seed=0,
-        store="store",
-        run="nightly",
-        step="iteration-1/reader",
-        resources=Resources(gpus=2, cpus=4.0),
-    )
-    assert (other.run, other.place) == ("nightly", "iteration-1/reader")
-    assert other.resources == Resources(gpus=2, cpus=4.0)
 
 
 def test_a_data_set_of_the_hub_is_prepared_where_its_library_is():
@@ -337,30 +237,13 @@ def test_a_data_set_of_the_hub_is_prepared_where_its_library_is():
     assert images == ["core", "torch"]
 
 
-def test_a_data_set_is_no_model():
-    dataset = HubInput(repo="o/d", revision="r", repo_type="dataset")
-    with pytest.raises(UserError, match="'reader' reads 'model' as model, and is given file"):
-        key(Reader(), inputs={"model": [dataset]})
-
-
 @pytest.mark.parametrize("kind", STAGES, ids=lambda kind: kind.stage)
 def test_a_request_of_each_stage_is_read_as_it_was_made(kind, tmp_path):
-    params = defaults(kind)
+    params = kind()
     request = make_request(params, inputs=stand_ins(params), seed=0, store="store")
     request.write(tmp_path / "request.json")
     assert Request.read(tmp_path / "request.json") == request
     assert kind.model_validate(request.params) == params
-
-
-def test_a_request_survives_its_file(tmp_path):
-    request = make_request(
-        Reader(),
-        inputs={"data": [FILE], "model": [HubInput(repo="o/m", revision="r")]},
-        seed=3,
-        store="store",
-    )
-    request.write(tmp_path / "request.json")
-    assert Request.read(tmp_path / "request.json") == request
 
 
 @pytest.mark.parametrize("name", sorted(GenerateParams.inputs))

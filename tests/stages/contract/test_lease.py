@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract import file_lease as lease_module
-from stages.contract.disk import explain_disk_errors
+from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import LeaseLostError
-from stages.contract.file_lease import FileLease
+from stages.store import locks as lease_module
+from stages.store.locks import FileLease
 
 # Takes the lease given as an argument, says so, and holds it until its stdin ends.
 _HOLDER = """
 import sys
 from pathlib import Path
-from stages.contract.file_lease import FileLease
+from stages.store.locks import FileLease
 with_lease = FileLease(Path(sys.argv[1]))
 with_lease.acquire()
 print("held", flush=True)
@@ -113,16 +113,6 @@ def test_a_holder_elsewhere_counts_until_it_expires(path):
     taken.release()
 
 
-def test_a_pid_that_lives_is_not_the_holder(path):
-    """Pids are reused, and mean another process in another container."""
-    lease = FileLease(path)
-    lease.acquire()
-    record = json.loads(path.read_text())
-    lease.release()
-    path.write_text(json.dumps(record))
-    assert FileLease(path).holder() is None
-
-
 def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     lease = FileLease(path)
@@ -135,23 +125,6 @@ def test_a_lease_taken_over_is_noticed_and_not_freed(path, monkeypatch):
         lease.check()
     lease.release()
     assert json.loads(path.read_text())["owner"] == "another"
-
-
-def test_a_living_holder_renews(path, monkeypatch):
-    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
-    renewed = threading.Event()
-    write = FileLease._write
-
-    def counted(self: FileLease) -> None:
-        write(self)
-        if self._thread is not None:
-            renewed.set()
-
-    monkeypatch.setattr(FileLease, "_write", counted)
-    with FileLease(path) as lease:
-        lease.acquire()
-        assert renewed.wait(30)
-        lease.check()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE])

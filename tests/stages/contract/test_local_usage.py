@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.local_store import LocalStore
-from stages.contract.store import Held, Kind
-from tests.writer_stage import compute, request
+from stages.store.base import Store
+from stages.store.local_usage import Held, Kind
+from tests.writer_stage import compute
 
 KEY = "0123456789abcdef" * 4
 WRITTEN = 1_700_000_000.0
@@ -21,16 +21,8 @@ LEFT: list[tuple[Kind, str, str, str, str | None]] = [
         "scratch",
         "train",
         KEY,
-        f"artifacts/train/.scratch-{KEY[:16]}-01234567/checkpoint/weights",
-        f"artifacts/train/.scratch-{KEY[:16]}-01234567",
-    ),
-    # A key of which no lease is left: its beginning is all that anybody knows.
-    (
-        "scratch",
-        "pair",
-        "fedcba9876543210",
-        "artifacts/pair/.scratch-fedcba9876543210-01234567/pairs.parquet",
-        "artifacts/pair/.scratch-fedcba9876543210-01234567",
+        f"artifacts/train/.scratch-{KEY}-01234567/checkpoint/weights",
+        f"artifacts/train/.scratch-{KEY}-01234567",
     ),
     ("aside", "", "", "quarantine/pair-0123-now/pairs.parquet", "quarantine/pair-0123-now"),
     ("temporary", "", "", ".store.json.01234567", None),
@@ -49,8 +41,8 @@ KEPT = (
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+def store(tmp_path: Path) -> Store:
+    store = Store.open(str(tmp_path / "store"), create=True)
     for place in (*KEPT, *(file for _, _, _, file, _ in LEFT)):
         write(store.root / place)
     (store.root / "runs/.folder.01234567").mkdir()
@@ -67,7 +59,7 @@ def write(path: Path) -> None:
         os.utime(each, (WRITTEN, WRITTEN))
 
 
-def test_each_thing_that_takes_room_is_told_of_once(store: LocalStore) -> None:
+def test_each_thing_that_takes_room_is_told_of_once(store: Store) -> None:
     artifact = compute(store).manifest
     found = list(store.held())
     for kind, stage, key, file, place in LEFT:
@@ -83,16 +75,7 @@ def test_each_thing_that_takes_room_is_told_of_once(store: LocalStore) -> None:
     assert len(found) == len(LEFT) + 1
 
 
-def test_a_lease_tells_the_whole_key_of_what_is_being_written(store: LocalStore) -> None:
-    key = KEY[::-1]
-    with store.lease("score", key) as lease:
-        lease.acquire(waiting=pytest.fail)
-        scratch = store.new_scratch("score", key)
-        [held] = [each for each in store.held() if each.place.endswith(scratch.name)]
-    assert (held.kind, held.stage, held.key) == ("scratch", "score", key)
-
-
-def test_what_is_removed_is_gone_and_all_else_stays(store: LocalStore) -> None:
+def test_what_is_removed_is_gone_and_all_else_stays(store: Store) -> None:
     artifact = compute(store)
     for gone in list(store.held()):
         before = {each.place for each in store.held()}
@@ -104,43 +87,3 @@ def test_what_is_removed_is_gone_and_all_else_stays(store: LocalStore) -> None:
     assert not any((store.root / "artifacts/writer").iterdir())
     for place in KEPT:
         assert (store.root / place).exists(), place
-
-
-def test_an_artifact_that_cannot_be_deleted_is_no_artifact_any_more(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = compute(store).manifest.key
-    [held] = [each for each in store.held() if each.kind == "artifact"]
-
-    def interrupted(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store.remove(held)
-    assert list(store.artifacts()) == []
-    write(store.root / "leases/writer" / key)
-    scratch = [each for each in store.held() if (each.kind, each.key) == ("scratch", key)]
-    assert [each.stage for each in scratch] == ["writer"]
-    assert Path(scratch[0].place).name.startswith(f".scratch-{key[:16]}-")
-
-
-def test_a_link_is_removed_and_not_what_it_leads_to(store: LocalStore, tmp_path: Path) -> None:
-    write(tmp_path / "precious/letter")
-    link = store.root / "quarantine/link"
-    link.symlink_to(tmp_path / "precious")
-    [held] = [each for each in store.held() if each.place == "quarantine/link"]
-    store.remove(held)
-    assert not link.is_symlink()
-    assert (tmp_path / "precious/letter").exists()
-
-
-def test_work_and_manifest_are_those_of_their_key(store: LocalStore) -> None:
-    assert store.work_files("train", KEY) == {"step-1", "step-1/state"}
-    assert store.work_files("train", "other") == frozenset()
-    key = request(store).key
-    assert store.manifest("writer", key) is None
-    made = compute(store)
-    assert store.manifest("writer", key) == made.manifest
-    assert store.share(made.path) == str(made.path)

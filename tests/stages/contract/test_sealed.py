@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.sealed import find_whole, sealed_path
+from stages.contract.digests import find_whole, sealed_path
 
 
 def write(path: Path, text: str) -> None:

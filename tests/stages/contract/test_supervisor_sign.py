@@ -14,7 +14,7 @@ def supervised(sign: Path, seconds: float, program: str) -> subprocess.Popen[str
     """A program below a supervisor that never sees the end of its stdin."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "stages.contract.supervisor", "--grace", "30"),
+            *(sys.executable, "-m", "stages.harness.supervisor", "--grace", "30"),
             *("--sign", str(sign), "--sign-seconds", str(seconds)),
             *("--", sys.executable, "-c", program),
         ],
@@ -55,3 +55,24 @@ def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
     with supervised(tmp_path / "never made", 1000.0, "exit(3)") as process:
         pass
     assert process.returncode == 3
+
+
+# `false` has ended before the supervisor looks at it.
+ENDS_AT_ONCE = """
+import os, subprocess
+from stages.harness import supervisor
+
+class Ended(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+subprocess.Popen = Ended
+supervisor.main()
+"""
+
+
+def test_a_stage_that_ends_at_once_was_started_all_the_same() -> None:
+    command = [sys.executable, "-c", ENDS_AT_ONCE, "--", "false"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")

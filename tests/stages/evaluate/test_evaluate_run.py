@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Resources
-from stages.contract.store import Artifact
-from stages.contract.tables import DISTRIBUTIONS, SCORES, read_rows, write_table
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import DISTRIBUTIONS, SCORES, read_rows, write_table
 from tests.stage_calls import EventLog, call, response, write_scored
-from tests.tiny_models import make_tiny_llama, make_tiny_tokenizer
+from tests.tiny_models import make_tiny_llama
 
 Tables = tuple[Path, Path]
 
@@ -42,7 +41,7 @@ BASE = [
 
 
 def evaluate(
-    store: LocalStore,
+    store: Store,
     policy: list[Tables],
     base: list[Tables],
     *,
@@ -76,7 +75,9 @@ def test_metrics_by_hand(store, tables):
     found = metrics(evaluate(store, [tables[0]], [tables[1]]))
     # Sums of rewards: a 1.0 to 0.75 (won), b 1.0 to 1.0 (tied), c 0.75 to 2.0 (lost).
     assert found["win_rate"] == pytest.approx(1 / 3)
+    assert found["win_rate_se"] == pytest.approx(math.sqrt(2 / 9 / 3))
     assert found["win_rate_ties_split"] == pytest.approx(0.5)
+    assert (found["tied_prompts"], found["uncompared_prompts"]) == (1, 0)
     assert (found["num_prompts"], found["num_samples"]) == (3, 6)
     assert found["mean_reward"] == pytest.approx(2.75 / 6)
     assert found["base_mean_reward"] == pytest.approx(3.75 / 6)
@@ -97,7 +98,6 @@ def test_metrics_by_hand(store, tables):
     assert found["mean_log_pi"] == pytest.approx(-5 / 6)
     assert found["reward_quantiles"]["0.5"] == pytest.approx(0.5)
     assert found["mean_log_pi_ref"] is None
-    assert found["null_scores"] == 0
 
 
 def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
@@ -124,26 +124,24 @@ def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
     one = evaluate(store, policy, base)
     other = evaluate(store, policy_halves, base_halves)
     assert metrics(one) == metrics(other)
-    for name in ("samples.jsonl", "distributions.parquet"):
-        read = [each.path / name for each in (one, other)]
-        if name.endswith(".jsonl"):
-            assert read[0].read_text() == read[1].read_text()
-        else:
-            assert pq.read_table(read[0]).equals(pq.read_table(read[1]))
+    assert one.file("samples.jsonl").read_text() == other.file("samples.jsonl").read_text()
+    drawn, again = (pq.read_table(each.file("distributions.parquet")) for each in (one, other))
+    assert drawn.equals(again)
 
 
 def test_unscored_responses_leave_their_prompt_out_of_rewards(store, tmp_path, tables):
-    rows = [*POLICY[:2], *answers("b", ("blue", None), ("red", 9.0)), *POLICY[4:]]
+    unscored = answers("b", ("blue", None), ("red", 9.0))
+    rows = [*POLICY[:2], *unscored, *POLICY[4:], *answers("only the policy's", ("red", 0.0))]
     events = EventLog()
     policy = write_scored(tmp_path, rows, "nulls-")
     found = metrics(evaluate(store, [policy], [tables[1]], events=events))
     assert (found["null_scores"], found["prompts_with_null_score"]) == (1, 1)
-    assert (found["compared_prompts"], found["uncompared_prompts"]) == (2, 1)
-    assert found["mean_reward"] == pytest.approx((1.0 + 0.0 + 0.25 + 0.5) / 4)
-    assert any("1 prompts are not in the win rate" in str(event) for event in events.events)
+    assert (found["compared_prompts"], found["uncompared_prompts"]) == (2, 2)
+    assert found["mean_reward"] == pytest.approx((1.0 + 0.0 + 0.25 + 0.5 + 0.0) / 5)
+    assert any("2 prompts are not in the win rate" in str(event) for event in events.events)
 
 
-def test_components_of_the_scores_are_averaged(store, tmp_path, tables):
+def test_components_of_the_scores_are_averaged(store, tables):
     responses, scores = tables[0]
     parts = [[("style", 1.0)], None, [("style", 0.0), ("slots", 3.0)], [("style", 0.5)], [], None]
     rows = pq.read_table(scores).to_pylist()
@@ -204,11 +202,8 @@ def test_bad_inputs_are_refused(store, tmp_path, tables):
             evaluate(store, mine, others)
         assert message in caught.value.message
         assert caught.value.remedy
-
-
-def test_log_pi_ref_wants_a_reference(store, tables):
     with pytest.raises(UserError, match="input 'reference' wants one model"):
-        evaluate(store, [tables[0]], [tables[1]], log_pi_ref="policy")
+        evaluate(store, [policy], [base], log_pi_ref="policy")
 
 
 @pytest.fixture
@@ -242,43 +237,28 @@ def test_log_pi_ref_is_that_of_the_response_alone(store, tables, reference, batc
     assert set(found["log_pi_ref_quantiles"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
 
 
-def test_the_base_can_be_spared_the_forward_pass(store, tables, reference):
+def test_the_base_is_spared_the_forward_pass_and_a_smaller_vocabulary_is_refused(
+    store, tmp_path, tables, reference
+):
     policy, base = tables
     found = metrics(evaluate(store, [policy], [base], reference=reference, log_pi_ref="policy"))
     assert found["mean_log_pi_ref"] < 0
     assert found["base_mean_log_pi_ref"] is None
-
-
-def test_a_reference_with_a_smaller_vocabulary_is_refused(store, tmp_path, tables, reference):
     row, score = POLICY[0]
-    strange = write_scored(
-        tmp_path,
-        [(row | {"response_token_ids": [10_000], "response_logprobs": [-1.0]}, score)],
-        "s-",
-    )
+    row = row | {"response_token_ids": [10_000], "response_logprobs": [-1.0]}
+    strange = write_scored(tmp_path, [(row, score)], "s-")
     with pytest.raises(UserError, match="hold token 10000, the reference has"):
-        evaluate(store, [strange], [tables[1]], reference=reference)
-
-
-def test_the_tokenizer_of_these_tests_covers_their_tokens():
-    highest = max(max(row["response_token_ids"], default=0) for row, _ in [*POLICY, *BASE])
-    assert highest < len(make_tiny_tokenizer())
+        evaluate(store, [strange], [base], reference=reference)
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference):
     made = []
     for processes in (1, 2):
-        store = LocalStore.open(str(tmp_path / f"store-{processes}"), create=True)
+        store = Store.open(str(tmp_path / f"store-{processes}"), create=True)
         resources = Resources(processes=processes)
-        artifact = evaluate(
-            store,
-            [tables[0]],
-            [tables[1]],
-            reference=reference,
-            resources=resources,
-            batch_tokens=1,
-        )
+        settings = {"reference": reference, "resources": resources, "batch_tokens": 1}
+        artifact = evaluate(store, [tables[0]], [tables[1]], **settings)
         assert metrics(artifact)["mean_log_pi_ref"] < 0
         made.append((artifact.path / "distributions.parquet").read_bytes())
     assert made[0] == made[1]

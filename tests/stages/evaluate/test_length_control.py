@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
-from stages.contract.local_store import LocalStore
 from stages.contract.request import Request
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.run import STAGE
+from stages.store.base import Store
 from tests.eval_environment import PYTHON, run_there
 from tests.stage_calls import call_request, request_for, response, write_scored
 
@@ -52,7 +52,7 @@ def requested(tmp_path: Path, data: Path | None = None, **params: Any) -> Reques
 def metrics(tmp_path: Path, request: Request) -> dict[str, Any]:
     code, said = run_there(request, tmp_path)
     assert code == EXIT_OK, said
-    artifact = LocalStore.open(str(tmp_path / "store")).load("evaluate", request.key)
+    artifact = Store.open(str(tmp_path / "store")).load("evaluate", request.key)
     assert artifact is not None
     found = json.loads(artifact.file("metrics.json").read_text())
     assert isinstance(found, dict)

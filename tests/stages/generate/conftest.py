@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from stages.contract.tables import RESPONSES, read_rows
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
+from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, request_for, write_prompts
 from tests.stages.generate.small_runs import PARAMS, TEXTS
 from tests.tiny_models import make_tiny_llama

@@ -12,9 +12,9 @@ import pytest
 
 from stages.contract.errors import StoppedError
 from stages.contract.events import Log, parse_event
-from stages.contract.program import execute
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
+from stages.harness.program import execute
 from tests.stage_calls import EventLog, call_request, request_for, write_prompts
 from tests.stages.generate.small_runs import PARAMS, TEXTS
 

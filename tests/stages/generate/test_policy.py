@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import constants
 
-from stages.contract.context import ModelSource
 from stages.generate.params import GenerateParams
 from stages.generate.policy import load_policy
+from stages.harness.context import ModelSource
 from tests.local_hub import COMMIT
 from tests.tiny_models import EOS_ID, make_tiny_llama
 

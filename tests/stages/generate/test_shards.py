@@ -32,14 +32,6 @@ def test_long_prompts_make_shards_of_fewer():
     assert bounds([100] * 18 + [900] * 2, 2) == [(0, 18), (18, 20)]
 
 
-def test_equal_prompts_are_split_evenly():
-    assert bounds([7] * 10, 3) == [(0, 3), (3, 7), (7, 10)]
-
-
-def test_more_shards_than_prompts_leave_some_empty():
-    assert bounds([5, 5], 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
-
-
 @pytest.fixture
 def prompts(tmp_path):
     turns = [

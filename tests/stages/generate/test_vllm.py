@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -16,18 +15,15 @@ import pytest
 import torch
 
 from stages.contract.adapters import write_base
-from stages.contract.context import ModelSource
 from stages.contract.digests import derive_seed, prompt_id
-from stages.contract.errors import UserError
-from stages.contract.events import Failure, Log, parse_event
-from stages.contract.local_store import LocalStore
-from stages.contract.request import Request, Resources
-from stages.contract.tables import PROMPTS, RESPONSES, SCORES, read_rows
+from stages.contract.events import Log, parse_event
+from stages.contract.request import Request
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
+from stages.harness.context import ModelSource
 from stages.modeling.load import load_causal_lm, merge_adapter
-from stages.score.params import ScoreParams
-from stages.score.run import STAGE as SCORE
+from stages.store.base import Store
+from stages.tables.schemas import RESPONSES, read_rows
 from tests.stage_calls import call_request, file_input, request_for, user_turn, write_prompts
 from tests.stages.generate.small_runs import TEXTS as SHORT_TEXTS
 from tests.tiny_adapters import save_tiny_adapters
@@ -125,24 +121,6 @@ def test_rows_are_those_of_the_contract(artifact):
     assert 0 < timings["start_seconds"] < timings["seconds"]
 
 
-def test_an_engine_that_has_sampled_before_gives_the_responses_of_a_new_one(
-    session, artifact, inputs, tmp_path
-):
-    """Of another sampling of the same prompts, whose keys and values it would have kept."""
-    before = {**PARAMS, "num_samples": 1, "temperature": 0.5, "max_new_tokens": 7}
-    first, second = (
-        request_for(GenerateParams(**params), inputs, tmp_path / "store", seed=seed)
-        for params, seed in ((before, 6), (PARAMS, 5))
-    )
-    session.finish(first.model_copy(update={"then": (second,)}), tmp_path / "both.json")
-    made = LocalStore.open(second.store).load(second.stage, second.key)
-    assert made is not None
-    assert tokens_of(rows_of(made.path)) == tokens_of(rows_of(artifact))
-    assert (made.path / "responses.parquet").read_bytes() == (
-        artifact / "responses.parquet"
-    ).read_bytes()
-
-
 def test_logprobs_are_those_of_transformers(artifact, inputs):
     model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
     assert_logprobs(rows_of(artifact), model)
@@ -155,18 +133,6 @@ def assert_logprobs(rows, model):
             logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
         assert row["response_logprobs"] == pytest.approx(expected.tolist(), abs=ROUNDING)
-
-
-def test_the_responses_can_be_scored(artifact, tmp_path):
-    code = tmp_path / "oracle.py"
-    code.write_text("def score(prompts, responses, references): return map(len, responses)")
-    request = request_for(
-        ScoreParams(oracle="python"),
-        {"responses": artifact / "responses.parquet", "code": code},
-        tmp_path / "store",
-    )
-    scores = read_rows(call_request(SCORE, request)[0].path / "scores.parquet", SCORES)
-    assert [each["score"] for each in scores] == [len(row["response"]) for row in rows_of(artifact)]
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 7])
@@ -186,19 +152,6 @@ def test_responses_depend_on_no_layout(session, artifact, inputs, tmp_path, num_
     sizes = [stop - first for first, stop in shares]
     # The long prompts are at the end: its shard has fewer of them.
     assert num_shards == 1 or sizes[-1] < sizes[0]
-
-
-def test_two_engines_answer_as_one(session, artifact, inputs, tmp_path):
-    request = request_for(
-        GenerateParams(**engine(max_num_seqs=4), chunk_prompts=5),
-        inputs,
-        tmp_path / "store",
-        seed=5,
-        resources=Resources(processes=2),
-    )
-    two = session.finish(request, tmp_path / "request.json")
-    assert tokens_of(rows_of(two)) == tokens_of(rows_of(artifact))
-    assert manifest_of(two)["notes"]["engines"] == 2
 
 
 def test_temperature_zero_agrees_with_the_other_backend(session, inputs, tmp_path):
@@ -230,16 +183,13 @@ def test_an_adapter_is_worn_by_the_policy(session, inputs, tmp_path):
 
 
 class TestBatchInvariance:
-    def test_the_manifest_says_that_it_was_not_asked_for(self, artifact):
-        assert manifest_of(artifact)["notes"]["batch_invariant"] is False
-
     def test_where_vllm_has_none_the_manifest_and_a_warning_say_so(self, session, inputs, tmp_path):
         params = GenerateParams(**engine(batch_invariant=True))
         request = request_for(params, inputs, tmp_path / "store", seed=5)
         code, events = session.execute(request, tmp_path / "request.json")
         assert code == 0, events
         assert "batch_invariant is off" in json.dumps(events)
-        artifact = LocalStore.open(request.store).load("generate", request.key)
+        artifact = Store.open(request.store).load("generate", request.key)
         assert artifact.manifest.notes["batch_invariant"] is False
 
 
@@ -283,20 +233,6 @@ def test_want_of_memory_may_be_retried_and_names_what_to_lower(attempt, settings
     assert named in last["message"]
 
 
-def test_more_prompt_tokens_than_a_step_takes(session, artifact, inputs, tmp_path):
-    params = GenerateParams(**engine(extra_engine_args={"max_num_batched_tokens": 128}))
-    request = request_for(params, inputs, tmp_path / "store", seed=5)
-    rows = rows_of(session.finish(request, tmp_path / "request.json"))
-    assert tokens_of(rows) == tokens_of(rows_of(artifact))
-
-
-def test_an_engine_argument_reaches_the_engine(attempt):
-    code, last = attempt(engine(extra_engine_args={"max_num_batched_tokens": 8}))
-    # Less than a sequence may have tokens at once without chunked prefill, or than max_num_seqs.
-    assert code == 64
-    assert "max_num_batched_tokens (8)" in last["message"]
-
-
 def start(request: Request, path: Path) -> subprocess.Popen[str]:
     """Starts the stage as a program of the vLLM environment."""
     request.write(path)
@@ -330,26 +266,3 @@ def test_a_killed_shard_goes_on_where_it_was(session, artifact, inputs, tmp_path
     assert timings["chunks_sampled"] >= 1
     first = manifest_of(resumed)["notes"]["first_prompt"]
     assert tokens_of(rows_of(resumed)) == tokens_of(rows_of(artifact))[3 * first :]
-
-
-def test_a_bad_checkpoint_ends_with_exit_code_64(inputs, tmp_path):
-    policy = make_tiny_llama(tmp_path / "bare", chat_template=None)
-    request = request_for(
-        GenerateParams(**PARAMS), {**inputs, "policy": policy}, tmp_path / "store"
-    )
-    with start(request, tmp_path / "request.json") as stage:
-        events = [parse_event(line) for line in stage.communicate()[0].splitlines()]
-    assert stage.returncode == 64
-    assert isinstance(events[-1], Failure)
-    assert "no chat template" in events[-1].message
-
-
-def test_an_interpreter_without_vllm_says_so(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs vLLM"):
-        call_request(STAGE, request_for(GenerateParams(**PARAMS), inputs, tmp_path / "store"))
-
-
-def test_prompts_of_the_table_are_those_of_the_responses(artifact, inputs):
-    asked = [row["prompt_id"] for row in read_rows(inputs["prompts"], PROMPTS)]
-    assert asked == [row["prompt_id"] for row in rows_of(artifact)[::3]]

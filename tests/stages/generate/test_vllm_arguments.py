@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.generate import vllm_backend
-from stages.generate.backend import Prompt, Sampling
+from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
+from stages.harness.context import ModelSource
 
 
 @pytest.fixture
@@ -52,18 +52,13 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
         "enforce_eager": True,
         "quantization": "fp8",
     }
-    load(**settings)
+    load(**settings, extra_engine_args={"seed": 3})
+    assert started["extra"] == {"seed": 3}
     assert settings.items() <= started.items()
     assert started["kv_cache_gib"] == 1.5
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
     assert started["source"].name_or_path == "here"
-
-
-def test_further_arguments_go_to_the_engine_as_they_are(started: dict[str, Any]) -> None:
-    load(extra_engine_args={"seed": 3})
-    assert started["extra"] == {"seed": 3}
-    assert started["tensor_parallel_size"] == 1
 
 
 def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(
@@ -82,10 +77,6 @@ class Engine:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any, Any]] = []
-        self.resets = 0
-
-    def reset_prefix_cache(self) -> None:
-        self.resets += 1
 
     def has_unfinished_requests(self) -> bool:
         return False
@@ -108,10 +99,10 @@ def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "vllm.inputs.engine", inputs)
     settings = {"temperature": 0.3, "top_p": 0.4, "max_new_tokens": 5, "num_samples": 2}
     params = GenerateParams.model_validate({"backend": "vllm", "dtype": "bfloat16", **settings})
-    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
+    policy = Policy(ModelSource("here"), None, frozenset({5, 2}), 128, 16)
     backend = vllm_backend.load(policy, params, Emitter(io.StringIO()))
-    prompts = [Prompt([], [7, 8], [11, 12]), Prompt([], [9], [13])]
-    assert list(backend.generate(iter(prompts), Sampling(params, frozenset({5, 2})))) == []
+    prompts = [Prompt([7, 8], [11, 12]), Prompt([9], [13])]
+    assert list(backend.generate(iter(prompts))) == []
     shared = {"temperature": 0.3, "top_p": 0.4, "max_tokens": 5, "stop_token_ids": [2, 5]}
     shared |= {"logprobs": 0, "detokenize": False}
     assert engine.requests == [
@@ -119,5 +110,3 @@ def test_every_field_of_a_sampling_reaches_the_engine(monkeypatch: pytest.Monkey
         ("0/1", [7, 8], shared | {"seed": 12}),
         ("1/0", [9], shared | {"seed": 13}),
     ]
-    list(backend.generate(iter(prompts), Sampling(params, frozenset({2}))))
-    assert engine.resets == 2, "each sampling begins without what the one before has computed"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files
 from stages.modeling.load import load_causal_lm, load_config, load_sequence_classifier
 from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
@@ -69,42 +69,36 @@ def replaced_by_folder(name: str) -> Damage:
 
 OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     "weights empty": (content(WEIGHTS, b""), [WEIGHTS]),
-    "weights are text": (content(WEIGHTS, b"hello, world"), [WEIGHTS]),
     "weights truncated": (bytes_of(WEIGHTS, lambda data: data[:-7]), [WEIGHTS]),
+    "weights pickled": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+        ["no weights in safetensors"],
+    ),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), ["no config.json"]),
     "weights halved": (bytes_of(WEIGHTS, lambda data: data[: len(data) // 2]), [WEIGHTS]),
-    "weights without end": (bytes_of(WEIGHTS, lambda data: data + b"more"), [WEIGHTS]),
-    "header truncated": (bytes_of(WEIGHTS, lambda data: data[:60]), [WEIGHTS]),
     "header too long": (bytes_of(WEIGHTS, lambda data: b"\xff" * 8 + data[8:]), [WEIGHTS]),
-    "header no JSON": (bytes_of(WEIGHTS, lambda data: data[:8] + b"x" + data[9:]), [WEIGHTS]),
     "weights a folder": (replaced_by_folder(WEIGHTS), [WEIGHTS]),
     "one shape": (
         weights(lambda found: found.update({"model.norm.weight": torch.zeros(3)})),
         ["in other shapes", "model.norm.weight 3 for 32"],
     ),
-    "one dimension more": (
-        weights(lambda found: found.update({"model.norm.weight": torch.zeros(32, 1)})),
-        ["model.norm.weight 32x1 for 32"],
+    "one missing": (
+        weights(lambda found: found.pop("model.norm.weight")),
+        ["lacks 1 weights", "norm"],
     ),
-    "one missing": (weights(lambda found: found.pop("model.norm.weight")), ["lacks 1 weights"]),
     "not a number": (
         filled("model.layers.0.mlp.up_proj.weight", float("nan")),
-        [WEIGHTS, "not a number", "model.layers.0.mlp.up_proj.weight"],
+        ["not a number", "model.layers.0.mlp.up_proj.weight"],
     ),
-    "infinite": (filled("model.embed_tokens.weight", float("inf")), [WEIGHTS, "infinite"]),
-    "minus infinity": (filled("model.norm.weight", float("-inf")), [WEIGHTS, "infinite"]),
+    "infinite": (filled("model.embed_tokens.weight", float("inf")), ["infinite"]),
+    "minus infinity": (filled("model.norm.weight", float("-inf")), ["infinite"]),
     "another vocabulary": (
         settings("config.json", vocab_size=7),
         ["in other shapes than its config.json says", "19x32 for 7x32"],
     ),
-    "another width": (settings("config.json", hidden_size=64), ["in other shapes"]),
     "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
-    "no vocabulary": (settings("config.json", vocab_size=0), ["cannot be loaded"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
-    "heads that do not divide": (
-        settings("config.json", num_attention_heads=3),
-        ["cannot be loaded", "attention heads"],
-    ),
     "an unknown model": (settings("config.json", model_type="nope"), ["nope"]),
     **{
         f"config.json {kind}": (content("config.json", data), ["config.json"])
@@ -112,9 +106,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
             "empty": "",
             "truncated": '{"model_type": "lla',
             "a list": "[]",
-            "a number": "3",
-            "null": "null",
-            "a text": '"llama"',
             "no UTF-8": b"\xff\xfe",
             "nested": "[" * 100_000,
             "without a type": "{}",
@@ -122,10 +113,6 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     },
     "generation_config.json a list": (
         content("generation_config.json", "[]"),
-        ["generation_config.json"],
-    ),
-    "generation_config.json half": (
-        content("generation_config.json", "{"),
         ["generation_config.json"],
     ),
     "index half": (
@@ -151,8 +138,6 @@ OF_THE_TOKENIZER: dict[str, tuple[Damage, list[str]]] = {
             "empty": "",
             "half": '{"version": ',
             "a list": "[]",
-            "a number": "3",
-            "null": "null",
             "no UTF-8": b"\xff\xfe",
         }.items()
     },
@@ -219,7 +204,7 @@ def test_weights_of_eight_bits_and_of_whole_numbers_are_looked_at(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in OF_THE_MODEL if "more layers" not in each and "shape" not in each]
+    "name", ["weights halved", "not a number", "one missing", "another vocabulary"]
 )
 def test_a_damaged_reward_model_is_refused(tmp_path: Path, reward_model: Path, name: str) -> None:
     damage, parts = OF_THE_MODEL[name]

@@ -136,3 +136,12 @@ def test_a_router_that_samples_experts_in_training_chooses_them_as_in_evaluation
         check_training_mode(model)
     remove_dropout(model)
     check_training_mode(model)
+
+
+def test_a_model_without_dropout_answers_the_same_every_time():
+    model = make(LlamaConfig(**SIZES, attention_dropout=0.5)).train()
+    model.set_attn_implementation("eager")
+    ids = torch.arange(3, 12)[None]
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    remove_dropout(model)
+    assert torch.equal(model(ids).logits, model(ids).logits)

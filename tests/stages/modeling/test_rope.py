@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.contract.request import Resources
-from stages.generate.backend import Prompt, Sampling
+from stages.generate import transformers_backend
+from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
-from stages.generate.transformers_backend import TransformersBackend
-from stages.modeling.device_pool import DevicePool
+from stages.generate.policy import Policy
+from stages.harness.context import ModelSource
 from stages.modeling.probe import require_static_rope
+from stages.modeling.process_pool import DevicePool
 from stages.score import reward_model
 from stages.score.oracle import Verdict
 
@@ -78,26 +83,28 @@ def test_the_lengths_that_move_a_neighbour_are_those_refused(config, width):
     assert refused(config, width) == (config is not STATIC and width > LIMIT)
 
 
-def backend(config: Any) -> TransformersBackend:
-    return TransformersBackend(AutoModelForCausalLM.from_config(config).eval(), pad_id=0)
-
-
-def test_sampling_stays_below_the_length_that_moves_a_neighbour() -> None:
+def test_sampling_stays_below_the_length_that_moves_a_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = AutoModelForCausalLM.from_config(LONGROPE).eval()
+    monkeypatch.setattr(transformers_backend, "load_causal_lm", lambda source, *, dtype: model)
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    policy = Policy(ModelSource("here"), tokenizer, frozenset({2}), 64, 37)
     params = GenerateParams(num_samples=1, max_new_tokens=4, temperature=0.0)
-    sampling = Sampling(params, frozenset({2}))
-    short, long = (Prompt([], [3] * length, [0]) for length in (4, LIMIT - 4))
-    assert len(list(backend(LONGROPE).generate(iter([short, long]), sampling))) == 2
-    longer = Prompt([], [3] * (LIMIT - 3), [0])
+    backend = transformers_backend.load(policy, params, Emitter(io.StringIO()))
+    short, long = (Prompt([3] * length, [0]) for length in (4, LIMIT - 4))
+    assert len(list(backend.generate(iter([short, long])))) == 2
+    longer = Prompt([3] * (LIMIT - 3), [0])
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens") as caught:
-        list(backend(LONGROPE).generate(iter([short, longer]), sampling))
+        list(backend.generate(iter([short, longer])))
     assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
 
 
 def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reward_model, "render_row", lambda tokenizer, row: row["ids"])
-    scores = DevicePool(lambda: lambda batch: [Verdict.of_reward(1.0)] * len(batch), Resources())
+    monkeypatch.setattr(reward_model, "_render", lambda tokenizer, row: row["ids"])
+    scores = DevicePool(lambda: lambda batch: [Verdict(1.0)] * len(batch), Resources())
     model = reward_model.RewardModel(scores, LONGROPE, None, "it", 64, 64)
     assert len(list(model.score([{"ids": [3] * LIMIT}]))) == 1
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens"):

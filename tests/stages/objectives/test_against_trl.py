@@ -11,7 +11,7 @@ import pytest
 import torch
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from stages.objectives import preference_loss
+from stages.objectives.objective import preference_loss
 
 BETA = 0.1
 CHOSEN = torch.tensor([-12.0, -80.0, -3.5, -40.0, -0.25])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from objective_cases import DEFINED, bonus_and_gradient, bonus_of
 
-from stages.objectives.published import PUBLISHED_BONUSES
+from stages.objectives.designs import PUBLISHED_BONUSES
 
 EPS = 1e-5
 
@@ -30,14 +30,6 @@ def test_equals_the_published_formula(case):
     logp = np.linspace(-60.0, -0.01, 500)
     bonus = bonus_of(torch.from_numpy(logp), *case, numerics="paper")
     np.testing.assert_allclose(bonus.numpy(), NUMPY_FORMS[case](np.exp(logp)), rtol=1e-6)
-
-
-@pytest.mark.parametrize("case", PUBLISHED_BONUSES)
-def test_float32_equals_it_where_it_neither_under_nor_overflows(case):
-    logp = np.linspace(-8.0, -0.3, 200)
-    bonus = bonus_of(torch.from_numpy(logp).float(), *case, numerics="paper")
-    expected = NUMPY_FORMS[case](np.exp(logp.astype(np.float32).astype(np.float64)))
-    np.testing.assert_allclose(bonus.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,29 +76,7 @@ def test_one_minus_pi_vanishes_in_truth(divergence):
             assert slope("one_minus_pi", divergence, logp, numerics) <= bound
 
 
-@pytest.mark.parametrize(
-    ("design", "divergence", "expected"),
-    [
-        ("inverse_pi", "reverse_kl", 5e173),
-        ("inverse_pi", "hellinger", 2 * 4e86),
-        ("inverse_pi", "forward_kl", 1.0),
-        ("arctanh", "reverse_kl", 0.5),
-        ("arctanh", "hellinger", 2 * 0.018),
-        ("arctanh", "forward_kl", 0.0025),
-    ],
-)
-def test_exact_gradients_at_minus_400(design, divergence, expected):
-    """The measured Hellinger slopes are of √u; the exact bonus is 2√u − 2: a factor of two."""
-    have = slope(design, divergence, -400.0, "exact", dtype=torch.float64)
-    assert have == pytest.approx(expected, rel=0.15)
-
-
 def test_published_arctanh_is_nan_for_short_sure_answers_and_exact_is_not():
     logp = torch.tensor([-1e-6])
     assert math.isnan(bonus_of(logp, "arctanh", "forward_kl", numerics="paper").item())
     assert math.isfinite(bonus_of(logp, "arctanh", "forward_kl").item())
-
-
-def test_gradient_of_log_one_minus_pi_explodes_as_the_response_gets_sure():
-    logp = -(2.0**-23)
-    assert slope("one_minus_pi", "forward_kl", logp, "paper") == pytest.approx(8.4e6, rel=0.05)

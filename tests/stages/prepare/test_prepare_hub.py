@@ -14,10 +14,10 @@ import yaml
 
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Failure, parse_event
-from stages.contract.local_store import LocalStore
 from stages.contract.request import HubInput, make_request
-from stages.contract.tables import PROMPTS, read_rows
 from stages.prepare.params import PrepareParams
+from stages.store.base import Store
+from stages.tables.schemas import PROMPTS, read_rows
 from tests.flows.loop import ROOT
 from tests.local_hub import COMMIT, serve_dataset
 
@@ -37,7 +37,7 @@ def hub() -> Iterator[str]:
 
 def prepare(tmp_path: Path, endpoint: str, repo: str, given: str = "train", **params: object):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
-    store = LocalStore.open(str(tmp_path / "store"), create=True)
+    store = Store.open(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
     settings = {"messages_column": "context_messages", "test_prompts": 3} | params
     request = make_request(
@@ -83,6 +83,7 @@ def test_the_papers_data_sets_load_by_name(tmp_path, hub):
         ("RLHFlow/no_such_data", {}, "RLHFlow/no_such_data, split train"),
         (REPO, {"split": "validation"}, 'Unknown split "validation"'),
         (REPO, {"messages_column": "messages"}, "row 1: no prompt in column"),
+        (REPO, {"hub_file": "data/no-such.jsonl"}, "has no file data/no-such.jsonl"),
     ],
 )
 def test_a_wrong_name_is_a_users_mistake(tmp_path, hub, repo, params, message):
@@ -101,39 +102,14 @@ def test_a_hub_that_does_not_answer_may_be_tried_again(tmp_path):
     assert not path.exists()
 
 
-# Columns as the hub has them; the files hold their splits' rows as these are named.
-SUITES = {
-    "math500": {
-        "problem": "What is $1+1$?",
-        "solution": "It is $\\boxed{2}$.",
-        "answer": "2",
-        "subject": "Prealgebra",
-        "level": 1,
-        "unique_id": "test/prealgebra/1.json",
-    },
-    "aime2025": {"problem": "What is $1+1$?", "answer": "2", "id": "0"},
-}
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_the_suites_of_the_mathematics_experiments_load(tmp_path: Path, name: str) -> None:
-    whole = yaml.safe_load((ROOT / "configs/paper/parts/math-suites.yaml").read_text())
-    suite = whole["suites"][name]
-    repo = suite["prompts"].partition("@")[0]
-    params = {"messages_column": "messages", "iterations": 0, **suite["prepare"]}
-    content = (json.dumps(SUITES[name]) + "\n").encode()
-    with serve_dataset(repo, {"test.jsonl": content}) as url:
-        code, path, last = prepare(tmp_path, url, repo, "test", **params)
-    assert code == 0, last
-    [row] = read_rows(path / "test.parquet", PROMPTS)
-    assert row["reference_answer"] == "2"
-    system, user = row["messages"]
-    assert system["content"].endswith("within \\boxed{}.")
-    assert user == {"role": "user", "content": "What is $1+1$?"}
-
-
 # Files of the shipped suites' repositories, each with a row of the columns that the hub's has.
 OF_SHIPPED = {
+    "math500": (
+        "math.yaml",
+        "test.jsonl",
+        {"problem": "What is $1+1$?", "solution": "It is $\\boxed{2}$.", "answer": "2", "level": 1},
+        "2",
+    ),
     "olympiadbench": (
         "math.yaml",
         "OE_TO_maths_en_COMP/data.jsonl",
@@ -220,9 +196,3 @@ def test_the_shipped_suites_load(tmp_path: Path, name: str) -> None:
     [found] = read_rows(path / "test.parquet", PROMPTS)
     assert found["messages"][-1] == {"role": "user", "content": "What is $1+1$?"}
     assert found["reference_answer"] == reference
-
-
-def test_a_file_that_a_repository_lacks_is_named(tmp_path, hub):
-    code, _, last = prepare(tmp_path, hub, REPO, hub_file="data/no-such.jsonl")
-    assert code == EXIT_USER, last
-    assert "has no file data/no-such.jsonl" in last.message

@@ -108,16 +108,6 @@ def test_more_iterations_keep_the_capped_parts_of_the_first_ones(seed, cap):
         assert members(three, numbers, part) == members(five, numbers, part)
 
 
-def test_a_cap_that_there_are_too_few_prompts_for_leaves_parts_even():
-    found, numbers = divide([list(range(12))], prompts_per_iteration=4)
-    assert [len(members(found, numbers, part)) for part in (1, 2, 3)] == [4, 3, 3]
-
-
-def test_seeds_divide_differently():
-    parts = {tuple(divide([list(range(40))], seed=seed)[0].part) for seed in range(5)}
-    assert len(parts) == 5
-
-
 def test_holding_out_everything_is_refused():
     with pytest.raises(UserError, match="test_prompts is 4, but there are only 4") as caught:
         divide([[1, 2, 3, 4, 4]], test_prompts=4)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
-from stages.contract.registry import ModelRegistry
-from stages.contract.store import Artifact
 from stages.promote import gate, run
 from stages.promote.params import PromoteParams
 from stages.promote.run import STAGE
+from stages.store.base import Artifact, Store
+from stages.store.registry import ModelRegistry
 from tests.stage_calls import EventLog, call, checkpoint_artifact
 
 METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
@@ -25,7 +24,7 @@ def evaluated(tmp_path: Path, name: str = "metrics.json", **changes: object) -> 
 
 
 def promote(
-    store: LocalStore,
+    store: Store,
     trained: Artifact,
     metrics: Path,
     *,
@@ -101,23 +100,6 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     assert outcome == {"version": 2, "aliases": {"production": 1}}
 
 
-def test_only_a_model_that_does_not_fall_behind_production_takes_its_place(store, tmp_path):
-    def outcome(content: str, reward: float, **params: object) -> dict:
-        metrics = evaluated(tmp_path, f"{content}.json", mean_reward=reward)
-        made = promote(store, checkpoint_artifact(store, content), metrics, **params)
-        gates = json.loads((made.path / "decision.json").read_text())["gates"]
-        assert all(each["gate"] == "no_regression" for each in gates)
-        production = ModelRegistry(store).find("tiny@production").version
-        return {"production": production, "limits": [each["limit"] for each in gates]}
-
-    # The third is better than the second, which was refused, and worse than production.
-    assert outcome("one", 0.9) == {"production": 1, "limits": []}
-    assert outcome("two", 0.6) == {"production": 1, "limits": [0.9]}
-    assert outcome("three", 0.65) == {"production": 1, "limits": [0.9]}
-    assert outcome("four", 0.95) == {"production": 4, "limits": [0.9]}
-    assert outcome("five", 0.5, no_regression=False) == {"production": 5, "limits": []}
-
-
 def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_path):
     metrics = evaluated(tmp_path)
     promote(store, checkpoint_artifact(store, "two"), metrics, step="iteration-2/promote")
@@ -132,6 +114,23 @@ def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_
     other_run = checkpoint_artifact(store, "three")
     promote(store, other_run, metrics, run="weekly")
     assert ModelRegistry(store).find("tiny@production").version == 3
+
+
+def test_the_gate_compares_with_what_the_alias_holds_and_not_with_the_version_before(
+    store, tmp_path
+):
+    for number, (reward, holder) in enumerate([(0.9, 1), (0.6, 1), (0.65, 1), (0.95, 4)], 1):
+        trained = checkpoint_artifact(store, f"number {number}")
+        metrics = evaluated(tmp_path, f"{number}.json", mean_reward=reward)
+        made = promote(store, trained, metrics, run=f"night-{number}")
+        assert ModelRegistry(store).find("tiny@production").version == holder, reward
+        gates = json.loads((made.path / "decision.json").read_text())["gates"]
+        assert [each["limit"] for each in gates] == ([] if number == 1 else [0.9])
+    # Rolled back: what the alias holds now is older than the best.
+    ModelRegistry(store).set_alias("tiny", "production", 1)
+    metrics = evaluated(tmp_path, "5.json", mean_reward=0.92)
+    promote(store, checkpoint_artifact(store, "number 5"), metrics, run="night-5")
+    assert ModelRegistry(store).find("tiny@production").version == 5
 
 
 def test_an_alias_that_moves_meanwhile_is_looked_at_again(store, tmp_path, monkeypatch):
@@ -180,7 +179,7 @@ def test_bad_inputs_are_refused(store, tmp_path):
             "pass the `checkpoint` of a train or sft artifact",
         ),
         ({"metrics": [broken]}, {}, "cannot be read as metrics", of_evaluate),
-        ({"metrics": [listed]}, {}, "holds a list, not metrics by name", of_evaluate),
+        ({"metrics": [listed]}, {}, "it holds a list, not metrics by name", of_evaluate),
         ({}, {"model_name": None}, "^the request names no model\n", "set `promote.model_name`"),
         ({"metrics": []}, {}, "lacks its input 'metrics'", ""),
     ]

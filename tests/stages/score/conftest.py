@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
 from stages.score.run import STAGE
+from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.stage_calls import call_request, request_for, score_params
 from tests.stages.score.responses import response_rows
 

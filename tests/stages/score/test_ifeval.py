@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stages.contract.errors import EXIT_OK, EXIT_USER
-from stages.contract.local_store import LocalStore
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.store.base import Store
+from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.eval_environment import run_there, write_punkt
 from tests.stage_calls import request_for, response, score_params
 
@@ -54,7 +54,7 @@ def score(tmp_path: Path, environment: dict[str, str]) -> tuple[int, str, list[d
     settings = score_params("ifeval", max_null_share=0.5)
     request = request_for(settings, {"responses": responses}, tmp_path / "store")
     code, said = run_there(request, tmp_path, environment)
-    store = LocalStore.open(str(tmp_path / "store"))
+    store = Store.open(str(tmp_path / "store"))
     artifact = store.load("score", request.key)
     return code, said, list(read_rows(artifact.path / "scores.parquet", SCORES)) if artifact else []
 

@@ -4,7 +4,6 @@ import pytest
 
 from stages.contract.digests import sha256_file
 from stages.contract.errors import UserError
-from stages.remote.client import RemoteError
 from tests.stage_calls import response, score_params
 
 ROWS = [
@@ -147,16 +146,6 @@ class TestCoherence:
     def test_other_marks_are_refused(self, score):
         with pytest.raises(ValueError, match="set mode to scored, lowest to 0 and highest to 3"):
             score("http://127.0.0.1:9", **{**self.MARKS, "highest": 10})
-
-
-def test_failures_are_retried(serve, score):
-    server = serve(lambda number, request: (500, {}) if number == 1 else completion("Score: 3"))
-    assert score(server.url, ROWS[:1])[0]["score"] == 3.0
-
-
-def test_lasting_failures_fail_the_stage(serve, score):
-    with pytest.raises(RemoteError):
-        score(serve(lambda number, request: (500, {})).url, ROWS[:1], attempts=2)
 
 
 def test_an_answer_of_another_kind_is_named(serve, score):

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import json
-import math
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from typing import ClassVar
+from contextlib import closing
 
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, write_table
-from stages.score import grading
-from stages.score.grading import GraderPool
+from stages.score.math_answers import MathAnswers
+from stages.tables.schemas import RESPONSES, write_table
 from tests.stage_calls import request_for, response, score_params
 
 # Reference, response, grade.
@@ -71,55 +68,27 @@ TABLE = [
 ENDLESS = r"\boxed{9^{9^{9^{9}}}+1}"
 
 
-@pytest.fixture(scope="module")
-def pool():
-    pool = GraderPool(2, timeout_seconds=60)
-    yield pool
-    pool.close()
+def graded(rows, processes, timeout_seconds):
+    """Verdicts on pairs of reference and response, in order."""
+    with closing(MathAnswers(processes, timeout_seconds)) as oracle:
+        pairs = [{"reference_answer": right, "response": said} for right, said in rows]
+        found = dict(oracle.score(pairs))
+    return [found[place] for place in range(len(rows))]
 
 
-def test_grades_of_tricky_answers(pool):
-    grades = pool.grade([(reference, answer) for reference, answer, _ in TABLE])
-    assert list(zip(TABLE, grades, strict=True)) == [(row, row[2]) for row in TABLE]
+def test_grades_of_tricky_answers():
+    found = graded([row[:2] for row in TABLE], 2, timeout_seconds=60)
+    expected = {"correct": (1.0, 1.0), "wrong": (0.0, 1.0), "no answer": (0.0, 0.0)}
+    for row, verdict in zip(TABLE, found, strict=True):
+        said = (verdict.score, verdict.components.get("answered"))
+        assert said == expected.get(row[2], (None, None)), row
 
 
 def test_what_takes_too_long_is_given_up_and_the_rest_is_graded():
-    pool = GraderPool(1, timeout_seconds=3)
     pairs = [("1", r"\boxed{1}"), ("1", ENDLESS), ("2", r"\boxed{2}")]
-    try:
-        assert pool.grade(pairs) == ["correct", "timeout", "correct"]
-    finally:
-        pool.close()
-
-
-class ScriptedWorker(grading._Worker):
-    """A worker without a process: the first never answers, the second while a third is started."""
-
-    made: ClassVar[list[ScriptedWorker]] = []
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self.connection, self.far = multiprocessing.Pipe()
-        self.index = None
-        self.made.append(self)
-        if len(self.made) == 3:
-            self.made[1].far.send("correct")
-            self.made[1].deadline = 0.0
-
-    def give(self, index, task, pair):
-        self.index = index
-        self.deadline = 0.0 if self is self.made[0] else math.inf
-
-    def kill(self):
-        self.far.close()
-        self.connection.close()
-
-
-def test_an_answer_that_came_while_another_process_was_started_counts(monkeypatch):
-    monkeypatch.setattr(ScriptedWorker, "made", [])
-    monkeypatch.setattr(grading, "_Worker", ScriptedWorker)
-    pool = GraderPool(2, timeout_seconds=1)
-    assert pool.grade([("1", ENDLESS), ("2", r"\boxed{2}")]) == ["timeout", "correct"]
-    pool.close()
+    found = graded(pairs, 1, timeout_seconds=3)
+    assert [each.score for each in found] == [1.0, None, 1.0]
+    assert found[1].error == "the answer took more than 3 s"
 
 
 @pytest.fixture
@@ -160,16 +129,6 @@ def test_without_a_reference_there_is_no_score(score, reference, reason):
         score(rows)
 
 
-def test_votes_are_samples_of_the_prompt_with_an_equal_answer(score):
-    answers = [r"\boxed{42}", r"\boxed{0.5}", "No idea.", "It is 42", r"\boxed{\frac{1}{2}}", "7"]
-    rows = [response("6 · 7 ?", n, text, reference_answer="42") for n, text in enumerate(answers)]
-    other = [response("1 + 1 ?", 0, r"\boxed{0.5}", reference_answer="2")]
-    found = score([*rows, *other], votes=True)
-    votes = [dict(each["components"])["votes"] for each in found]
-    assert votes == [2.0, 2.0, 0.0, 2.0, 2.0, 1.0, 1.0], "1/2 is 0.5; prompts vote by themselves"
-    assert [each["score"] for each in found] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-
-
 def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
     responses = tmp_path / "responses.parquet"
     rows = [response("6 · 7 ?", 0, ENDLESS, reference_answer="42")]
@@ -179,12 +138,14 @@ def test_sigterm_stops_the_stage_while_it_grades(tmp_path):
     (tmp_path / "request.json").write_text(request.model_dump_json())
     # The program itself, with a word when the answer is in work.
     code = (
-        "import sys, stages.score.grading as grading\n"
-        "give = grading._Worker.give\n"
-        "def telling(worker, *task):\n"
-        "    give(worker, *task); print('pid', worker._process.pid, file=sys.stderr, flush=True)\n"
-        "grading._Worker.give = telling\n"
-        "from stages.contract.program import main\n"
+        "import sys\n"
+        "from stages.modeling.process_pool import ProcessPool\n"
+        "give = ProcessPool._give\n"
+        "def telling(pool, worker, task):\n"
+        "    give(pool, worker, task)\n"
+        "    print('pid', worker.process.pid, file=sys.stderr, flush=True)\n"
+        "ProcessPool._give = telling\n"
+        "from stages.harness.program import main\n"
         "from stages.score.run import STAGE\n"
         "if __name__ == '__main__': main(STAGE)\n"
     )

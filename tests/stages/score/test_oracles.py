@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from stages.contract.params import Settings
-from stages.contract.program import Stage
-from stages.contract.tables import RESPONSES, SCORES, read_rows, write_table
+from stages.harness.program import Stage
 from stages.score.oracle import Verdict
 from stages.score.params import ORACLES, OracleEntry, ScoreParams
 from stages.score.run import STAGE
-from stages.score.settings import PartName
+from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.stage_calls import call_request, request_for
 from tests.stages.score.responses import response_rows
 
@@ -27,10 +24,6 @@ def test_parameters_and_registry_name_the_same_oracles():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
     }
     assert {each.section for each in ORACLES.values()} == sections
-
-
-def test_what_runs_in_an_environment_of_its_own_cannot_be_summed_and_all_else_can():
-    assert set(get_args(PartName)) == ORACLES.keys() - {"ifeval", "weighted"}
 
 
 class ToySettings(Settings):
@@ -77,16 +70,6 @@ def test_an_oracle_is_a_section_a_row_and_a_module(monkeypatch, tmp_path):
     assert request(toy={"bonus": 0.5}).key != request().key == request(judge={"max_tokens": 9}).key
     other = request(oracle="math_verify").key
     assert request(oracle="math_verify", toy={"bonus": 0.5}).key == other
-
-
-def test_an_oracle_in_python_starts_without_torch():
-    code = (
-        "import stages.score.run, stages.score.python_function, sys; print('torch' in sys.modules)"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert output.strip() == "False"
 
 
 def test_the_documentation_tells_of_each_oracle():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, write_table
-from stages.remote.client import RemoteError
+from stages.tables.schemas import RESPONSES, write_table
 from tests.stage_calls import response, score_params
 
 _SHOWN = re.compile(r"<answer-A>\n(.*)\n</answer-A>\n<answer-B>\n(.*)\n</answer-B>")
@@ -73,12 +71,6 @@ def test_each_pair_is_asked_in_both_orders(serve, score):
         {"comparisons": 1, "judge_prompt_tokens": 100, "judge_completion_tokens": 7}
     ]
     assert rows[0]["oracle"].startswith("judge-pairwise:some-judge@")
-
-
-@pytest.mark.parametrize("always", ["A", "B"])
-def test_a_liking_for_a_place_makes_a_tie(serve, score, always):
-    server = serve(lambda number, request: verdict(always))
-    assert points(score(server.url, samples("q", "one", "two"))) == [0.5, 0.5]
 
 
 def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, score):
@@ -166,21 +158,3 @@ def test_several_passes_tell_how_far_the_judge_repeats_itself(serve, score):
 def test_one_response_alone_has_no_score(serve, score):
     [row] = score(serve(prefer_longer).url, samples("q", "a"), max_null_share=1)
     assert "no second response" in row["error"]
-
-
-def test_after_a_failure_only_the_rest_is_asked(serve, score):
-    up = threading.Event()
-
-    def behave(number, request):
-        return prefer_longer(number, request) if number <= 4 or up.is_set() else (500, {})
-
-    rows = [row for name in "qrst" for row in samples(name, "long answer", "short")]
-    server = serve(behave)
-    settings = {"concurrency": 1, "attempts": 1}
-    with pytest.raises(RemoteError):
-        score(server.url, rows, **settings)
-    failed = len(server.requests)
-    up.set()
-    assert points(score(server.url, rows, **settings)) == [1.0, 0.0] * 4
-    # Two prompts were decided before.
-    assert len(server.requests) - failed == 2 * 2

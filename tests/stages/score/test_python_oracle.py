@@ -84,16 +84,6 @@ class TestPython:
         shown = {"math.nan": "nan", "math.inf": "inf", "-math.inf": "-inf"}.get(value, value)
         assert f"returned score {shown} for" in str(caught.value)
 
-    def test_numbers_of_other_libraries_and_truth_values_are_scores(self, score):
-        scores, _, _ = score(
-            code="""
-            import numpy
-            def score(prompts, responses, references):
-                return numpy.array([response.startswith("blue") for response in responses])
-            """
-        )
-        assert {each["score"] for each in scores} == {0.0, 1.0}
-
     def test_a_mapping_names_the_components_of_the_score(self, score):
         code = """
         def score(prompts, responses, references):
@@ -140,19 +130,10 @@ class TestPython:
             score(code=code)
         assert not isinstance(said.value, UserError)
 
-    def test_a_file_that_the_function_may_not_read_is_not_blamed_on_the_store(self, score):
-        code = "def score(*columns): raise PermissionError(13, 'denied', '/etc/shadow')"
-        with pytest.raises(GebError, match=r"oracle\.py:score raised PermissionError.*/etc/shadow"):
-            score(code=code)
-
     def test_a_number_beyond_all_floats_is_named_in_short(self, score):
         with pytest.raises(UserError, match="returned score 1000") as said:
             score(code="def score(prompts, *rest): return [10**400 for _ in prompts]")
         assert len(said.value.message) < 500
-
-    def test_the_request_must_bring_the_code(self, score):
-        with pytest.raises(UserError, match="'code'"):
-            score()
 
 
 NULLS = """
@@ -173,7 +154,3 @@ class TestNulls:
     def test_too_many_stop_the_run(self, score):
         with pytest.raises(UserError, match=r"10 of 20 .* max_null_share allows 0\.49"):
             score(code=NULLS, max_null_share=0.49)
-
-    def test_none_are_allowed_unless_said(self, score):
-        with pytest.raises(UserError, match="max_null_share allows 0"):
-            score(code=NULLS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import RESPONSES, write_table
-from stages.remote.client import FAILURES_TO_OPEN, RemoteError
+from stages.score.remote import RemoteError
+from stages.tables.schemas import RESPONSES, write_table
 from tests.stage_calls import request_for, response, score_params
 
 IDENTITY = "length@1"
@@ -58,24 +58,6 @@ def test_components_and_nulls_are_kept(serve, score):
     assert (second["score"], second["error"]) == (None, "too rude")
 
 
-def test_no_more_requests_at_once_than_allowed(serve, score):
-    lock, now, most = threading.Lock(), [], []
-    together = threading.Barrier(2)
-
-    def behave(number, request):
-        with lock:
-            now.append(number)
-            most.append(len(now))
-        # Passes only if two requests are in work together.
-        together.wait(timeout=60)
-        with lock:
-            now.remove(number)
-        return lengths(request)
-
-    score(serve(behave).url, rows_per_request=1, concurrency=2)
-    assert max(most) == 2
-
-
 class TestFailures:
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_passing_ones_are_retried(self, serve, score, status):
@@ -84,35 +66,11 @@ class TestFailures:
         assert [each["score"] for each in rows] == [len(row["response"]) for row in ROWS]
         assert len(server.requests) == 4 + 4
 
-    def test_an_answer_that_a_proxy_has_cut_is_asked_for_again(self, serve, score):
-        cut = (200, "no gzip", {"Content-Encoding": "gzip"})
-        server = serve(lambda number, request: cut if number == 1 else lengths(request))
-        rows = score(server.url, ROWS[:1], attempts=2)
-        assert [each["score"] for each in rows] == [len(ROWS[0]["response"])]
-
     def test_lasting_ones_fail_the_stage_for_a_later_attempt(self, serve, score):
         server = serve(lambda number, request: (500, {"detail": "out of memory"}))
         with pytest.raises(RemoteError, match=r"status 500: .*out of memory"):
             score(server.url, ROWS[:1], attempts=2)
         assert len(server.requests) == 2
-
-    def test_the_breaker_spares_a_server_that_is_down(self, serve, score):
-        server = serve(lambda number, request: (503, {}))
-        rows = [response(f"question {index}", 0, "word") for index in range(200)]
-        with pytest.raises(RemoteError):
-            score(server.url, rows, rows_per_request=1, concurrency=4, attempts=3)
-        # Those that open it, those that were under way, and the probes.
-        assert len(server.requests) <= FAILURES_TO_OPEN + 4 + 3
-
-    def test_the_breaker_closes_when_the_server_is_back(self, serve, score):
-        failures = FAILURES_TO_OPEN + 4
-        server = serve(
-            lambda number, request: (503, {}) if number <= failures else lengths(request)
-        )
-        rows = [response(f"question {index}", 0, "word " * index) for index in range(40)]
-        scores = score(server.url, rows, rows_per_request=1, concurrency=4, attempts=20)
-        assert [each["score"] for each in scores] == [len(row["response"]) for row in rows]
-        assert len(server.requests) == failures + 40
 
     def test_a_slow_answer_is_given_up(self, serve, score):
         def behave(number, request):
@@ -159,10 +117,6 @@ class TestDisagreements:
         server = serve(lambda number, request: (404, {"detail": "not here"}))
         with pytest.raises(UserError, match=r"status 404: .*not here"):
             score(server.url, ROWS[:1])
-
-    def test_address_and_identity_are_needed(self):
-        with pytest.raises(ValueError, match=r"needs http\.url and http\.identity"):
-            score_params("http", identity=IDENTITY)
 
 
 class TestKey:

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaModel
 
 from stages.contract.errors import UserError
-from stages.score.urm_check import Golden, main
 from tests.stage_calls import response, score_params
-from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_llama
+from tests.tiny_models import CHAT_TEMPLATE
 from tests.tiny_urm import change_weights, make_tiny_urm
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
@@ -32,7 +28,7 @@ def selu(x):
     return scale * np.where(x > 0, x, alpha * np.expm1(x))
 
 
-def expected(path, rows, prefix=()):
+def expected(path, rows):
     """Means and gate weights: states by transformers' Llama one by one, head and gate by numpy."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     backbone = LlamaModel.from_pretrained(path, dtype=torch.float32).eval()
@@ -44,7 +40,7 @@ def expected(path, rows, prefix=()):
     means, gates = [], []
     for row in rows:
         messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
-        ids = [*prefix, *tokenizer.apply_chat_template(messages, return_dict=False)]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
         with torch.inference_mode():
             state = backbone(torch.tensor([ids])).last_hidden_state[0, -1].double().numpy()
         means.append((tensors["score.weight"] @ state)[0::2])
@@ -78,11 +74,6 @@ class TestScores:
         assert np.ptp(scores) > 0.1
         assert scores == pytest.approx((means * gates).sum(axis=1), abs=ROUNDING)
 
-    def test_helpfulness_is_the_first_mean(self, score, urm):
-        means, _ = expected(urm, ROWS)
-        scores = [each["score"] for each in score(urm, oracle="urm_helpfulness")]
-        assert scores == pytest.approx(means[:, 0], abs=ROUNDING)
-
     @pytest.mark.parametrize("oracle", ["urm_gated", "urm_helpfulness"])
     def test_rows_tell_means_gates_and_checkpoint(self, score, urm, oracle):
         means, gates = expected(urm, ROWS)
@@ -91,6 +82,8 @@ class TestScores:
             assert [name for name, _ in row["components"]] == names
             assert [value for _, value in row["components"]] == pytest.approx(values, abs=ROUNDING)
             assert row["oracle"].startswith(f"{oracle}:")
+            if oracle == "urm_helpfulness":
+                assert row["score"] == dict(row["components"])["helpfulness"]
 
     def test_head_and_gate_stay_in_float32(self, score, urm):
         means, gates = expected(urm, ROWS)
@@ -129,10 +122,6 @@ class TestCheckpoint:
         with pytest.raises(UserError, match=message):
             score(model)
 
-    def test_a_language_model_is_refused(self, score, tmp_path):
-        with pytest.raises(UserError, match=r"score\.weight"):
-            score(make_tiny_llama(tmp_path / "policy"))
-
     def test_the_plain_reward_model_oracle_refuses_it(self, score, urm):
         with pytest.raises(UserError, match="has 10 outputs, not one"):
             score(urm, oracle="reward_model")
@@ -143,46 +132,3 @@ class TestCheckpoint:
         assert first["score"] is not None
         assert second["score"] is None
         assert "2 BOS tokens" in second["error"]
-
-
-class TestGoldenCheck:
-    def golden(self, path, prefix=()):
-        """Card of the tiny checkpoint."""
-        rows = ROWS[:2]
-        means, gates = expected(path, rows, prefix)
-        return [
-            Golden(row["messages"][0]["content"], row["response"], float(value))
-            for row, value in zip(rows, (means * gates).sum(axis=1), strict=True)
-        ]
-
-    def test_it_passes_on_the_right_scores(self, urm, capsys):
-        options = ["--model", str(urm), "--dtype", "float32", "--tolerance", "1e-3"]
-        assert main(options, self.golden(urm)) == 0
-        assert "agrees" in capsys.readouterr().out
-
-    def test_it_tokenizes_as_the_card_does(self, tmp_path, capsys):
-        model = make_tiny_urm(tmp_path / "urm")
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        # As Llama's tokenizers do: a BOS of its own in front of the template's.
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", BOS_ID)]
-        )
-        tokenizer.save_pretrained(model)
-        golden = self.golden(model, prefix=[BOS_ID])
-        options = ["--model", str(model), "--dtype", "float32", "--tolerance", "1e-3"]
-        assert main(options, golden) == 0
-        one_bos = self.golden(model)[0].score
-        assert abs(one_bos - golden[0].score) > 0.01
-        assert f"urm_gated {one_bos:.4f}" in capsys.readouterr().out
-
-    def test_it_fails_on_others(self, urm, capsys):
-        assert main(["--model", str(urm)]) == 1
-        out = capsys.readouterr().out
-        assert "DIFFERS" in out
-        assert "card 2.3285" in out
-        assert "card 12.4380" in out
-
-    def test_what_is_no_checkpoint_is_the_users_mistake(self, tmp_path, capsys):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-        assert main(["--model", str(tmp_path)]) == 64
-        assert "no tokenizer" in capsys.readouterr().err

@@ -6,10 +6,10 @@ import pytest
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
-from stages.contract.local_store import LocalStore
-from stages.contract.tables import PROMPTS, read_rows
 from stages.screen.params import ScreenParams
 from stages.screen.run import STAGE
+from stages.store.base import Store
+from stages.tables.schemas import PROMPTS, read_rows
 from tests.stage_calls import call, response, user_turn, write_prompts, write_scored
 
 
@@ -37,7 +37,7 @@ def screen(tmp_path):
             "responses": [each[0] for each in tables],
             "scores": [each[1] for each in tables],
         }
-        store = LocalStore.open(str(tmp_path / "store"), create=True)
+        store = Store.open(str(tmp_path / "store"), create=True)
         artifact = call(STAGE, ScreenParams(num_samples=2, **params), inputs, store)
         kept = [row["prompt_id"] for row in read_rows(artifact.path / "prompts.parquet", PROMPTS)]
         return kept, json.loads((artifact.path / "metrics.json").read_text())

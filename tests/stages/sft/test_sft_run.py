@@ -1,8 +1,5 @@
 import json
 import math
-import signal
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
-from stages.contract.events import Log, Metric, Progress, parse_event
-from stages.contract.local_store import LocalStore
+from stages.contract.events import Log, Progress
+from stages.harness.context import ModelSource
 from stages.modeling.chat import render_prompt
 from stages.modeling.load import load_causal_lm
 from stages.modeling.tokenizers import load_tokenizer
@@ -253,34 +249,3 @@ def test_files_that_are_no_data_are_refused(sft, tmp_path):
     table.write_text("prompt,response\n")
     with pytest.raises(UserError, match="not a data file"):
         sft(data=table)
-
-
-def signal_in_training(request, path, number):
-    """Runs the stage as a program and sends it a signal in step 20 or soon after it."""
-    request.write(path)
-    command = [sys.executable, "-m", "stages.sft", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            event = parse_event(line)
-            if isinstance(event, Metric) and event.step >= 20:
-                process.send_signal(number)
-                break
-        process.stdout.read()
-    return process.returncode
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_an_interrupted_training_goes_on_to_the_same_weights(sft, data, tmp_path, number, code):
-    whole, _ = sft(epochs=60, store="whole")
-    changed = params(epochs=60, checkpoint_every_steps=10)
-    request = request_for(changed, {"data": data}, tmp_path / "store")
-    assert signal_in_training(request, tmp_path / "request.json", number) == code
-    assert not LocalStore.open(request.store).artifact_path("sft", request.key).exists()
-    artifact, events = call_request(STAGE, request)
-    steps = [event.done for event in events if isinstance(event, Progress)]
-    assert steps[0] >= 10, "the retry began from the start"
-    assert_equal_weights(artifact.path, whole)
-    assert losses(artifact.path) == losses(whole)

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from stages.contract.tables import PAIRS, read_rows
+from stages.tables.schemas import PAIRS, read_rows
 from tests.stages.train.train_helpers import Trained
 
 
 def weights_of(trained: Trained) -> dict[str, torch.Tensor]:
     """Weights that a training wrote, by name."""
     return load_file(trained.artifact.path / "checkpoint" / "model.safetensors")
+
+
+def assert_same_training(
+    found: Trained,
+    expected: Trained,
+    tolerance: float = 1e-4,
+    *,
+    curves: Sequence[str] = (),
+    folders: Sequence[str] = ("checkpoint",),
+) -> None:
+    """Same curves, same names, and the same weights within float tolerance."""
+    assert found.losses == pytest.approx(expected.losses, rel=tolerance, abs=tolerance)
+    for name in curves:
+        curve = [record[name] for record in found.records]
+        assert curve == pytest.approx([record[name] for record in expected.records], rel=1e-2), name
+    for folder in folders:
+        weights, others = (
+            load_file(each.artifact.path / folder / "model.safetensors")
+            for each in (found, expected)
+        )
+        assert weights.keys() == others.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(
+                weight, others[name], rtol=tolerance, atol=tolerance, msg=name
+            )
 
 
 def first_logprob(checkpoint: Path, pairs: Path, token: int) -> float:

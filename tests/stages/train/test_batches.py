@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.train.data import Pair, Response, pair_batches
+from stages.train.data import Pair, Response, pair_batch
+from stages.train.params import TrainParams
 from stages.train.reference import sampler_logprobs
-from stages.training.batches import ROWS, Plan
+from stages.training.batches import ROWS, MicroBatches, Plan
 
 
 def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
@@ -27,16 +28,15 @@ def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
     return Pair(index, str(index), ids, response(chosen, 1), response(rejected, 2), tie=False)
 
 
-def make_plan(pairs: Sequence[Pair], **changes: Any) -> Plan:
-    fields: dict[str, Any] = {
-        "epochs": 2,
-        "global_batch": 4,
-        "world_size": 1,
-        "seed": 0,
-        "row_layout": "packed",
-        "micro_batch_tokens": 20,
-    }
-    return Plan(pairs, **fields | changes)
+def make_plan(
+    pairs: Sequence[Pair], *, global_batch: int = 4, world_size: int = 1, seed: int = 0, **changes
+) -> Plan[Pair]:
+    params = TrainParams(**{"epochs": 2, "micro_batch_tokens": 20} | changes)
+    return Plan(pairs, params, global_batch, world_size, seed)
+
+
+def pair_batches(plan: Plan[Pair], rank: int) -> MicroBatches:
+    return MicroBatches(plan, rank, partial(pair_batch, sampler_logprobs(plan.samples)))
 
 
 def odd_pairs(num_pairs: int) -> list[Pair]:
@@ -63,7 +63,7 @@ def test_every_pair_is_seen_once_an_epoch_whatever_the_layout(
         world_size=world_size,
         row_layout=row_layout,
     )
-    for epoch in range(plan.epochs):
+    for epoch in range(plan.params.epochs):
         seen = []
         for batch in range(plan.steps_per_epoch):
             step = epoch * plan.steps_per_epoch + batch
@@ -115,9 +115,7 @@ def test_a_process_without_pairs_takes_part_with_weight_zero():
     weights = [
         batch.weight * len(batch.tie)
         for rank in range(2)
-        for batch in (
-            pair_batches(sampler_logprobs(pairs), plan, rank)[index] for index in range(2)
-        )
+        for batch in (pair_batches(plan, rank)[index] for index in range(2))
     ]
     assert sum(weights) == pytest.approx(1.0)
     assert weights.count(0.0) == 1
@@ -154,6 +152,6 @@ def test_packed_rows_hold_each_prompt_once():
 def test_reference_values_lie_where_the_policy_s_do(row_layout):
     pairs = [make_pair(0, 2, 3, 1), make_pair(1, 1, 1, 2)]
     plan = make_plan(pairs, epochs=1, row_layout=row_layout)
-    batch = pair_batches(sampler_logprobs(pairs), plan, 0)[0]
+    batch = pair_batches(plan, 0)[0]
     policy = batch.rows.pad_responses(-batch.rows.targets.float())
     assert torch.equal(batch.ref_logprobs, policy)

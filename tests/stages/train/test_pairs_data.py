@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stages.contract.errors import UserError
-from stages.contract.tables import PAIRS, read_rows, write_table
+from stages.tables.schemas import PAIRS, read_rows, write_table
 from stages.train.data import load_pairs
 from stages.train.params import TrainParams
 from stages.train.reference import difference_to_sampler, sampler_logprobs
@@ -120,7 +120,7 @@ class TestUnknownLogprobs:
             for pair in pairs
         }
         found = difference_to_sampler(pairs, reference)
-        assert (found.mean, found.max) == (pytest.approx(0.5), pytest.approx(0.5))
+        assert (found["mean"], found["max"]) == (pytest.approx(0.5), pytest.approx(0.5))
 
     def test_of_none_there_is_no_difference(self, pairs):
         unknown = {
@@ -128,7 +128,7 @@ class TestUnknownLogprobs:
             for pair in pairs
         }
         found = difference_to_sampler(pairs, unknown)
-        assert (found.mean, found.max) == (None, None)
+        assert (found["mean"], found["max"]) == (None, None)
 
     def test_they_cannot_stand_for_the_references(self, pairs):
         with pytest.raises(UserError, match="pair 1: the sampler's log-probabilities are not"):

@@ -67,11 +67,9 @@ def run(folder, pairs, rank, world, *, collective, stop=lambda: False) -> Counte
 
     ReferencePass(
         load_model=load,
-        collective=collective,
         folder=folder,
         numerics=NUMERICS,
-        row_layout="packed",
-        micro_batch_tokens=8,
+        params=TrainParams(micro_batch_tokens=8, sharding="fsdp2" if collective else "deepspeed"),
         process=Simulated(rank, rank, world, Emitter(io.StringIO()), stop),
     ).run(pairs)
     return loaded[0] if loaded else None

@@ -18,11 +18,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from stages.contract.context import ModelSource
 from stages.contract.errors import UserError
+from stages.harness.context import ModelSource
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.shared_prefix import SHARED_PREFIX
-from stages.objectives import ObjectiveSettings, ResponseLogps, geb_objective
+from stages.objectives.objective import ResponseLogps, geb_objective
+from stages.objectives.params import ObjectiveParams
 from stages.train.data import Pair, Response, truncate
 from stages.train.params import TrainParams
 from stages.training.adapters import add_adapters
@@ -98,19 +99,12 @@ def compute(
     token_logp = rows.pad_responses(rows.logprobs(model))
     reference = torch.where(mask, -3.0, 0.0)
     sides = [
-        ResponseLogps(
-            logp=token_logp[part].sum(dim=1),
-            ref_logp=reference[part].sum(dim=1),
-            num_tokens=mask[part].sum(dim=1),
-            token_logp=token_logp[part],
-            token_mask=mask[part],
-            ref_token_logp=reference[part],
-        )
+        ResponseLogps(token_logp[part], reference[part], mask[part])
         for part in (slice(0, len(pairs)), slice(len(pairs), None))
     ]
-    settings = ObjectiveSettings(design="arctanh", probability="token", beta=0.1, nll_weight=0.5)
+    params = ObjectiveParams(design="arctanh", probability="token", beta=0.1, nll_weight=0.5)
     ties = torch.tensor([pair.tie for pair in pairs])
-    loss = geb_objective(*sides, settings, ties).loss(0.7).mean()
+    loss = geb_objective(*sides, params, ties).loss(0.7).mean()
     loss.backward()
     gradients = {
         name: weight.grad.clone()
@@ -154,7 +148,3 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be packed") as caught:
         load_logprob_model(ModelSource(str(tmp_path)), params, numerics)
     assert "train.row_layout=padded" in caught.value.remedy
-
-
-def test_every_row_layout_of_the_settings_has_its_rows():
-    assert set(TrainParams.model_fields["row_layout"].annotation.__args__) == set(ROWS)

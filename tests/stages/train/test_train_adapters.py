@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from stages.contract.errors import UserError
-from stages.contract.tables import read_rows
+from stages.tables.schemas import read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
 from tests.stages.train.checkpoints import assert_same_logprobs
 from tests.stages.train.train_helpers import file_input, train

@@ -60,19 +60,6 @@ def test_a_pair_that_does_not_fit_alone_is_explained(tmp_path, monkeypatch, poli
         assert way in caught.value.remedy
 
 
-def test_no_retry_where_none_is_wanted(tmp_path, monkeypatch, policy, pairs):
-    little_room(monkeypatch, ROOM)
-    with pytest.raises(UserError, match="micro_batch_tokens = 320") as caught:
-        train(
-            tmp_path / "store",
-            policy,
-            [pairs],
-            micro_batch_tokens=320,
-            retry_out_of_memory=False,
-        )
-    assert "lower train.micro_batch_tokens" in caught.value.remedy
-
-
 @pytest.mark.slow
 def test_workers_go_on_with_half_the_tokens(tmp_path, monkeypatch, policy, pairs):
     """A module that every process loads at its start makes the second worker's memory small."""

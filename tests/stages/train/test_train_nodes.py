@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.contract.local_store import LocalStore
+from stages.store.base import Store
 from tests.lacking import lacking
 from tests.stages.train.train_helpers import Trained, make_pairs, request_for, train
 
@@ -63,7 +63,8 @@ def started(namespace: str, module: str, argument: Path) -> Iterator[subprocess.
         ["ip", "netns", "exec", namespace, sys.executable, "-m", module, str(argument)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        # The host's name leads to no address of a namespace.
+        env=os.environ | {"PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "cable"},
         text=True,
     ) as process:
         try:
@@ -85,7 +86,7 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, p
     )
     path = tmp_path / "request.json"
     request.write(path)
-    work = LocalStore.open(request.store).work_path(request.stage, request.key)
+    work = Store.open(request.store).work_path(request.stage, request.key)
     with (
         started(namespaces[1], "stages.training.node", work) as second,
         started(namespaces[0], "stages.train", path) as first,
@@ -95,7 +96,7 @@ def test_two_nodes_of_two_processes_train_as_one_of_four(tmp_path, namespaces, p
     assert first.returncode == 0, said
     assert second.returncode == 0, joined
     assert f"joins 2 nodes at {ADDRESSES[0]}" in joined
-    artifact = LocalStore.open(request.store).load(request.stage, request.key)
+    artifact = Store.open(request.store).load(request.stage, request.key)
     assert artifact is not None
     two = Trained(artifact, [json.loads(line) for line in said.splitlines()])
     assert two.artifact.manifest.key == one.artifact.manifest.key

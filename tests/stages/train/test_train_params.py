@@ -19,24 +19,40 @@ def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
         gradient_checkpointing=True,
         deepspeed={"zero_stage": 3},
         checkpoint_every_steps=1,
-        report_to=["tensorboard"],
     )
+    assert "sharding" not in TrainParams(sharding="fsdp2").result_fields()
     assert fast.key == plain.key
     assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
 
 
-@pytest.mark.parametrize("reference", ["initial", "ema"])
-def test_the_sampler_is_no_other_reference(reference):
-    with pytest.raises(ValueError, match=f"reference = '{reference}'.*would be ignored"):
-        TrainParams(reference_logprobs="sampler", reference=reference)
-
-
 @pytest.mark.parametrize(
-    "given", [{"kappa": 1.0}, {"kappa_values": (1.0,), "kappa_schedule": "per_iteration"}]
+    ("given", "said"),
+    [
+        *(
+            (
+                {"reference_logprobs": "sampler", "reference": name},
+                f"reference = '{name}'.*would be ignored",
+            )
+            for name in ("initial", "ema")
+        ),
+        *(
+            (kappa | {"target_ratio": 0.1}, r"exclude each other.*`train\.kappa: null`")
+            for kappa in (
+                {"kappa": 1.0},
+                {"kappa_values": (1.0,), "kappa_schedule": "per_iteration"},
+            )
+        ),
+        ({"lora": {"save": "both"}}, r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"),
+        (
+            {"sharding": "fsdp2", "deepspeed": {"zero_stage": 2}},
+            r"sharding = 'fsdp2' with settings of deepspeed",
+        ),
+    ],
+    ids=str,
 )
-def test_kappa_is_given_or_calibrated(given):
-    with pytest.raises(ValueError, match=r"exclude each other.*`train\.kappa: null`"):
-        TrainParams(target_ratio=0.1, **given)
+def test_settings_that_exclude_each_other_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        TrainParams(**given)
 
 
 @pytest.mark.parametrize("given", [{}, {"kappa": 0.5}, {"target_ratio": 0.1}])
@@ -45,23 +61,3 @@ def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
     again = TrainParams.model_validate_json(params.model_dump_json())
     assert again == params
     assert again.result_fields()["kappa"] == given.get("kappa", 1.0)
-
-
-def test_adapters_that_are_not_trained_cannot_be_saved():
-    with pytest.raises(
-        ValueError, match=r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"
-    ):
-        TrainParams(lora={"save": "both"})
-
-
-def test_compiled_layers_are_in_the_key_and_need_whole_weights():
-    assert "compile" not in TrainParams().result_fields()
-    assert TrainParams(compile=True).result_fields()["compile"] is True
-    with pytest.raises(ValueError, match=r"compile = true with deepspeed\.zero_stage = 3"):
-        TrainParams(compile=True, deepspeed={"zero_stage": 3})
-
-
-def test_one_library_shards_and_is_not_in_the_key():
-    assert "sharding" not in TrainParams(sharding="fsdp2").result_fields()
-    with pytest.raises(ValueError, match=r"sharding = 'fsdp2' with settings of deepspeed"):
-        TrainParams(sharding="fsdp2", deepspeed={"zero_stage": 2})

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
-from stages.contract.tables import PAIRS, read_rows, write_table
+from stages.tables.schemas import PAIRS, read_rows, write_table
 from tests.stages.train.train_helpers import make_pairs, train
 from tests.tiny_models import WORDS, make_tiny_llama
 
@@ -19,12 +19,7 @@ from tests.tiny_models import WORDS, make_tiny_llama
     [
         ({"design": "selm", "divergence": "forward_kl"}, "not defined under forward_kl"),
         ({"learning_rate": 1e30}, "training diverged at step"),
-        (
-            {"learning_rate": 1e39, "validation_share": 0.3, "validation_every_steps": 1},
-            "training diverged at step 1: loss nan",
-        ),
         ({"design": "selm", "kappa": 1e25}, "training diverged at step 1: .*grad_norm inf"),
-        ({"report_to": ["nothing-of-the-kind"]}, "report_to: nothing-of-the-kind"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):

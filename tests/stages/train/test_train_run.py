@@ -8,17 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stages.contract.tables import PAIRS, read_rows
+from stages.tables.schemas import PAIRS, read_rows
 from stages.train.reference import REFERENCE_LOGPROBS
-from tests.stages.train.checkpoints import first_logprob, weights_of
+from tests.stages.train.checkpoints import assert_same_training, first_logprob, weights_of
 from tests.stages.train.train_helpers import make_pairs, train
-
-
-def assert_same_training(left, right, tolerance=1e-4):
-    assert left.losses == pytest.approx(right.losses, rel=tolerance, abs=tolerance)
-    expected = weights_of(right)
-    for name, weight in weights_of(left).items():
-        torch.testing.assert_close(weight, expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 def test_chosen_openings_gain_and_rejected_ones_lose(trained, policy, pairs):
@@ -50,11 +43,9 @@ def test_records_and_summary_say_what_was_done(trained):
     last_epoch = [record["loss"] for record in trained.records[4:]]
     assert summary["metrics"]["loss"] == pytest.approx(sum(last_epoch) / 4)
     timings = {"step_seconds", "tokens_per_second", "model_flops_utilisation", "peak_memory_mib"}
-    parts = {f"{part}_seconds" for part in ("data", "forward", "backward", "optimizer")}
-    assert not (timings | parts) & summary["metrics"].keys()
+    assert not timings & summary["metrics"].keys()
     for record in trained.records:
-        assert all(record[name] > 0 for name in timings | parts)
-        assert sum(record[name] for name in parts) <= record["step_seconds"]
+        assert all(record[name] > 0 for name in timings)
         # Each prompt counts once, or with each of its responses.
         assert record["num_response_tokens"] < record["num_tokens_shared"] < record["num_tokens"]
     assert trained.artifact.manifest.files["metrics.jsonl"].telemetry
@@ -98,9 +89,16 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
     assert train(tmp_path / "other", policy, [pairs], seed=1).weights != trained.weights
 
 
-@pytest.mark.parametrize("micro_batch", [1, 40, 1000])
-def test_the_micro_batch_does_not_change_the_result(tmp_path, trained, policy, pairs, micro_batch):
-    found = train(tmp_path / "store", policy, [pairs], micro_batch_tokens=micro_batch)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"micro_batch_tokens": budget} for budget in (1, 40, 1000)),
+        {"gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_settings_of_speed_do_not_change_the_result(tmp_path, trained, policy, pairs, change):
+    found = train(tmp_path / "store", policy, [pairs], **change)
     assert found.artifact.manifest.key == trained.artifact.manifest.key
     assert_same_training(found, trained)
 
@@ -113,9 +111,15 @@ def test_a_last_batch_that_is_smaller_counts_its_own_pairs_only(tmp_path, policy
     assert_same_training(parts, whole)
 
 
-def test_gradient_checkpointing_does_not_change_the_result(tmp_path, trained, policy, pairs):
-    found = train(tmp_path / "store", policy, [pairs], gradient_checkpointing=True)
-    assert_same_training(found, trained)
+@pytest.mark.parametrize(
+    "change", [{"adam_beta2": 0.5}, {"weight_decay": 0.9}, {"adam_epsilon": 0.1}], ids=str
+)
+def test_a_setting_of_the_optimizer_changes_the_weights(tmp_path, policy, pairs, change):
+    one_step = {"epochs": 1, "global_batch_pairs": 16}
+    usual = weights_of(train(tmp_path / "usual", policy, [pairs], **one_step))
+    changed = weights_of(train(tmp_path / "changed", policy, [pairs], **one_step, **change))
+    moved = [(usual[name] - changed[name]).abs().max().item() for name in usual]
+    assert max(moved) > 1e-5
 
 
 def test_kappa_zero_is_training_without_a_bonus(tmp_path, policy, pairs):
@@ -161,18 +165,6 @@ def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
         iteration=2,
     )
     assert listed.summary["kappa"] == 0.25
-
-
-def test_a_tracker_is_told_the_curves(tmp_path, monkeypatch, policy, pairs):
-    # Set by the first training of a process, whose folder it then names.
-    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
-    found = train(tmp_path / "store", policy, [pairs], epochs=1, report_to=["tensorboard"])
-    [events] = (tmp_path / "store").glob("logs/train/*/tensorboard/**/events.out.tfevents.*")
-    told = events.read_bytes()
-    # The names that docs/training.md lists, under transformers' prefix.
-    for name in ("loss", "preference_loss", "kappa", "learning_rate"):
-        assert f"train/{name}".encode() in told
-    assert len(found.records) == 4
 
 
 def test_cut_and_dropped_pairs_are_warned_of(tmp_path, policy, pairs):

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import DamagedArtifactError
-from stages.contract.local_store import LocalStore
 from stages.modeling import save
+from stages.store.base import Store
 from tests.stages.train.checkpoints import assert_same_logprobs, first_logprob, weights_of
 from tests.stages.train.train_helpers import train
 from tests.tiny_models import make_tiny_llama
@@ -76,7 +76,7 @@ def test_adapters_beside_the_checkpoint_are_the_same_policy(tmp_path, policy, pa
     found.popitem()
     save_file(found, adapter / "adapter_model.safetensors")
     with pytest.raises(DamagedArtifactError):
-        LocalStore.open(str(tmp_path / "store")).verify(both.artifact)
+        Store.open(str(tmp_path / "store")).verify(both.artifact)
 
 
 def test_weights_are_saved_in_the_dtype_asked_for(tmp_path, policy, pairs):

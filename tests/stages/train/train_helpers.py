@@ -19,11 +19,10 @@ import psutil
 
 from stages.contract.digests import digest_of, prompt_id
 from stages.contract.events import Emitter, Event, Metric, parse_event
-from stages.contract.local_store import LocalStore
-from stages.contract.program import execute
 from stages.contract.request import FileInput, Request, Resources, make_request
-from stages.contract.store import Artifact
-from stages.contract.tables import PAIRS, write_table
+from stages.harness.program import execute
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import PAIRS, write_table
 from stages.train.params import TrainParams
 from stages.train.run import STAGE
 
@@ -122,7 +121,7 @@ def request_for(
     Policy and reference wear ``adapter``.
     """
     changes["reference"] = reference_kind
-    LocalStore.open(str(store), create=True)
+    Store.open(str(store), create=True)
     return make_request(
         TrainParams.model_validate(PARAMS | changes),
         inputs={

@@ -11,9 +11,8 @@ import pytest
 from stages.training.checkpoints import (
     Checkpoint,
     make_room,
-    newest_whole_step,
+    newest_whole,
     publish_checkpoint,
-    read_checkpoint,
 )
 
 
@@ -49,9 +48,8 @@ def test_the_newest_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
     for step in (5, 9, 10, 100):
         publish(folder, step)
     assert names(folder) == ["checkpoint-10", "checkpoint-100"]
-    assert newest_whole_step(folder, pytest.fail) == 100
     path = folder / "checkpoint-100"
-    assert read_checkpoint(folder, 100) == Checkpoint(100, path, {"kappa": 100})
+    assert newest_whole(folder, pytest.fail) == Checkpoint(100, path, {"kappa": 100})
 
 
 def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
@@ -71,7 +69,7 @@ def test_a_kill_half_way_through_a_removal_leaves_nothing_that_looks_damaged(
 
     (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"damaged")
     warnings: list[str] = []
-    assert newest_whole_step(folder, warnings.append) is None
+    assert newest_whole(folder, warnings.append) is None
     assert len(warnings) == 1
     publish(folder, 3)
     make_room(folder)
@@ -98,7 +96,7 @@ def test_a_damaged_one_is_set_aside_and_named(
     publish(folder, 1)
     damage(publish(folder, 2) / name)
     warnings: list[str] = []
-    assert newest_whole_step(folder, warnings.append) == 1
+    assert newest_whole(folder, warnings.append).step == 1
     [said] = warnings
     assert str(folder / "checkpoint-2") in said
     assert name in said or damage is flip_a_bit
@@ -107,7 +105,7 @@ def test_a_damaged_one_is_set_aside_and_named(
     assert aside.startswith("damaged-")
     assert aside in said
     # The next look finds it as it is.
-    assert newest_whole_step(folder, pytest.fail) == 1
+    assert newest_whole(folder, pytest.fail).step == 1
 
 
 def test_one_without_digests_is_not_used(tmp_path: Path) -> None:
@@ -115,7 +113,7 @@ def test_one_without_digests_is_not_used(tmp_path: Path) -> None:
     (folder / "checkpoint-7").mkdir(parents=True)
     (folder / "checkpoint-7" / "geb_state.json").write_text("{}")
     warnings: list[str] = []
-    assert newest_whole_step(folder, warnings.append) is None
+    assert newest_whole(folder, warnings.append) is None
     assert "digests.json is missing" in warnings[0]
 
 

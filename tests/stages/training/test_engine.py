@@ -7,11 +7,11 @@ import io
 import pytest
 import torch
 
-from stages.contract.context import ModelSource
 from stages.contract.events import Emitter
+from stages.harness.context import ModelSource
 from stages.sft.data import Example
 from stages.train.params import TrainParams
-from stages.training.batches import ROWS, make_plan
+from stages.training.batches import ROWS, Plan
 from stages.training.engine import Engine
 from stages.training.job import Process
 from stages.training.policy import Numerics, load_logprob_model
@@ -35,7 +35,7 @@ def test_steps_are_adamw_s_with_clipped_gradients_and_no_decay_of_norms(tmp_path
     source = ModelSource(str(make_tiny_llama(tmp_path)))
     ids = torch.arange(3, 11, dtype=torch.int32).numpy()
     examples = [Example(ids[:3], ids[3:])]
-    plan = make_plan(examples, PARAMS, global_batch=1, world_size=1, seed=0)
+    plan = Plan(examples, PARAMS, global_batch=1, world_size=1, seed=0)
     process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
     engine = Engine(load_logprob_model(source, PARAMS, numerics), PARAMS, plan, numerics, process)
     rows = ROWS["packed"](examples)

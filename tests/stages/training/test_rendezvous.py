@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -75,3 +76,15 @@ def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monk
         while (said := first.failure()) is None:
             time.sleep(0.05)
     assert said == "1 other nodes gave no sign for 1.5 s"
+
+
+def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
+    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
+        second = join_rendezvous(tmp_path)
+        # The first node's store goes with it; it gives no sign, which holds the store.
+        assert second.meet()
+    del first
+    gc.collect()
+    while (said := second.failure()) is None:
+        time.sleep(0.05)
+    assert said == "the first node is gone"

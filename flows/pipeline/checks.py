@@ -1,0 +1,270 @@
+"""Checks of settings against each other, and of names, before anything is read or started."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.placement import EVAL, ON_THIS_MACHINE
+from flows.pipeline.tracking import TRACKERS
+from stages.contract.errors import UserError
+from stages.evaluate.params import EvaluateParams
+from stages.score.params import ScoreParams
+from stages.store.opening import cache_home, location_of
+
+UNNAMED = "JUDGE"
+"""Model in shipped configurations that a person has to choose."""
+
+# The highest of `vllm.config.lora.MaxLoRARanks`.
+_VLLM_RANK = 512
+# Stages that train, on as many nodes as they are given.
+_TRAINED = ("sft", "train")
+_ON_ONE_MACHINE = (
+    ". An engine of vLLM is on one machine: spread the model over more of its GPUs "
+    "(generate.vllm.tensor_parallel_size), or quantize it (generate.vllm.quantization); raise "
+    "generate.num_shards to use more machines"
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# File systems take 255 bytes; a run's name ends where its configuration says.
+_LONGEST = 200
+
+
+def check(config: RunConfig) -> None:
+    """Refuses settings that do not go together.
+
+    Raises:
+        ValueError: The first that do not; the message names them and the remedy.
+    """
+    _check_whole(config)
+    _check_samples(config)
+    for asked in _evaluations(config):
+        _check_length_control(asked)
+        _check_judge(asked)
+    _check_engine(config)
+    _check_nodes(config)
+    _check_store(config)
+    _check_stage_names(config)
+
+
+def _check_whole(config: RunConfig) -> None:
+    for section, names in SET_BY_THE_RUN.items():
+        for name in names:
+            if name in getattr(config, section).model_fields_set:
+                raise ValueError(f"{section}.{name} is set by the run; leave it out")
+    sources = len(config.inputs.prompts)
+    if sources > 1 and sources != config.iterations:
+        raise ValueError(
+            f"inputs.prompts names {sources} sources, and iterations is {config.iterations}: "
+            f"name one, which is split, or {config.iterations}, one for each iteration"
+        )
+    if config.sft.lora.save != "merged" and not config.inputs.policy:
+        raise ValueError(
+            f"sft.lora.save is {config.sft.lora.save!r}, and there is no inputs.policy: adapters "
+            "are for a model that is kept, which a new one is not; leave sft.lora.save out"
+        )
+
+
+def _check_samples(config: RunConfig) -> None:
+    """Refuses samples that later stages of an iteration cannot use."""
+    if config.generate.num_samples < 2:
+        raise ValueError(
+            f"generate.num_samples is {config.generate.num_samples}, and the pair strategy "
+            f"{config.pair.strategy!r} compares two responses to a prompt: sample at least 2"
+        )
+    wanted = 2 * config.pair.pairs_per_prompt
+    if config.generate.num_samples < wanted:
+        raise ValueError(
+            f"pair.pairs_per_prompt is {config.pair.pairs_per_prompt}, and generate.num_samples "
+            f"{config.generate.num_samples}: no response is in two pairs, so that it takes "
+            f"{wanted} samples; raise num_samples, or lower pairs_per_prompt"
+        )
+    if config.train.reference_logprobs == "sampler" and config.pair_data == "accumulate":
+        raise ValueError(
+            "train.reference_logprobs is 'sampler' and pair_data is 'accumulate': the pairs of "
+            "earlier iterations were sampled by earlier policies, which are not the reference; "
+            "set train.reference_logprobs to 'model', or pair_data to 'current'"
+        )
+    if config.train.lora.save == "adapter":
+        _check_rank(config)
+
+
+def _check_rank(config: RunConfig) -> None:
+    if "vllm" in config.backends() and config.train.lora.rank > _VLLM_RANK:
+        raise ValueError(
+            f"train.lora.save is 'adapter' and train.lora.rank {config.train.lora.rank}: vLLM "
+            f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
+            "train.lora.save to 'merged'"
+        )
+
+
+class _Asked(NamedTuple):
+    """Oracle and metrics of an evaluation, each with its place in the configuration."""
+
+    score_place: str
+    score: ScoreParams
+    evaluate_place: str
+    evaluate: EvaluateParams
+
+
+def _evaluations(config: RunConfig) -> Iterator[_Asked]:
+    own = _Asked("score", config.score, "evaluate", config.evaluate)
+    yield own
+    for name, suite in config.suites.items():
+        asked = own
+        if suite.score:
+            asked = asked._replace(score_place=f"suites.{name}.score", score=suite.score)
+        if suite.evaluate:
+            place = f"suites.{name}.evaluate"
+            asked = asked._replace(evaluate_place=place, evaluate=suite.evaluate)
+        yield asked
+
+
+def images(config: RunConfig) -> set[str]:
+    """Images that scores and metrics need; those of hub inputs aside, which change none of them."""
+    params = (part for each in _evaluations(config) for part in (each.score, each.evaluate))
+    return {each.image_for(from_hub=False) for each in params}
+
+
+def _check_judge(asked: _Asked) -> None:
+    if "judge" in asked.score.parts and asked.score.judge.model == UNNAMED:
+        raise ValueError(
+            f"{asked.score_place}.judge.model is {UNNAMED}, which stands for the judge that you "
+            f"choose: set it, and {asked.score_place}.judge.url, to those of an OpenAI-compatible "
+            "server"
+        )
+
+
+def _check_length_control(asked: _Asked) -> None:
+    wanted, judge = asked.evaluate.length_controlled, asked.score.judge
+    against = "reference" if wanted == "reference" else "samples"
+    compares = asked.score.oracle == "judge" and judge.mode == "pairwise"
+    if wanted != "off" and not (compares and judge.against == against):
+        raise ValueError(
+            f"{asked.evaluate_place}.length_controlled is {wanted!r}, and the oracle does not "
+            f"compare with that: set {asked.score_place}.oracle to judge, "
+            f"{asked.score_place}.judge.mode to pairwise and {asked.score_place}.judge.against to "
+            f"{against}"
+        )
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Refuses more or fewer devices of `generate` than the one engine of a stage takes."""
+    resources = config.resources.generate
+    wanted = config.generate.vllm.num_devices if "vllm" in config.backends() else 1
+    unit = "gpus" if resources.gpus else "processes"
+    has = getattr(resources, unit)
+    if has == wanted:
+        return
+    said = f"an engine of generate takes {wanted}"
+    if wanted > 1:
+        said += " GPUs (generate.vllm.tensor_parallel_size times pipeline_parallel_size)"
+    said += f", and resources.generate.{unit} is {has}"
+    if has < wanted:
+        raise ValueError(f"{said}: set gpus to {wanted}, or lower tensor_parallel_size")
+    raise ValueError(
+        f"{said}: set {unit} to {wanted}, and generate.num_shards and execution.parallel to the "
+        "number of engines that shall sample at once"
+    )
+
+
+def _check_nodes(config: RunConfig) -> None:
+    """Refuses several nodes if nothing would start the others, or they could not meet."""
+    for stage in type(config.resources).model_fields:
+        nodes = getattr(config.resources, stage).nodes
+        if nodes == 1:
+            continue
+        if stage not in _TRAINED:
+            raise ValueError(
+                f"resources.{stage}.nodes is {nodes}, and only {' and '.join(_TRAINED)} work on "
+                "several nodes: leave it out" + (_ON_ONE_MACHINE if stage == "generate" else "")
+            )
+        if "://" in config.store:
+            raise ValueError(
+                f"resources.{stage}.nodes is {nodes}, and the store {config.store} is in a "
+                "bucket: the nodes meet in the work folder, so put the store on a file system "
+                "that all see"
+            )
+        runner = config.execution.runner
+        by_hand = bool(getattr(config.resources, stage).rendezvous)
+        if runner in ON_THIS_MACHINE and not by_hand:
+            raise ValueError(
+                f"resources.{stage}.nodes is {nodes}, and the runner {runner!r} starts one: "
+                "set execution.runner to 'slurm' or 'kubernetes', or resources."
+                f"{stage}.rendezvous to the first node's host:port and start `python -m "
+                "stages.training.node` on the others yourself (docs/training.md)"
+            )
+        if runner == "docker" and stage not in config.execution.docker.network:
+            raise ValueError(
+                f"resources.{stage}.nodes is {nodes}, and the container of {stage} has no "
+                f"network: set execution.docker.network.{stage} (`host`), or leave nodes out"
+            )
+
+
+def _check_store(config: RunConfig) -> None:
+    """Refuses a store that the nodes of a cluster, or its pods, would not see."""
+    runner, in_bucket = config.execution.runner, "://" in config.store
+    if runner == "slurm" and in_bucket:
+        raise ValueError(
+            f"execution.runner is 'slurm', and the store {config.store} is in a bucket: put it "
+            "on a file system that this machine and the cluster's nodes share"
+        )
+    if runner != "kubernetes":
+        return
+    place = cache_home() if in_bucket else Path(location_of(config.store))
+    if config.execution.kubernetes.volume_at(place) is None:
+        what = "the cache of the store" if in_bucket else "the store"
+        raise ValueError(
+            f"execution.runner is 'kubernetes', and pods see no volume at {place}, where "
+            f"{what} is: name the claim that holds it in execution.kubernetes.volumes "
+            f"(`{place}: {{claim: NAME}}`)"
+        )
+
+
+def _check_stage_names(config: RunConfig) -> None:
+    """Refuses settings of `execution` for unknown stages."""
+    stages = list(type(config.resources).model_fields)
+    execution = config.execution
+    tables: dict[str, Mapping[str, object]] = {
+        "interpreters": execution.interpreters,
+        "slurm.stages": execution.slurm.stages,
+        "kubernetes.stages": execution.kubernetes.stages,
+        **{
+            f"docker.{name}": getattr(execution.docker, name)
+            for name in ("images", "network", "environment", "secrets")
+        },
+    }
+    for name, table in tables.items():
+        for stage in table.keys() - stages:
+            if name == "interpreters" and stage in (EVAL, TRACKERS):
+                continue
+            near = difflib.get_close_matches(stage, stages, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"stages are {', '.join(stages)}"
+            raise ValueError(f"execution.{name}.{stage}: there is no such stage; {hint}")
+
+
+def is_name(text: str) -> bool:
+    """True for what can name a folder of the store: `../elsewhere` cannot."""
+    return _NAME.fullmatch(text) is not None and len(text) <= _LONGEST
+
+
+def require_name(text: str, what: str) -> str:
+    """The name of a sweep or comparison, as it is.
+
+    Args:
+        text: The name that a person gives.
+        what: The thing that it is to name.
+
+    Raises:
+        UserError: It cannot name a folder of the store.
+    """
+    if not is_name(text):
+        raise UserError(
+            f"{text!r} cannot name a {what}",
+            f"use letters, digits, dots, dashes and underscores, {_LONGEST} of them at the most, "
+            "and begin with a letter or digit",
+        )
+    return text

@@ -1,0 +1,153 @@
+"""Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Failed, State
+
+from flows.execution.prefect_progress import artifact_key, survives_outage
+from flows.pipeline.config import RunConfig
+from flows.report.html import verdict
+from flows.report.plots import Plot
+from flows.report.summary import Summary
+from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
+
+# Larger artifacts make the UI's lists slow; the HTML report has every plot.
+_MAX_IMAGE_BYTES = 200_000
+# All of it is in the log file that the message names.
+_SHOWN_LINES = 20
+
+
+@survives_outage
+def label(config: RunConfig) -> None:
+    """Adds tags to the flow run by which it is found; to be called inside one."""
+    tags = [f"run:{config.name}", config.train.design, str(config.train.divergence)]
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
+
+
+@survives_outage
+def publish_configuration(config: RunConfig, preset: str) -> None:
+    """Creates an artifact with every value of a run's configuration."""
+    values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
+    create_markdown_artifact(
+        f"```yaml\n{values}```\n",
+        key=artifact_key(config.name, "configuration"),
+        description=f"Every value of run {config.name}"
+        + (f", which started from preset {preset}." if preset else "."),
+    )
+
+
+@survives_outage
+def publish_table(summary: Summary, iteration: int) -> None:
+    """Creates the table of the iterations so far; to be called inside a flow run."""
+    create_table_artifact(
+        summary.table().records()[: iteration + 1],
+        key=artifact_key(summary.run, "iterations"),
+        description=f"Run {summary.run} after iteration {iteration}.",
+    )
+
+
+@survives_outage
+def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
+    """Creates the report artifact, plots in it; to be called inside a flow run.
+
+    The UI lists a run's artifacts in no order, so that what belongs together is one artifact.
+    """
+    tables = [summary.table().markdown()]
+    tables += [f"## Suite {each.name}\n\n{each.table().markdown()}" for each in summary.suites]
+    joined = "\n\n".join(tables)
+    places = "\n".join([*summary.places(), f"report      {report}"])
+    drawn = "\n\n".join(_drawing(each) for each in plots)
+    create_markdown_artifact(
+        f"# {summary.run}\n\n{verdict(summary).sentence}\n\n{joined}\n\n```\n{places}\n```\n\n"
+        f"{drawn}\n",
+        key=artifact_key(summary.run, "report"),
+        description=f"What run {summary.run} found.",
+    )
+
+
+@survives_outage
+def publish_image(content: bytes, key: str, caption: str) -> None:
+    """Creates the artifact of a PNG image, unless it is too large for the UI."""
+    if image := _image(content, "png"):
+        create_image_artifact(image, key=key, description=caption)
+
+
+def _image(content: bytes, kind: str) -> str:
+    """An image as an address that holds it whole; empty if it is too large for the UI."""
+    data = base64.b64encode(content).decode()
+    return f"data:image/{kind};base64,{data}" if len(data) <= _MAX_IMAGE_BYTES else ""
+
+
+def _drawing(plot: Plot) -> str:
+    # The UI is dark for some, and the plot's letters are black.
+    drawn = plot.svg.replace("<svg ", '<svg style="background: white" ', 1)
+    image = _image(drawn.encode(), "svg+xml")
+    shown = f"![{plot.title}]({image})" if image else "Too large here; it is in the HTML report."
+    return f"### {plot.title}\n\n{shown}"
+
+
+@survives_outage
+def failed(error: GebError, name: str, command: str | None = None) -> State[Any]:
+    """The state of a flow run that ``error`` ended; to be called inside one.
+
+    Retry is offered only to flow runs of a deployment: Prefect has nothing to start others with.
+
+    Args:
+        error: The error.
+        name: Name of the run, for its message and for the key of the artifact with that message.
+        command: Command that resumes it in a terminal.
+
+    Raises:
+        RunCancelledError: Somebody cancelled the run; Prefect then shows it as Cancelled.
+    """
+    if isinstance(error, RunCancelledError):
+        raise error
+    lines = _last_lines(error) if isinstance(error, StageFailedError) else []
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    is_deployed = context.flow_run.deployment_id is not None
+    how = _remedy(error, is_deployed, command)
+    shown = [f"**{error}**", how.rstrip(":")]
+    shown += [f"```\n{command}\n```"] if command else []
+    shown += ["What is done stays done."]
+    shown += ["The stage's last lines:", "```\n" + "\n".join(lines) + "\n```"] if lines else []
+    create_markdown_artifact(
+        "\n\n".join(shown),
+        key=artifact_key(name, "failure"),
+        description=f"Why {name} failed, and how to go on.",
+    )
+    message = f"{error}\n{how}{f' {command}' if command else ''}. What is done stays done."
+    get_run_logger().error("%s", message)
+    return Failed(message=message, data=error)
+
+
+def _remedy(error: GebError, is_deployed: bool, command: str | None) -> str:
+    """A sentence without its full stop; with a command, it ends with a colon."""
+    ways = ["press Retry"] if is_deployed else []
+    ways += ["run:"] if command else []
+    again = ", or ".join(ways) or "start it again"
+    if isinstance(error, UserError):
+        return f"If a parameter is wrong, start a new run; if a file is, correct it and {again}"
+    return f"Fix the cause, then {again}"
+
+
+def _last_lines(error: StageFailedError) -> list[str]:
+    """End of the stage's log, without the lines in which Python underlines the one above."""
+    telling = [line for line in error.last_lines if line.strip(" ^~")]
+    return telling[-_SHOWN_LINES:]

@@ -1,0 +1,256 @@
+"""Figures of finished runs as one long table; over seeds; differences of runs by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+
+from flows.pipeline.steps import suite_place
+from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
+from flows.report.statistics import holm, over_seeds, paired_difference, welch
+from flows.report.summary import Summary
+from flows.report.table import COLUMNS, POLICY, SUITE_COLUMNS, Cell, Column, Estimate, figure_of
+
+HELD_OUT = "held-out prompts"
+"""Name of the evaluation that every run has, beside those of its suites."""
+_SHARES = {each.name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share}
+_SHARES |= {ACCURACY, LENGTH_CONTROLLED}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of one run after its last iteration.
+
+    Attributes:
+        evaluation: ``held-out prompts``, or the name of a suite.
+        run: Name of the run.
+        method: Label of its method, or of its combination in a grid.
+        seed: Its seed.
+        iteration: The iteration.
+        figure: Name of the figure in ``metrics.json``.
+        value: Its value.
+        low: Lower end of the 95 % interval over prompts; None if there is none.
+        high: Upper end.
+    """
+
+    evaluation: str
+    run: str
+    method: str
+    seed: int
+    iteration: int
+    figure: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One figure of a method over its seeds, tested against the first method by Welch's t test.
+
+    Attributes:
+        evaluation: As in :class:`Row`.
+        method: Label of the method.
+        figure: Name of the figure.
+        values: The figure in each of its runs.
+        mean: Their mean with Student's interval.
+        difference: Mean minus that of the first method; None for the first.
+        adjusted_p_value: The difference's p-value after Holm's correction over the methods; None
+            without a test.
+    """
+
+    evaluation: str
+    method: str
+    figure: str
+    values: Sequence[float]
+    mean: Estimate
+    difference: Estimate | None = None
+    adjusted_p_value: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document or a line of CSV, without nesting."""
+        difference = self.difference
+        return {
+            "evaluation": self.evaluation,
+            "method": self.method,
+            "figure": self.figure,
+            "runs": len(self.values),
+            "mean": self.mean.value,
+            "standard_deviation": stdev(self.values) if len(self.values) > 1 else None,
+            "low": self.mean.low,
+            "high": self.mean.high,
+            "difference": difference and difference.value,
+            "difference_low": difference and difference.low,
+            "difference_high": difference and difference.high,
+            "p_value": difference and difference.p_value,
+            "adjusted_p_value": self.adjusted_p_value,
+        }
+
+
+def last_iteration(run: Summary) -> int | None:
+    """The last iteration that has an evaluation on held-out prompts."""
+    done = [row["iteration"] for row in run.rows[1:] if row["mean_reward"] is not None]
+    return done[-1] if done else None
+
+
+def run_rows(run: Summary, method: str) -> Iterator[Row]:
+    """Figures of a run's evaluations after its last iteration, suites last."""
+    evaluated = [each for each in COLUMNS if each.stage == "evaluate"]
+    yield from rows_of(run, method, run.rows[last_iteration(run) or -1], evaluated)
+    for suite in run.suites:
+        yield from rows_of(run, method, suite.rows[-1], suite.columns, suite.name)
+
+
+def rows_of(
+    run: Summary,
+    method: str,
+    row: Mapping[str, Any],
+    columns: Sequence[Column],
+    evaluation: str = HELD_OUT,
+) -> Iterator[Row]:
+    """Figures of one iteration, as :attr:`Summary.rows` has it, that are known."""
+    components = [f"components.{name}" for name in row["components"]]
+    place = evaluation, run.run, method, run.config.seed, row["iteration"]
+    for name in (*(each.name for each in columns), *row["solved"], *components):
+        found = figure_of(row, name)
+        if found is not None:
+            yield Row(*place, name, found.value, found.low, found.high)
+
+
+def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
+    """Every figure of every method over its seeds, tested against the first of ``methods``."""
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for each in rows:
+        group = groups.setdefault((each.evaluation, each.figure), {})
+        group.setdefault(each.method, []).append(each.value)
+    return [
+        row
+        for (evaluation, figure), group in groups.items()
+        for row in _methods(evaluation, figure, group, methods[0])
+    ]
+
+
+def _methods(
+    evaluation: str, figure: str, group: Mapping[str, list[float]], first: str
+) -> Iterator[MethodRow]:
+    whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
+    # The first method may lack a suite that others have.
+    own = group.get(first)
+    tests = {
+        method: welch(own, values, whole)
+        for method, values in group.items()
+        if own and method != first
+    }
+    adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
+    for method, values in group.items():
+        mean = over_seeds(values, whole)
+        tested = tests.get(method), adjusted.get(method)
+        yield MethodRow(evaluation, method, figure, values, mean, *tested)
+
+
+def p_text(p_value: float | None) -> str:
+    """``p = 0.031``, ``p < 0.001``, or ``no test``."""
+    if p_value is None:
+        return "no test"
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One figure of two runs after the same iteration, on the prompts that both have.
+
+    Attributes:
+        evaluation: ``held-out prompts``, or the name of a suite.
+        run: Name of the second run.
+        against: Name of the first.
+        iteration: The iteration.
+        figure: Name of the figure, see :meth:`flows.report.prompt_figures.Samples.figures`.
+        prompts: Number of prompts.
+        first: Mean over them in the first run.
+        second: Mean over them in the second run.
+        difference: ``second − first``.
+        low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
+        high: Upper end.
+        p_value: Of a permutation test within prompts; None for one prompt.
+        adjusted_p_value: The same by Holm, over all figures that were compared with it.
+    """
+
+    evaluation: str
+    run: str
+    against: str
+    iteration: int
+    figure: str
+    prompts: int
+    first: float
+    second: float
+    difference: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    adjusted_p_value: float | None = None
+
+    def shown(self) -> Cell:
+        """The difference with its interval, for a person."""
+        return Cell.of(Estimate(self.difference, self.low, self.high), "+.3f")
+
+
+def compared(
+    first: Summary,
+    second: Summary,
+    iterations: Iterable[int],
+    names: Iterable[str] | None = None,
+    suite: str | None = None,
+) -> list[Paired]:
+    """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
+
+    What either run does not have, and figures that are the same for every prompt, are left out.
+
+    Args:
+        first: The run that is compared with.
+        second: The other run.
+        iterations: Iterations after which they are compared.
+        names: The figures; None takes all that both runs have.
+        suite: Suite of both runs; None compares the evaluations on held-out prompts.
+    """
+    found: list[Paired] = []
+    for iteration in iterations:
+        before, now = (_figures(each, iteration, suite) for each in (first, second))
+        for name in names if names is not None else before:
+            if name in before and name in now:
+                place = suite or HELD_OUT, second.run, first.run, iteration, name
+                found += _paired(place, means(before[name]), means(now[name]))
+    return adjusted(found)
+
+
+def _paired(
+    place: tuple[str, str, str, int, str], old: dict[str, float], new: dict[str, float]
+) -> Iterator[Paired]:
+    shared = sorted(old.keys() & new.keys())
+    if any(old[prompt] != new[prompt] for prompt in shared):
+        first, second = (np.array([values[each] for each in shared]) for values in (old, new))
+        found = paired_difference(first, second)
+        at = len(shared), float(first.mean()), float(second.mean())
+        yield Paired(*place, *at, found.value, found.low, found.high, found.p_value)
+
+
+def adjusted(found: Sequence[Paired]) -> list[Paired]:
+    """The same with p-values by Holm over all of them."""
+    values = holm([each.p_value for each in found])
+    return [
+        replace(each, adjusted_p_value=value) for each, value in zip(found, values, strict=True)
+    ]
+
+
+def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:
+    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there."""
+    config, place = summary.config, f"iteration-{iteration}/evaluate"
+    if suite is not None:
+        place = suite_place(place, suite)
+    asked = config.evaluation if suite is None else config.suites.get(suite)
+    if asked is None or place not in summary.artifacts:
+        return {}
+    return Samples.of(summary.artifacts, asked, place, place, POLICY).figures()

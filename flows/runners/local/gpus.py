@@ -1,0 +1,196 @@
+"""GPUs of stages: a lock on each of this host, and slots of a limit over all hosts.
+
+Two stages never share a GPU. A lock is an advisory lock of the kernel on a file that all processes
+of the host see. It is handed to the stage's supervisor as well, so that a GPU is free again when
+its stage is gone, and not a moment earlier, however the orchestrator ended.
+
+The limit of Prefect counts GPUs over all runs and hosts of a server. Both are held around the
+launch alone: a stage whose artifact is in the store, or that another run computes, waits for none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.contract.errors import StoppedError, UserError
+from stages.store.locks import try_lock
+
+# Index or UUID of each GPU that stages may use, separated by commas, if it is not for
+# nvidia-smi to say.
+DEVICES_VARIABLE = "GEB_GPUS"
+# Folder of the locks: one for all containers of a host that share its GPUs.
+FOLDER_VARIABLE = "GEB_GPU_LOCKS"
+_NO_DEVICE = ("-1", "NoDevFiles")
+_POLL_SECONDS = 0.5
+GPU_LIMIT = "gpu"
+"""Name of the global concurrency limit; a server without one sets none."""
+# A dead holder's slots are free again after this time.
+_LEASE_SECONDS = 60.0
+_SLOT_POLL_SECONDS = 2.0
+_LIST_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """GPUs that are held.
+
+    Attributes:
+        devices: Their indices or UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them.
+        descriptors: Open files that hold the locks; a process that inherits them holds them too.
+    """
+
+    devices: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+
+def gpus_of_this_host() -> list[str]:
+    """The GPUs that stages may use here: ``GEB_GPUS``, ``CUDA_VISIBLE_DEVICES``, or all."""
+    for variable in (DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES"):
+        if (named := os.environ.get(variable)) is not None:
+            devices = (each.strip() for each in named.split(",") if each.strip())
+            # CUDA sees the devices before the first that there cannot be: `-1` hides all.
+            return list(itertools.takewhile(lambda each: each not in _NO_DEVICE, devices))
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_LIST_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()
+
+
+@contextmanager
+def hold_gpus(
+    number: int,
+    *,
+    waiting: Callable[[str], None] = lambda message: None,
+    stopping: threading.Event | None = None,
+    limited: bool = False,
+) -> Iterator[HeldGpus]:
+    """Holds GPUs of this host for the time of the block; waits until there are enough.
+
+    Args:
+        number: How many; 0 holds none.
+        waiting: Is told once why there is a wait.
+        stopping: Ends the wait.
+        limited: Whether slots of Prefect's limit are held as well.
+
+    Raises:
+        UserError: This host has fewer.
+        StoppedError: ``stopping`` was set.
+    """
+    if number == 0:
+        yield HeldGpus()
+        return
+    devices = gpus_of_this_host()
+    if number > len(devices):
+        raise UserError(
+            f"the stage asks for {number} GPUs, this host has {len(devices)}",
+            "lower resources.<stage>.gpus (0 runs on the CPU), or run on a host or a cluster that "
+            "has them",
+        )
+    held: dict[str, int] = {}
+    ended = stopping or threading.Event()
+    with contextlib.ExitStack() as stack:
+        if limited:
+            stack.enter_context(_slots(number, waiting, ended))
+        # One collects at a time, or two that want several would wait for each other for ever.
+        with _collecting(ended, waiting):
+            while len(held) < number:
+                for device in devices:
+                    if device not in held and len(held) < number:
+                        descriptor = try_lock(_folder() / f"gpu-{device}.lock")
+                        if descriptor is not None:
+                            stack.callback(os.close, descriptor)
+                            held[device] = descriptor
+                if len(held) < number:
+                    waiting(f"waiting for {number - len(held)} of this host's GPUs")
+                    _rest(ended, _POLL_SECONDS)
+        yield HeldGpus(tuple(held), tuple(held.values()))
+
+
+@contextmanager
+def _collecting(ended: threading.Event, waiting: Callable[[str], None]) -> Iterator[None]:
+    while (turn := try_lock(_folder() / "collecting.lock")) is None:
+        waiting("waiting for this host's GPUs: others wait before")
+        _rest(ended, _POLL_SECONDS)
+    try:
+        yield
+    finally:
+        os.close(turn)
+
+
+@contextmanager
+def _slots(number: int, waiting: Callable[[str], None], ended: threading.Event) -> Iterator[None]:
+    # Here: commands that start nothing do without Prefect.
+    from prefect.concurrency.sync import concurrency
+
+    if not _is_limited(number):
+        yield
+        return
+    with contextlib.ExitStack() as slots:
+        while True:
+            try:
+                # No retries: a wait of Prefect's own could not be ended.
+                taken = concurrency(
+                    GPU_LIMIT,
+                    occupy=number,
+                    max_retries=0,
+                    lease_duration=_LEASE_SECONDS,
+                    raise_on_lease_renewal_failure=False,
+                )
+                slots.enter_context(taken)
+                break
+            except Exception as error:
+                # HTTP's 423 Locked: others hold them.
+                if getattr(getattr(error.__cause__, "response", None), "status_code", 0) != 423:
+                    raise
+            waiting(f"waiting for {number} of the slots of limit {GPU_LIMIT!r}")
+            _rest(ended, _SLOT_POLL_SECONDS)
+        yield
+
+
+def _is_limited(number: int) -> bool:
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            limit = client.read_global_concurrency_limit_by_name(GPU_LIMIT)
+        except ObjectNotFound:
+            return False
+    if limit.active and number > limit.limit:
+        raise UserError(
+            f"the stage asks for {number} GPUs, the limit {GPU_LIMIT!r} has {limit.limit}",
+            f"lower resources.<stage>.gpus, or `prefect gcl update {GPU_LIMIT} --limit N`",
+        )
+    return True
+
+
+def _rest(ended: threading.Event, seconds: float) -> None:
+    if ended.wait(seconds):
+        raise StoppedError("stopped while waiting for a GPU")
+
+
+def _folder() -> Path:
+    default = Path(tempfile.gettempdir()) / "geb-gpu-locks"
+    folder = Path(os.environ.get(FOLDER_VARIABLE, default))
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Every user of the host may add a lock, and remove none of another's.
+        with contextlib.suppress(PermissionError):
+            folder.chmod(0o1777)
+    return folder

@@ -1,1 +1,0 @@
-"""Stages on the workers of Prefect work pools."""

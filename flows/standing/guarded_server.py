@@ -1,0 +1,66 @@
+"""Prefect's server, closed to other sites' pages.
+
+Prefect's server answers every origin, and looks at no Host: any page that a person has open could
+start runs, which run code. Here a request with another origin than the server's own, or for
+another host than this machine, is refused.
+
+    python -m uvicorn --factory flows.standing.guarded_server:create_app --port 4200
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+ALLOWED_HOSTS = "GEB_ALLOWED_HOSTS"
+"""Variable with further host names of the server, separated by commas: those of a proxy."""
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Guarded:
+    """An ASGI application that other sites' pages and rebound names cannot reach.
+
+    Args:
+        app: The application.
+        hosts: Host names under which it may be asked, without ports.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {each.strip().lower() for each in hosts if each}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one connection."""
+        served = self._app
+        if scope["type"] in ("http", "websocket") and (
+            reason := self._refusal(Headers(scope=scope))
+        ):
+            served = PlainTextResponse(reason, status_code=403)
+        await served(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> str | None:
+        """Why a request is refused; None for one that is served."""
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        if re.sub(r":\d+$", "", host) not in self._hosts:
+            return (
+                f"the host {host!r} is not a name of this server; {ALLOWED_HOSTS} takes further "
+                "names, separated by commas"
+            )
+        # Another port of the same host may be another program's page.
+        if origin is not None and origin.lower().partition("://")[2] != host:
+            return f"pages of {origin!r} may not use this server"
+        return None
+
+
+def create_app() -> Guarded:
+    """Makes Prefect's server, for loopback names and those of ``GEB_ALLOWED_HOSTS``."""
+    # Imported here: Prefect's server takes seconds to load, and tests of the class do without it.
+    from prefect.server.api import server
+
+    further = os.environ.get(ALLOWED_HOSTS, "").split(",")
+    return Guarded(server.create_app(final=True), (*_HOSTS, *further))

@@ -1,0 +1,157 @@
+"""Context of a stage, the argument of its ``run`` function."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from stages.contract.adapters import adapter_input, check_adapter
+from stages.contract.errors import StoppedError, UserError
+from stages.contract.events import Emitter
+from stages.contract.params import StageParams
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
+from stages.store.base import Store
+
+P = TypeVar("P", bound=StageParams)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Source of a model for ``from_pretrained``: a folder, or a hub id with its revision.
+
+    Attributes:
+        name_or_path: Folder or hub id of the whole checkpoint.
+        revision: Commit of the hub's repository.
+        adapter: Folder of a LoRA adapter on it; the model is both together.
+    """
+
+    name_or_path: str
+    revision: str | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedInput:
+    """One input of a request, found and checked.
+
+    Attributes:
+        source: The input as the request names it.
+        path: Where it is on this machine; None for something of the hub.
+    """
+
+    source: ArtifactInput | FileInput | HubInput
+    path: Path | None
+
+
+@dataclass
+class StageContext(Generic[P]):
+    """Parameters, inputs and outputs of one stage call.
+
+    Attributes:
+        params: The stage's parameters.
+        seed: Seed of this call; derive others with ``stages.contract.digests.derive_seed``.
+        out: Empty folder; what is written here becomes the artifact.
+        work: Folder that survives failed attempts at the same key: checkpoints and chunks go here.
+        store: The store, for the few stages whose work is in it (the model registry).
+        events: Progress, metrics and log lines, for the orchestrator.
+        resources: GPUs and processes that the stage may use.
+        run: Name of the run that asks.
+        notes: Facts that go into the manifest.
+    """
+
+    params: P
+    seed: int
+    out: Path
+    work: Path
+    store: Store
+    events: Emitter
+    inputs: Mapping[str, tuple[ResolvedInput, ...]]
+    resources: Resources = field(default_factory=Resources)
+    run: str = ""
+    step: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+    telemetry: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def path(self, name: str) -> Path:
+        """The file or folder given as input ``name``, of which the request has one at the most.
+
+        Raises:
+            UserError: The request has no such input, or one of the hub.
+        """
+        (path,) = self.paths(name)
+        return path
+
+    def paths(self, name: str) -> list[Path]:
+        """All files or folders given as input ``name``, in the request's order."""
+        group = self.inputs.get(name, ())
+        paths = [each.path for each in group if each.path is not None]
+        if not paths or len(paths) < len(group):
+            raise UserError(
+                f"the request has no local input {name!r}",
+                f"inputs of this request: {', '.join(self.inputs) or 'none'}",
+            )
+        return paths
+
+    def has(self, name: str) -> bool:
+        """True where the request has an input ``name``."""
+        return bool(self.inputs.get(name))
+
+    def model(self, name: str) -> ModelSource:
+        """Source of the model given as input ``name``, with its adapter where the request has one.
+
+        Raises:
+            UserError: The request has no such input, or an adapter that is none of this model.
+        """
+        group = self.inputs.get(name, ())
+        if len(group) != 1:
+            raise UserError(f"input {name!r} wants one model, the request has {len(group)}")
+        found = group[0]
+        adapter = None
+        if self.has(adapter_input(name)):
+            folder = self.path(adapter_input(name))
+            check_adapter(folder, found.source)
+            adapter = str(folder)
+        if isinstance(found.source, HubInput):
+            return ModelSource(found.source.repo, found.source.revision, adapter)
+        assert found.path is not None
+        return ModelSource(str(found.path), adapter=adapter)
+
+    def telemetry_path(self, name: str) -> Path:
+        """Path of an output file that may differ between computations of the same result.
+
+        Such a file (timings, throughput) is kept and checked, but does not enter digests.
+        """
+        self.telemetry.add(name)
+        return self.out / name
+
+    @property
+    def stop_requested(self) -> bool:
+        """True once SIGTERM came while it was deferred."""
+        return self._stop.is_set()
+
+    def check_stop(self) -> None:
+        """Raises StoppedError if SIGTERM came while it was deferred."""
+        if self._stop.is_set():
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    @contextmanager
+    def deferred_stop(self) -> Iterator[None]:
+        """Makes SIGTERM set :attr:`stop_requested` instead of ending the stage at once.
+
+        For stages that must save before they end: poll the flag, save, call :meth:`check_stop`.
+        """
+
+        def note(signum: int, frame: object) -> None:
+            self._stop.set()
+
+        previous = signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,285 @@
+"""The program around every stage: request in and checked, artifact out, one exit code.
+
+``python -m stages.<name> REQUEST.json`` calls :func:`main`. The stage's function writes into a
+scratch folder; the manifest is written last and one rename publishes the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+from pydantic import ValidationError
+
+from stages.contract.atomic import explain_disk_errors
+from stages.contract.digests import digest_of, files_of, sha256_of, state_of
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+    DamagedArtifactError,
+    StoppedError,
+    UserError,
+)
+from stages.contract.events import Done, Emitter, Failure
+from stages.contract.manifest import describe_files, make_manifest
+from stages.contract.params import StageParams, check_outputs
+from stages.contract.request import (
+    ArtifactInput,
+    FileInput,
+    HubInput,
+    Request,
+    check_sources,
+    key_fields,
+)
+from stages.harness.context import ResolvedInput, StageContext
+from stages.store.base import Artifact, Store
+
+P = TypeVar("P", bound=StageParams)
+
+USAGE = "usage: python -m stages.{name} REQUEST.json"
+
+
+@dataclass(frozen=True)
+class Stage(Generic[P]):
+    """A stage: its parameters' type and the function that computes it.
+
+    Attributes:
+        params: Type of the parameters; names the stage and its version.
+        run: Reads ``context.inputs``, writes into ``context.out``.
+    """
+
+    params: type[P]
+    run: Callable[[StageContext[P]], None]
+
+    @property
+    def name(self) -> str:
+        """Name of the stage."""
+        return self.params.stage
+
+
+def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
+    """Computes a request's artifact in this process, or finds it in the store.
+
+    Args:
+        stage: The stage.
+        request: The request.
+        events: Receiver of progress and messages.
+
+    Raises:
+        UserError: The request, its inputs or the data are wrong.
+        StoppedError: SIGTERM came.
+    """
+    params = checked_params(stage.params, request)
+    store = Store.open(request.store)
+    lease = store.lease(request.stage, request.key)
+    lease.acquire(
+        waiting=lambda holder: events.info(
+            f"{request.stage} {request.key[:12]} is being computed by pid {holder['pid']} on "
+            f"{holder['host']}; waiting"
+        )
+    )
+    with lease, explain_disk_errors(store.root):
+        found = store.find(request.stage, request.key, warn=events.warning)
+        if found is not None:
+            events.info("the store has it by now")
+            return found
+        store.sweep_scratch(request.stage, request.key)
+        context = StageContext(
+            params=params,
+            seed=request.seed,
+            inputs={
+                name: tuple(resolved_input(store, name, each) for each in group)
+                for name, group in request.inputs.items()
+            },
+            out=store.new_scratch(request.stage, request.key),
+            work=store.work_path(request.stage, request.key),
+            store=store,
+            events=events,
+            resources=request.resources,
+            run=request.run,
+            step=request.step,
+        )
+        try:
+            return _compute(stage, request, context, lease.check)
+        finally:
+            shutil.rmtree(context.out, ignore_errors=True)
+
+
+def _compute(
+    stage: Stage[Any],
+    request: Request,
+    context: StageContext[Any],
+    check_lease: Callable[[], None],
+) -> Artifact:
+    context.work.mkdir(parents=True, exist_ok=True)
+    started = _now()
+    stage.run(context)
+    check_lease()
+    files = describe_files(context.out, context.telemetry)
+    check_outputs(request.stage, stage.params.outputs, files)
+    manifest = make_manifest(
+        request, files=files, started=started, ended=_now(), notes=context.notes
+    )
+    return context.store.publish(context.out, manifest)
+
+
+def main(stage: Stage[Any]) -> NoReturn:
+    """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result."""
+    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
+        sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
+        sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
+    events = Emitter(_claim_stdout())
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        artifact = execute(stage, read_request(Path(sys.argv[1])), events)
+        events.emit(Done(path=str(artifact.path)))
+    except UserError as error:
+        events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
+        _exit(EXIT_USER)
+    except StoppedError as error:
+        events.emit(Failure(kind="stopped", message=str(error)))
+        _exit(EXIT_STOPPED)
+    except (Exception, SystemExit) as error:
+        # A library's or an oracle's own sys.exit(0) leaves no artifact: that is a failure.
+        traceback.print_exc()
+        events.emit(Failure(kind="crash", message=f"{type(error).__name__}: {error}"))
+        _exit(EXIT_FAILED)
+    _exit(EXIT_OK)
+
+
+def _claim_stdout() -> Any:
+    """Keeps stdout for events; whatever libraries print goes to stderr, the log."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    # As stderr does it: every line is in the log before the next one, however the program ends.
+    cast(io.TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
+    return stream
+
+
+def _stop(signum: int, frame: object) -> None:
+    # Once only: a second SIGTERM must not interrupt the clean-up after the first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise StoppedError("asked to stop (SIGTERM)")
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process without waiting for threads that libraries left."""
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            each.flush()
+    os._exit(code)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+# Oracles, templates and most prompts. Larger inputs, such as weights, are hashed only if their
+# sizes or times of modification have changed: it takes minutes.
+_HASHED_BYTES = 256 << 20
+
+
+def read_request(path: Path) -> Request:
+    """Reads a request.
+
+    Raises:
+        UserError: There is none, or it is damaged.
+    """
+    try:
+        return Request.read(path)
+    except OSError as error:
+        raise UserError(f"cannot read the request {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise UserError(f"{path} is not a request: {error}") from error
+
+
+def checked_params(kind: type[StageParams], request: Request) -> StageParams:
+    """Parameters of a request, whose key and inputs are checked as well.
+
+    Args:
+        kind: Type of the parameters; names the stage and its version.
+        request: The request.
+
+    Raises:
+        UserError: It is for another stage or version, or something in it is wrong.
+    """
+    if request.stage != kind.stage:
+        raise UserError(f"the request is for stage {request.stage!r}, this is {kind.stage!r}")
+    if request.version != kind.version:
+        raise UserError(
+            f"the request wants {kind.stage} version {request.version}, this program is version "
+            f"{kind.version}",
+            "install the same version of geb for the orchestrator and for the stage (rebuild the "
+            "image, or the stage's environment)",
+        )
+    try:
+        params = kind.model_validate(request.params)
+    except ValidationError as error:
+        raise UserError(f"wrong parameters for {kind.stage}: {error}") from error
+    if sha256_of(key_fields(params, request.seed, request.inputs)) != request.key:
+        raise UserError(
+            f"the request's key {request.key[:12]} is not the key of its content",
+            "make requests with stages.contract.request.make_request",
+        )
+    check_sources(params, request.inputs)
+    return params
+
+
+def resolved_input(
+    store: Store, name: str, source: ArtifactInput | FileInput | HubInput
+) -> ResolvedInput:
+    """Finds one input on this machine and checks that it is what the request names.
+
+    Args:
+        store: The store.
+        name: Name of the input, for messages.
+        source: The input as the request has it.
+
+    Raises:
+        UserError: A file from outside is not there, or was changed since the request was made.
+        DamagedArtifactError: The store lacks the artifact, or has another content of it.
+    """
+    if isinstance(source, HubInput):
+        return ResolvedInput(source, None)
+    if isinstance(source, FileInput):
+        return ResolvedInput(source, _checked_file(name, source))
+    artifact = store.load(source.stage, source.key, source.path)
+    if artifact is None or artifact.manifest.digest(source.path) != source.digest:
+        raise DamagedArtifactError(
+            f"input {name!r}: the store has no artifact {source.stage}/{source.key[:12]} with "
+            f"digest {source.digest[:12]}"
+        )
+    return ResolvedInput(source, artifact.path / source.path)
+
+
+def _checked_file(name: str, source: FileInput) -> Path:
+    """Place of an external input, whose content is compared with the request's.
+
+    Raises:
+        UserError: It is not there, or was changed since the request was made: its artifact would
+            stand for another content ever after.
+    """
+    path = Path(source.location)
+    if not path.exists():
+        raise UserError(f"input {name!r}: no such file or folder: {path}", "check the path")
+    size = sum(each.stat().st_size for each in ([path] if path.is_file() else files_of(path)))
+    seems_same = size > _HASHED_BYTES and source.state in (None, state_of(path))
+    if not seems_same and digest_of(path) != source.digest:
+        raise UserError(
+            f"input {name!r}: {path} has changed since the run looked at it",
+            "resume the run, which then reads it as it is now, or restore it",
+        )
+    return path

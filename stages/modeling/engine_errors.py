@@ -1,0 +1,40 @@
+"""Errors of models and engines: want of memory, and break-downs that a retry may cure.
+
+Without torch: processes of a pool set their devices before they import it.
+"""
+
+from __future__ import annotations
+
+from stages.contract.errors import GebError
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "memory for the cache blocks",
+    "memory on device",
+    "available memory",
+    "kv cache",
+    "kv-cache",
+)
+
+
+class EngineError(GebError):
+    """An engine did not start or broke down; a retry may find more memory free."""
+
+
+def engine_error(engine: str, error: BaseException, remedy: str) -> EngineError:
+    """The error to raise for one of an engine's own."""
+    text = f"{type(error).__name__}: {error}".strip()
+    first = text.splitlines()[0][:500]
+    if is_out_of_memory(error):
+        return EngineError(f"{engine} has not enough memory ({first}); {remedy}")
+    return EngineError(f"{engine} broke down ({first}); if a worker ran out of memory, {remedy}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error says that memory, of a GPU or of the machine, ran out."""
+    import torch
+
+    # torch has no class of its own for the CPU's, and engines have none for a GPU's.
+    is_said = any(part in str(error).lower() for part in _OUT_OF_MEMORY)
+    return is_said or isinstance(error, torch.OutOfMemoryError | MemoryError)

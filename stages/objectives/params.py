@@ -1,0 +1,92 @@
+"""Settings of the objective and of κ. Defaults are those of the paper's published code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stages.contract.params import Settings, added_later
+
+Divergence = (
+    Annotated[Literal["reverse_kl", "hellinger", "forward_kl", "js"], Field(title="name")]
+    | Annotated[float, Field(ge=0, le=1, title="α")]
+)
+
+
+class ObjectiveParams(Settings):
+    """Loss of a batch: the mean over its pairs of L − κ · L_bonus + nll_weight · NLL.
+
+    The preference term L of a tied pair is zero; its bonus and NLL count.
+    """
+
+    divergence: Divergence = "reverse_kl"
+    """`reverse_kl`, `hellinger`, `forward_kl`, `js`, or α of an α-divergence in [0, 1]."""
+    design: Literal[
+        "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
+    ] = "one_minus_pi"
+    """The exploratory bonus; `none` is plain f-DPO."""
+    probability: Literal["sequence", "token_mean", "token"] = "sequence"
+    """π in the bonus: of the sequence, its geometric mean per token, or of each token."""
+    numerics: Literal["exact", "paper"] = "exact"
+    """`paper` uses the published code's ε forms."""
+    beta: float = Field(0.1, gt=0)
+    """β of the preference loss."""
+    label_smoothing: float = Field(0.0, ge=0, le=0.5)
+    """Probability that a preference label is wrong."""
+    bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
+    """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
+    nll_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen response's negative log-likelihood per token."""
+    length_normalised: bool = added_later(False)
+    """Preference loss on log-ratios per token, as in length-normalised DPO: a longer response gains
+    nothing by its length. β then wants to be larger by about the length of a response."""
+
+
+class KappaParams(Settings):
+    """κ, the weight of the bonus."""
+
+    kappa: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """κ at the start of an iteration. Unset it is 1, or what `target_ratio` calibrates."""
+    kappa_schedule: Literal["constant", "linear", "cosine", "per_iteration"] = "constant"
+    """`linear` and `cosine` let κ fall over an iteration; `per_iteration` takes `kappa_values`."""
+    kappa_final_fraction: float = Field(0.0, ge=0, le=1)
+    """Share of κ that a falling schedule leaves at the last step."""
+    kappa_values: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = ()
+    """κ of iterations 1, 2, … under `per_iteration`; the last one stays."""
+    target_ratio: float | None = Field(None, gt=0)
+    """Wanted |κ · bonus| / |L|: κ is set from the first batches, in place of `kappa`. Without a
+    bonus (`design: none`) nothing is calibrated."""
+    calibration_batches: int = Field(8, ge=1)
+    """Global batches that set κ if a target ratio is wanted."""
+
+    def kappa_or_default(self) -> float:
+        """κ at the start of an iteration, before a calibration multiplies it."""
+        return 1.0 if self.kappa is None else self.kappa
+
+    def result_fields(self) -> dict[str, Any]:
+        """Settings that enter the key; an unset κ as the number that it stands for."""
+        return super().result_fields() | {"kappa": self.kappa_or_default()}
+
+    @model_validator(mode="after")
+    def _kappa_is_given_or_calibrated(self) -> Self:
+        given = [
+            name for name in ("kappa", "kappa_values") if getattr(self, name) not in (None, ())
+        ]
+        if self.target_ratio is not None and given:
+            raise ValueError(
+                f"{given[0]} = {getattr(self, given[0])} and target_ratio = {self.target_ratio} "
+                "exclude each other: κ is given, or calibrated to the ratio; unset one of them "
+                "(`train.kappa: null` or `train.target_ratio: null`)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _values_belong_to_per_iteration(self) -> Self:
+        if (self.kappa_schedule == "per_iteration") != bool(self.kappa_values):
+            raise ValueError(
+                f"kappa_values = {list(self.kappa_values)} with kappa_schedule = "
+                f"{self.kappa_schedule!r}: values belong to 'per_iteration', "
+                "which needs at least one"
+            )
+        return self

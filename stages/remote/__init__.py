@@ -1,1 +1,0 @@
-"""Requests to servers, shared by the stages that ask one: httpx, pydantic and the contract only."""

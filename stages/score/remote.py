@@ -1,0 +1,176 @@
+"""Requests to a server: several at once, each retried with growing pauses."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from stages.contract.errors import GebError, UserError
+from stages.score.params import ServerSettings
+
+Answer = TypeVar("Answer", bound=BaseModel)
+_TOO_MANY_REQUESTS = 429
+# A server that asks for a longer wait than this is as good as down.
+_LONGEST_WAIT_SECONDS = 60.0
+# Requests handed to the threads, for each of those that can be under way.
+_QUEUED = 2
+
+
+class RemoteError(GebError):
+    """The server did not answer, however often it was asked; a later attempt may find it well."""
+
+
+class Remote:
+    """A server that takes JSON by POST.
+
+    Threads send and the main thread waits, so that SIGTERM ends the stage at once.
+
+    Args:
+        settings: Address, patience, and the name of the key's environment variable.
+        section: Name of the section of the configuration that the settings are, for messages.
+
+    Raises:
+        UserError: The address has no scheme, or the environment variable that shall hold the key is
+            not set.
+    """
+
+    def __init__(self, settings: ServerSettings, section: str) -> None:
+        self.url = settings.url or ""
+        if not self.url.startswith(("http://", "https://")):
+            # It would be asked again and again, and pass for a server that is down.
+            raise UserError(
+                f"{section}.url is {self.url!r}, which is no address of a server",
+                "write it whole, with http:// or https:// in front",
+            )
+        self._settings = settings
+        self._section = section
+        self._headers = self._authorization()
+
+    def post_each(
+        self, payloads: Iterable[Any], schema: type[Answer]
+    ) -> Generator[tuple[int, Answer], None, None]:
+        """Posts payloads and yields the answers, as they come.
+
+        Args:
+            payloads: JSON values, one per request; taken as there is room for them.
+            schema: The agreed schema of an answer.
+
+        Yields:
+            (number of the payload, answer). Close the iterator, or exhaust it, to end the requests.
+
+        Raises:
+            RemoteError: The server cannot be reached, or fails again and again.
+            UserError: The server refuses a request, or its answer breaks the schema.
+        """
+        settings = self._settings
+        stopped = threading.Event()
+        pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="remote")
+        limits = httpx.Limits(max_connections=settings.concurrency)
+        timeout = settings.timeout_seconds
+        waiting = enumerate(payloads)
+        under_way: dict[Future[Answer], int] = {}
+        with httpx.Client(headers=self._headers, timeout=timeout, limits=limits) as client:
+
+            def send(payload: Any) -> Answer:
+                body = self._post(client, payload, stopped)
+                try:
+                    return schema.model_validate_json(body)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    place = ".".join(map(str, first["loc"])) or "body"
+                    what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
+                    raise self.disagreement(what) from error
+
+            try:
+                while True:
+                    while len(under_way) < _QUEUED * settings.concurrency:
+                        number, payload = next(waiting, (None, None))
+                        if number is None:
+                            break
+                        under_way[pool.submit(send, payload)] = number
+                    if not under_way:
+                        return
+                    done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                    # Answers before failures: what has been answered shall not be asked again.
+                    for future in sorted(done, key=lambda each: each.exception() is not None):
+                        number = under_way.pop(future)
+                        yield number, future.result()
+            finally:
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _post(self, client: httpx.Client, payload: Any, stopped: threading.Event) -> bytes:
+        reason = ""
+        for attempt in range(self._settings.attempts):
+            if stopped.is_set():
+                break
+            wait_seconds = self._settings.wait_seconds * 2**attempt
+            try:
+                response = client.post(self.url, json=payload)
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if not _is_passing(response.status_code):
+                    return self._accepted(response)
+                reason = f"status {response.status_code}: {_start_of(response.content)}"
+                wait_seconds = max(wait_seconds, _retry_after(response))
+            if attempt + 1 < self._settings.attempts:
+                stopped.wait(min(wait_seconds, _LONGEST_WAIT_SECONDS))
+        raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
+
+    def _accepted(self, response: httpx.Response) -> bytes:
+        settings = self._settings
+        if response.status_code in (401, 403):
+            raise UserError(
+                f"{self.url} refuses the key (status {response.status_code})",
+                f"check the environment variable {settings.key_env}"
+                if settings.key_env
+                else f"set {self._section}.key_env to the name of the variable that holds the key",
+            )
+        if not response.is_success:
+            raise UserError(
+                f"{self.url} refuses a request with status {response.status_code}: "
+                f"{_start_of(response.content)}",
+                f"check {self._section}.url, the settings beside it, and what the server serves",
+            )
+        return response.content
+
+    def disagreement(self, what: str) -> UserError:
+        """The error of an answer that is not what was agreed."""
+        return UserError(
+            f"the answer of {self.url} is not what was agreed: {what}",
+            "correct the server; docs/oracles.md has the schema",
+        )
+
+    def _authorization(self) -> dict[str, str]:
+        name = self._settings.key_env
+        if name is None:
+            return {}
+        if not os.environ.get(name):
+            raise UserError(
+                f"{self._section}.key_env is {name}, and that environment variable is not set",
+                f"export {name} where the stage runs",
+            )
+        return {"Authorization": f"Bearer {os.environ[name]}"}
+
+
+def _start_of(body: bytes) -> str:
+    """The first words of an answer, for messages."""
+    return repr(body[:200].decode(errors="replace"))
+
+
+def _is_passing(status: int) -> bool:
+    """True for a status that a retry may cure."""
+    return status == _TOO_MANY_REQUESTS or status >= 500
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds that the server asks to wait; 0 if it says nothing or names a date."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else 0.0

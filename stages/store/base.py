@@ -1,0 +1,355 @@
+"""A store in a folder of a local or shared file system.
+
+Layout under the root::
+
+    store.json                    marks the folder as a store
+    artifacts/<stage>/<key>/      an artifact: its files and manifest.json
+    artifacts/<stage>/.scratch-*  an artifact being written; renamed into place when whole
+    work/<stage>/<key>/           resumable state of attempts: checkpoints, written chunks
+    leases/<stage>/<key>          the process that computes a key right now
+    logs/<stage>/<key>/           full log of each attempt
+    quarantine/                   damaged artifacts, set aside
+    runs/<name>/                  run records: configuration, steps, report
+    models/                       the model registry
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract.atomic import explain_disk_errors, fsync, write_atomically
+from stages.contract.errors import (
+    DamagedArtifactError,
+    DamagedRecordError,
+    NoStoreError,
+    StoreError,
+    UserError,
+)
+from stages.contract.manifest import MANIFEST, Manifest, check_file, read_manifest
+from stages.contract.records import read_record
+from stages.contract.request import ArtifactInput
+from stages.store.local_usage import Held, files_below, held, names_in, remove
+from stages.store.locks import FileLease
+
+MARKER = "store.json"
+FORMAT = 1
+
+OnBytes = Callable[[int, int], None]
+"""Called now and then, in the calling thread, with bytes done and bytes in all; may raise."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact of the store.
+
+    Attributes:
+        path: Its folder on this machine. Read its files by :meth:`file`: they may not be here yet.
+        manifest: What it is.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
+        """A file or folder of the artifact on this machine, brought here if it was not.
+
+        Args:
+            path: Its path in the artifact; all of it if empty.
+            on_bytes: Is told of a download's progress.
+
+        Raises:
+            DamagedArtifactError: What came is not what the manifest says.
+        """
+        return self.path / path
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Content of a file that holds one JSON object.
+
+        Raises:
+            DamagedArtifactError: It holds something else.
+        """
+        try:
+            return read_record(self.file(path), dict[str, Any])
+        except DamagedRecordError as error:
+            raise DamagedArtifactError(
+                f"{error}; delete the folder {self.path}, and `geb resume` computes it again"
+            ) from error
+
+    def address(self, path: str = "") -> str:
+        """Address of a file or folder of the artifact, for a person."""
+        return str(self.path / path)
+
+    def ref(self, path: str = "") -> ArtifactInput:
+        """Reference to the artifact, or to one file or folder of it, for a request."""
+        manifest = self.manifest
+        return ArtifactInput(
+            stage=manifest.stage, key=manifest.key, path=path, digest=manifest.digest(path)
+        )
+
+
+class Store:
+    """A store of artifacts, leases, run records and registered models, in a folder.
+
+    :class:`~stages.store.remote.store.RemoteStore` is one that a bucket mirrors.
+
+    Args:
+        root: The store's folder, as :meth:`open` checked it.
+        mirror_of: URL of the store in a bucket whose local folder this is, if it is one.
+
+    Attributes:
+        location: Address that opens this store again, on any host that sees it.
+    """
+
+    def __init__(self, root: Path, mirror_of: str | None = None) -> None:
+        self.root = root
+        self.location = str(root)
+        self.mirror_of = mirror_of
+
+    @classmethod
+    def open(cls, location: str, *, create: bool = False) -> Store:
+        """Opens the store at ``location``.
+
+        Args:
+            location: Folder of the store.
+            create: Make an empty store if there is nothing yet.
+
+        Raises:
+            UserError: The location is a folder that is no store.
+            StoreError: There is no store, or it cannot be read. Nothing is ever recomputed because
+                of it.
+        """
+        root = Path(location).expanduser().absolute()
+        found = read_marker(root, create=create)
+        return cls(root, found.get("mirror_of"))
+
+    def run_path(self, run: str) -> Path:
+        """Folder of a run's record."""
+        return self.root / "runs" / run
+
+    def artifact_path(self, stage: str, key: str) -> Path:
+        """Folder of a key's artifact, whether it is there or not."""
+        return self.root / "artifacts" / stage / key
+
+    def work_path(self, stage: str, key: str) -> Path:
+        """Folder that survives failed attempts at a key and goes when the artifact is there."""
+        return self.root / "work" / stage / key
+
+    def work_files(self, stage: str, key: str) -> frozenset[str]:
+        """Names of what attempts at a key have saved so far: checkpoints, finished chunks.
+
+        An attempt that got further than the one before has saved something under a new name.
+        """
+        work = self.work_path(stage, key)
+        return frozenset(each.relative_to(work).as_posix() for each in work.rglob("*"))
+
+    def log_path(self, stage: str, key: str) -> Path:
+        """Folder of the logs of a key's attempts."""
+        return self.root / "logs" / stage / key
+
+    def lease(self, stage: str, key: str) -> FileLease:
+        """The lease on computing a key."""
+        return FileLease(self.root / "leases" / stage / key)
+
+    def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
+        """Finds and checks an artifact.
+
+        Sizes are compared always; a file whose modification time is not the one in the manifest is
+        hashed as well.
+
+        Args:
+            stage: The artifact's stage.
+            key: Its key.
+            path: File or folder of it that is checked; all of it if empty.
+
+        Returns:
+            The artifact, or None when there is nothing under the key.
+
+        Raises:
+            StoreError: The store cannot be read.
+            DamagedArtifactError: The artifact is not what its manifest says.
+        """
+        if not (self.root / MARKER).exists():
+            raise StoreError(f"the store at {self.root} is gone. Is the file system mounted?")
+        folder = self.artifact_path(stage, key)
+        # A link that leads nowhere is a damaged artifact, not the want of one.
+        if not os.path.lexists(folder):
+            return None
+        manifest = read_manifest(folder)
+        for name, record in manifest.files_at(path).items():
+            check_file(folder / name, record, always_hash=False)
+        return Artifact(folder, manifest)
+
+    def manifest(self, stage: str, key: str) -> Manifest | None:
+        """An artifact's manifest, its files unchecked; None when there is nothing under the key.
+
+        Raises:
+            DamagedArtifactError: It cannot be read.
+        """
+        folder = self.artifact_path(stage, key)
+        return read_manifest(folder) if os.path.lexists(folder) else None
+
+    def refresh(self, folder: str) -> None:
+        """Makes the records in a folder of the store (``runs/<name>``) those that all hosts see."""
+
+    def share(self, path: Path) -> str:
+        """Shows a file of the store, or all files of a folder, to all hosts.
+
+        Returns:
+            Its address, for a person.
+        """
+        return str(path)
+
+    def exclusive(self, folder: str) -> AbstractContextManager[None]:
+        """Keeps other hosts from the records in a folder, and shows them what is changed within."""
+        return contextlib.nullcontext()
+
+    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
+        """Like :meth:`load`, but sets a damaged artifact aside, says so, and returns None."""
+        try:
+            return self.load(stage, key)
+        except DamagedArtifactError as error:
+            # Runs that share the artifact may find the damage at once: the first sets it aside.
+            with contextlib.suppress(FileNotFoundError):
+                aside = self.set_aside(stage, key)
+                warn(f"{error}. Set aside in {aside}; the stage runs again.")
+            return None
+
+    def verify(self, artifact: Artifact) -> None:
+        """Hashes every file of an artifact.
+
+        Raises:
+            DamagedArtifactError: A file is missing or differs, or is there and not in the manifest:
+                a checkpoint's loader would read it (`adapter_config.json`).
+        """
+        for name, record in artifact.manifest.files.items():
+            check_file(artifact.path / name, record, always_hash=True)
+        found = files_below(artifact.path)
+        names = {each.relative_to(artifact.path).as_posix() for each in found}
+        if unlisted := sorted(names - {*artifact.manifest.files, MANIFEST}):
+            raise DamagedArtifactError(
+                f"damaged artifact: {artifact.path} holds files that its {MANIFEST} does not list: "
+                f"{', '.join(unlisted[:5])}"
+            )
+
+    def set_aside(self, stage: str, key: str) -> str:
+        """Moves an artifact into quarantine and returns its new place."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        aside = self.root / "quarantine" / f"{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
+        aside.parent.mkdir(exist_ok=True)
+        self.artifact_path(stage, key).rename(aside)
+        return str(aside)
+
+    def new_scratch(self, stage: str, key: str) -> Path:
+        """Creates the folder in which an artifact is written before it is published."""
+        scratch = self.root / "artifacts" / stage / f".scratch-{key}-{uuid.uuid4().hex[:8]}"
+        scratch.mkdir(parents=True)
+        return scratch
+
+    def publish(self, scratch: Path, manifest: Manifest) -> Artifact:
+        """Makes ``scratch`` the artifact of its key: manifest last, then one rename.
+
+        Where the key has an artifact by now, that one stays and the scratch is dropped.
+        """
+        (scratch / MANIFEST).write_bytes(manifest.model_dump_json(indent=2).encode())
+        for path in [*scratch.rglob("*"), scratch]:
+            fsync(path)
+        target = self.artifact_path(manifest.stage, manifest.key)
+        try:
+            scratch.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(scratch)
+            return Artifact(target, read_manifest(target))
+        fsync(target.parent)
+        shutil.rmtree(self.work_path(manifest.stage, manifest.key), ignore_errors=True)
+        return Artifact(target, manifest)
+
+    def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
+        """Yields (stage, key) of all artifacts, in order of their names."""
+        root = self.root / "artifacts"
+        for each in [stage] if stage else names_in(root):
+            keys = names_in(root / each)
+            yield from ((each, key) for key in keys if not key.startswith(".scratch-"))
+
+    def held(self) -> Iterator[Held]:
+        """Yields everything that takes room, for garbage collection."""
+        return held(self.root, self.artifacts())
+
+    def remove(self, gone: Held) -> None:
+        """Deletes something that :meth:`held` told of."""
+        remove(self.root, gone)
+
+    def sweep_scratch(self, stage: str, key: str) -> None:
+        """Removes what dead attempts at a key left. Call it while holding the key's lease."""
+        for stale in (self.root / "artifacts" / stage).glob(f".scratch-{key}-*"):
+            shutil.rmtree(stale)
+
+
+def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
+    """Content of the marker of the store in the folder ``root``.
+
+    Args:
+        root: Folder of the store.
+        create: Make an empty store if there is nothing yet.
+
+    Raises:
+        UserError: The folder is no store, or one of another format.
+        NoStoreError: There is no store.
+    """
+    marker = root / MARKER
+    if create and not os.path.lexists(marker):
+        _require_empty(root)
+        with explain_disk_errors(root):
+            write_atomically(marker, json.dumps({"format": FORMAT}))
+    try:
+        found = read_record(marker, dict[str, Any], _remedy_of_marker(root))
+    except OSError as error:
+        raise NoStoreError(
+            f"no store at {root}: {error.strerror}. Is the path right, and the file system mounted?"
+        ) from error
+    if found.get("format") != FORMAT:
+        raise UserError(
+            f"{root} is a store of format {found.get('format')}; this version reads {FORMAT}",
+            "use the version of geb that wrote it, or another store",
+        )
+    return found
+
+
+def _require_empty(root: Path) -> None:
+    """Refuses to make a store where something else is.
+
+    Raises:
+        UserError: It is.
+    """
+    if os.path.lexists(root) and not root.is_dir():
+        raise UserError(
+            f"{root} is no folder", "set `store` to a store or to an empty or new folder"
+        )
+    # One that another process makes just now is a store.
+    if root.exists() and any(MARKER not in each.name for each in root.iterdir()):
+        raise UserError(
+            f"{root} is not empty and holds no {MARKER}: it is not a store",
+            "set `store` to a store or to an empty or new folder",
+        )
+
+
+def _remedy_of_marker(root: Path) -> str:
+    if (root / "artifacts").is_dir():
+        return (
+            f"remove it and write {json.dumps({'format': FORMAT})} in its place: `geb verify` then "
+            "tells whether the artifacts are whole. In the cache of a store in a bucket "
+            "(`GEB_CACHE`), remove the whole folder"
+        )
+    return "remove it; the next run makes an empty store"

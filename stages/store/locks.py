@@ -1,0 +1,290 @@
+"""Locks on files, and the lease on a key: a file that one process at a time holds.
+
+The kernel frees a lock when its holder dies, however it dies. Unlike a pid, a lock means the same
+in every container that sees the file: pids differ between pid namespaces.
+
+A lease is JSON (owner, expiry) in a folder that hosts may share, and its holder renews it from a
+thread. Every change of the file happens under a lock on a guard file beside it, so that two
+processes never both take an expired lease. A holder on this machine, in whatever container, keeps
+another file locked for as long as it lives: its lease ends with it at once, and does not expire
+while it lives, however long its threads are held up.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from stages.contract.atomic import write_atomically
+from stages.contract.errors import DamagedRecordError, GebError, LeaseLostError, StoppedError
+from stages.contract.records import read_record
+
+EXPIRY_SECONDS = 120.0
+HEARTBEAT_SECONDS = 10.0
+
+
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """Locks a file, which is created if there is none, against all other processes.
+
+    Args:
+        path: The file.
+        shared: Let others have it that ask for the same.
+
+    Returns:
+        The open descriptor that holds the lock, for the caller to close; None, at once, if
+        another has the lock.
+    """
+    descriptor = _open(path)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Holds the lock on a file within the block; waits for it."""
+    descriptor = _open(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """True while some process on this machine holds the lock on a file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+class AliveLock:
+    """A lock on one file, held from :meth:`take` to :meth:`free` or to the end of this process.
+
+    Args:
+        path: The file; its parent is created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Takes the lock; returns False, at once, when another holds it."""
+        self._descriptor = try_lock(self._path)
+        return self._descriptor is not None
+
+    def free(self, *, remove: bool = False) -> None:
+        """Gives the lock back; harmless when it is not held.
+
+        Args:
+            remove: Whether nobody will ask for this lock again.
+        """
+        if self._descriptor is not None:
+            if remove:
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # For writing: NFS locks no file that is open for reading only.
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        # Of another user, who shares the lock.
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ELOOP):
+            raise
+        raise DamagedRecordError(
+            f"{path} is no file for a lock: {error.strerror}", "remove it while nothing runs"
+        ) from error
+
+
+def _machine() -> str:
+    """Identity of this kernel, the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class _Record(BaseModel):
+    """Content of a lease file; times are seconds since the epoch."""
+
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    since: float
+    expires: float
+
+
+class FileLease:
+    """A lease on one file; use :meth:`acquire` and the object as a context manager.
+
+    Args:
+        path: The lease file; its parent is created.
+
+    Attributes:
+        poll_seconds: Time between two looks at a lease that another holds.
+    """
+
+    poll_seconds = 0.5
+
+    def __init__(self, path: Path) -> None:
+        self._owner = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._lost = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._path = path
+        self._alive_path = path.with_suffix(".alive")
+        self._alive = AliveLock(self._alive_path)
+
+    def holder(self) -> dict[str, Any] | None:
+        """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
+        # Within the guard: the look locks the alive file for a moment, and nobody must be taking
+        # the lease just then.
+        with self._guard():
+            record = self._read()
+            return record if record is not None and self._is_alive(record) else None
+
+    def acquire(
+        self,
+        *,
+        waiting: Callable[[dict[str, Any]], None] | None = None,
+        stopping: threading.Event | None = None,
+    ) -> bool:
+        """Takes the lease, waiting for its present holder.
+
+        Args:
+            waiting: Called once with the holder's record before the first wait.
+            stopping: Ends the wait.
+
+        Returns:
+            True when the lease was free at once, False when a holder was waited for (the artifact
+            may be there now).
+
+        Raises:
+            StoppedError: ``stopping`` was set.
+        """
+        stopping = stopping or threading.Event()
+        at_once = True
+        while (holder := self._try_acquire()) is not None:
+            if at_once and waiting is not None:
+                waiting(holder)
+            at_once = False
+            if stopping.wait(self.poll_seconds):
+                raise StoppedError(f"stopped while waiting for the lease {self._path.name}")
+        self._thread = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
+        self._thread.start()
+        return at_once
+
+    def check(self) -> None:
+        """Raises LeaseLostError if another process took the lease over."""
+        if self._lost.is_set():
+            raise LeaseLostError(f"lease {self._path.name} was taken over by another process")
+
+    def release(self) -> None:
+        """Gives the lease back; harmless when it was lost or never taken."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _try_acquire(self) -> dict[str, Any] | None:
+        """Takes the lease and returns None, or returns its living holder."""
+        with self._guard():
+            record = self._read()
+            if record is not None and record["owner"] != self._owner and self._is_alive(record):
+                return record
+            if not self._alive.take():
+                # Some process has the lock, whatever the record says of it.
+                return record or {"host": socket.gethostname(), "pid": "unknown"}
+            self._write()
+        return None
+
+    def _heartbeat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            try:
+                is_ours = self._renew()
+            except (OSError, GebError):
+                # A full disk or a file server that restarts may pass. Whether another took the
+                # lease meanwhile is seen when it has; until then nobody can publish either.
+                continue
+            if not is_ours:
+                self._lost.set()
+                return
+
+    def _renew(self) -> bool:
+        with self._guard():
+            record = self._read()
+            if record is None or record["owner"] != self._owner:
+                return False
+            self._write()
+        return True
+
+    def _give_back(self) -> None:
+        with self._guard():
+            record = self._read()
+            if record is not None and record["owner"] == self._owner:
+                self._path.unlink()
+            self._alive.free()
+
+    def _write(self) -> None:
+        now = time.time()
+        record = {
+            "owner": self._owner,
+            "host": socket.gethostname(),
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "since": now,
+            "expires": now + EXPIRY_SECONDS,
+        }
+        if self._path.is_dir():
+            # No file could be renamed to it.
+            self._path.rename(self._path.with_name(f"{self._path.name}.damaged-{self._owner}"))
+        write_atomically(self._path, json.dumps(record))
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            return read_record(self._path, _Record).model_dump()
+        except FileNotFoundError:
+            return None
+        except DamagedRecordError:
+            # The lock of the alive file still tells whether a holder lives.
+            return {"owner": "", "host": "unknown", "machine": _machine(), "pid": "unknown"}
+
+    def _is_alive(self, record: dict[str, Any]) -> bool:
+        if record["machine"] == _machine():
+            return is_held(self._alive_path)
+        return time.time() < record["expires"]
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return exclusive_lock(self._path.with_suffix(".guard"))

@@ -1,0 +1,62 @@
+"""Opening a store, wherever it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stages.contract.errors import UserError
+from stages.store.base import Store
+
+_CACHE = "GEB_CACHE"
+
+
+def cache_home() -> Path:
+    """Folder of this host for the local folders of stores in buckets."""
+    named = os.environ.get(_CACHE)
+    place = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "geb"
+    return place.expanduser().absolute()
+
+
+def location_of(location: str) -> str:
+    """Location that opens the same store from any folder; nothing is opened.
+
+    Raises:
+        UserError: It is blank, or a path that no system has.
+    """
+    if "://" in location:
+        return location
+    if not location.strip() or "\0" in location:
+        raise UserError(f"{location!r} is no place of a store", "name a folder, or a bucket")
+    try:
+        return str(Path(location).expanduser().absolute())
+    except RuntimeError as error:
+        raise UserError(f"the store {location!r}: {error}", "write the folder in full") from error
+
+
+def open_store(location: str, *, create: bool = False) -> Store:
+    """Opens the store in a folder or in a bucket.
+
+    Args:
+        location: Folder, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+            ``az://container/prefix``.
+        create: Make an empty store if there is nothing yet.
+
+    Raises:
+        UserError: The location, the bucket or the credentials are wrong.
+        StoreError: There is no store, or it cannot be reached. Nothing is ever recomputed because
+            of it.
+    """
+    location = location_of(location)
+    if "://" in location:
+        # Imported here: stores in folders need no client of object storage.
+        from stages.store.remote.store import RemoteStore
+
+        return RemoteStore.connect(location, cache_home(), create=create)
+    store = Store.open(location, create=create)
+    if store.mirror_of is not None:
+        raise UserError(
+            f"{store.root} is the local folder of the store {store.mirror_of}",
+            f"name the store itself: {store.mirror_of}",
+        )
+    return store

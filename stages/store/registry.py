@@ -1,0 +1,348 @@
+"""The model registry: numbered versions of named models, and aliases that move between them.
+
+Layout under the store's root::
+
+    models/<name>/versions/<n>.json    what version n is; never changed
+    models/<name>/aliases/<alias>.json which version an alias means, and which it meant before
+    models/<name>/lock                 held while a version or an alias is written
+
+Files appear by rename: a reader needs no lock and never sees half of one. The alias ``latest`` has
+no file; it means the version registered last, whatever a crash may have interrupted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.contract.atomic import explain_disk_errors, write_atomically
+from stages.contract.errors import UserError
+from stages.contract.records import read_record
+from stages.contract.request import ArtifactInput
+from stages.store.base import Artifact, Store
+from stages.store.locks import exclusive_lock
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+R = TypeVar("R", bound=_Record)
+
+
+class ModelVersion(_Record):
+    """One registered checkpoint."""
+
+    format: Literal[1] = 1
+    name: str
+    version: int
+    """1, 2, 3, … within the name."""
+    checkpoint: ArtifactInput
+    """The checkpoint's place in the store, with its digest."""
+    metrics: dict[str, Any]
+    """The evaluation at the time it was registered."""
+    run: str
+    step: str
+    created: str
+    """UTC, ISO 8601."""
+
+
+class AliasMove(_Record):
+    """One entry of an alias's history."""
+
+    version: int
+    action: Literal["set", "rollback"]
+    reason: str
+    time: str
+    """UTC, ISO 8601."""
+
+
+class Alias(_Record):
+    """Version that an alias names, and the history of its changes."""
+
+    format: Literal[1] = 1
+    alias: str
+    version: int
+    previous: tuple[int, ...] = ()
+    """Versions that a rollback returns to, the next one last."""
+    history: tuple[AliasMove, ...] = ()
+    """Every move, oldest first."""
+
+
+def read(path: Path, kind: type[R]) -> R | None:
+    """Reads a record; None if there is none.
+
+    Raises:
+        DamagedRecordError: It is not a record of that kind.
+    """
+    remedy = (
+        "restore it from a backup, or remove it and register (`geb resume RUN`) or set "
+        "(`geb promote MODEL:VERSION`) it again"
+    )
+    try:
+        return read_record(path, kind, remedy)
+    except FileNotFoundError:
+        return None
+
+
+LATEST = "latest"
+_FOLDER = "models"
+# The form of a run's name, too: it is the model's unless another is given.
+_MAX_DIGITS = 9
+_NAME = re.compile(r"\w[\w.-]*")
+_ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
+
+
+class AliasMovedError(Exception):
+    """An alias was moved after the caller had looked at it."""
+
+
+class ModelRegistry:
+    """The registry of one store.
+
+    Args:
+        store: The store whose checkpoints are registered.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._root = store.root / _FOLDER
+        store.refresh(_FOLDER)
+
+    def register(
+        self,
+        name: str,
+        checkpoint: ArtifactInput,
+        *,
+        metrics: dict[str, Any],
+        run: str = "",
+        step: str = "",
+    ) -> ModelVersion:
+        """Adds a checkpoint as the next version of ``name``.
+
+        A checkpoint that is a version already, by its digest, stays that version.
+
+        Raises:
+            UserError: ``name`` is not a name.
+            StoreError: The registry cannot be written.
+        """
+        with self._locked(name):
+            versions = self.versions(name)
+            for known in versions:
+                if known.checkpoint.digest == checkpoint.digest:
+                    return known
+            added = ModelVersion(
+                name=name,
+                version=versions[-1].version + 1 if versions else 1,
+                checkpoint=checkpoint,
+                metrics=metrics,
+                run=run,
+                step=step,
+                created=_now(),
+            )
+            path = self._folder(name) / "versions" / f"{added.version}.json"
+            write_atomically(path, added.model_dump_json(indent=2), durable=True)
+            return added
+
+    def set_alias(
+        self,
+        name: str,
+        alias: str,
+        version: int,
+        *,
+        reason: str = "",
+        expected: Alias | Literal["any"] | None = "any",
+    ) -> Alias:
+        """Makes ``alias`` mean ``version``; nothing happens if it does already.
+
+        Args:
+            name: The model.
+            alias: The alias.
+            version: The version that it shall mean.
+            reason: Why, for the alias's history.
+            expected: The alias as the caller has seen it, None if there was none; another one
+                meanwhile is an error.
+
+        Raises:
+            AliasMovedError: The alias is not as ``expected``.
+            UserError: There is no such version, or ``alias`` is not an alias that can be moved.
+        """
+        path = self._alias_path(name, alias)
+        with self._locked(name):
+            self.version(name, version)
+            now = read(path, Alias)
+            if expected != "any" and now != expected:
+                raise AliasMovedError(f"{name}@{alias} was moved by somebody else")
+            if now is not None and now.version == version:
+                return now
+            previous = () if now is None else (*now.previous, now.version)
+            return _move(path, now, version, previous, "set", reason)
+
+    def rollback(self, name: str, alias: str, *, reason: str = "") -> Alias:
+        """Makes ``alias`` mean what it meant before; repeated, goes further back.
+
+        Raises:
+            UserError: The alias does not exist, or has never meant anything else.
+        """
+        path = self._alias_path(name, alias)
+        with self._locked(name):
+            now = self.alias(name, alias)
+            if not now.previous:
+                raise UserError(
+                    f"{name}@{alias} has meant version {now.version} only: nothing to go back to",
+                    f"set the alias to one of the versions of {name} by hand",
+                )
+            return _move(path, now, now.previous[-1], now.previous[:-1], "rollback", reason)
+
+    def names(self) -> list[str]:
+        """Names of the registered models, in order."""
+        return sorted({path.parts[-3] for path in self._root.glob("*/versions/*.json")})
+
+    def has(self, model: str) -> bool:
+        """True if the model of ``name``, ``name@alias`` or ``name:version`` is registered."""
+        return re.split("[:@]", model)[0] in self.names()
+
+    def versions(self, name: str) -> list[ModelVersion]:
+        """All versions of a model, oldest first."""
+        found = [
+            read(path, ModelVersion) for path in (self._folder(name) / "versions").glob("*.json")
+        ]
+        return sorted((each for each in found if each is not None), key=lambda each: each.version)
+
+    def aliases(self, name: str) -> list[Alias]:
+        """All aliases of a model in order of their names, ``latest`` not among them."""
+        paths = sorted((self._folder(name) / "aliases").glob("*.json"))
+        return [each for each in (read(path, Alias) for path in paths) if each is not None]
+
+    def alias(self, name: str, alias: str) -> Alias:
+        """Version that an alias names.
+
+        Raises:
+            UserError: The model has no such alias.
+        """
+        found = read(self._alias_path(name, alias), Alias)
+        if found is None:
+            if not self.versions(name):
+                raise UserError(f"there is no model {name!r}", self._known(name))
+            known = ", ".join([LATEST, *(each.alias for each in self.aliases(name))])
+            raise UserError(
+                f"model {name!r} has no alias {alias!r}", f"it has: {known}; or name a version"
+            )
+        return found
+
+    def version(self, name: str, version: int) -> ModelVersion:
+        """One version of a model.
+
+        Raises:
+            UserError: The model has no such version.
+        """
+        found = read(self._folder(name) / "versions" / f"{version}.json", ModelVersion)
+        if found is None:
+            raise UserError(f"model {name!r} has no version {version}", self._known(name))
+        return found
+
+    def find(self, model: str) -> ModelVersion:
+        """The version that ``name``, ``name@alias`` or ``name:version`` means.
+
+        Raises:
+            UserError: There is no such model, alias or version.
+        """
+        name, _, alias = model.partition("@")
+        if alias and alias != LATEST:
+            return self.version(name, self.alias(name, alias).version)
+        name, colon, number = name.partition(":")
+        if colon:
+            # Python reads no number of thousands of digits.
+            if alias or not number.isdecimal() or len(number) > _MAX_DIGITS:
+                raise UserError(
+                    f"{model!r} names no model", "write name, name@alias or name:version"
+                )
+            return self.version(name, int(number))
+        versions = self.versions(name)
+        if not versions:
+            raise UserError(f"there is no model {name!r}", self._known(name))
+        return versions[-1]
+
+    def resolve(self, model: str) -> tuple[ModelVersion, Artifact]:
+        """The version that ``model`` means (see :meth:`find`), and what its checkpoint belongs to.
+
+        Raises:
+            UserError: There is no such version, or its checkpoint is no longer in the store.
+            DamagedArtifactError: The checkpoint's files are not those that were registered.
+        """
+        found = self.find(model)
+        reference = found.checkpoint
+        artifact = self._store.load(reference.stage, reference.key)
+        if artifact is None or artifact.manifest.digest(reference.path) != reference.digest:
+            raise UserError(
+                f"the checkpoint of {found.name}:{found.version} is no longer in the store "
+                f"({reference.stage}/{reference.key[:12]})",
+                f"resume the run {found.run!r}, which makes it again, or use another version",
+            )
+        return found, artifact
+
+    def all_versions(self) -> list[ModelVersion]:
+        """All versions of all models: their checkpoints must not be collected as garbage."""
+        return [version for name in self.names() for version in self.versions(name)]
+
+    def _folder(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{name!r} is not a model name",
+                "use letters, digits, '.', '_' and '-', none of '.' and '-' first",
+            )
+        return self._root / name
+
+    def _alias_path(self, name: str, alias: str) -> Path:
+        if alias == LATEST:
+            raise UserError(
+                f"{LATEST!r} always means the version registered last and cannot be moved",
+                "use another alias, such as 'production'",
+            )
+        if not _ALIAS.fullmatch(alias):
+            raise UserError(
+                f"{alias!r} is not an alias",
+                "use letters, digits, '.', '_' and '-', a letter first",
+            )
+        return self._folder(name) / "aliases" / f"{alias}.json"
+
+    def _known(self, name: str) -> str:
+        versions = [str(each.version) for each in self.versions(name)]
+        if versions:
+            return f"versions of {name}: {', '.join(versions)}"
+        return f"registered models: {', '.join(self.names()) or 'none'}"
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with (
+            explain_disk_errors(self._store.root),
+            self._store.exclusive(_FOLDER),
+            exclusive_lock(self._folder(name) / "lock"),
+        ):
+            yield
+
+
+def _move(
+    path: Path,
+    before: Alias | None,
+    version: int,
+    previous: tuple[int, ...],
+    action: Literal["set", "rollback"],
+    reason: str,
+) -> Alias:
+    """Writes an alias that means another version, its history continued."""
+    move = AliasMove(version=version, action=action, reason=reason, time=_now())
+    history = (*(() if before is None else before.history), move)
+    moved = Alias(alias=path.stem, version=version, previous=previous, history=history)
+    write_atomically(path, moved.model_dump_json(indent=2), durable=True)
+    return moved
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

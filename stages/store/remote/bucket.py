@@ -1,0 +1,371 @@
+"""Objects below one prefix of a bucket, through ``obstore``: s3://, gs:// and az:// addresses.
+
+Endpoint and credentials come from each service's usual environment and configuration files; they
+are never written anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from stages.contract.errors import ConflictError, DamagedArtifactError, StoreError, UserError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PARALLEL_TRANSFERS = 8
+# A file larger than a part goes in several.
+_PART_BYTES = 16 << 20
+_PARALLEL_PARTS = 4
+_LONGEST_PAUSE_SECONDS = 5.0
+_PATIENCE = "GEB_STORE_PATIENCE_SECONDS"
+_DEFAULT_PATIENCE_SECONDS = "60"
+_CONNECT_SECONDS = 5
+# One part of a file has to be through by then.
+_REQUEST_SECONDS = 180
+_CREDENTIAL_SECONDS = 300
+
+# Addresses of a cloud machine's own credentials, which obstore asks last.
+_METADATA_SERVERS = ("169.254.169.254", "metadata.google.internal")
+_REFUSED = re.compile(r"status code: 40[13] ")
+_BEYOND_THE_END = re.compile(r"status code: 416 |Wanted range starting at")
+_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Service(NamedTuple):
+    """One kind of object storage."""
+
+    kind: str
+    """Its client in ``obstore.store``."""
+    endpoint_variables: tuple[str, ...]
+    """Settings that lead to another endpoint, the strongest first."""
+    default_endpoint: str
+    credentials: str
+    """Remedy if credentials are missing or refused."""
+
+    def endpoint(self) -> str:
+        """Address for messages, and for telling equal bucket names apart."""
+        found = (os.environ.get(name) for name in self.endpoint_variables)
+        return next((each for each in found if each), os.path.expandvars(self.default_endpoint))
+
+
+_SERVICES: Mapping[str, _Service] = {
+    "s3": _Service(
+        "S3Store",
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "AWS S3 or the endpoint of the AWS profile",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    "gs": _Service(
+        "GCSStore",
+        ("GOOGLE_BASE_URL",),
+        "https://storage.googleapis.com",
+        "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or run "
+        "`gcloud auth application-default login`",
+    ),
+    "az": _Service(
+        "AzureStore",
+        ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+        "https://${AZURE_STORAGE_ACCOUNT_NAME}.blob.core.windows.net",
+        "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another Azure credential",
+    ),
+}
+
+
+class Entry(NamedTuple):
+    """One content of an object, as listed or read."""
+
+    size: int
+    etag: str
+    """In quotes, as HTTP has it. Equal contents may have different ones."""
+    modified: float
+    """Time of the write by the storage's clock, in seconds since the epoch."""
+    generation: str | None
+    """Number of the write, which Google Cloud Storage's conditions are on; not listed."""
+    data: bytes = b""
+    """The content, if it was read."""
+
+    @classmethod
+    def of(cls, facts: Any, data: bytes = b"") -> Entry:
+        """Entry of an object, from its metadata in obstore."""
+        # Azure's listings leave the quotes out.
+        etag = f'"{(facts["e_tag"] or "").strip(chr(34))}"'
+        return cls(facts["size"], etag, facts["last_modified"].timestamp(), facts["version"], data)
+
+    def condition(self) -> dict[str, str]:
+        """Condition for obstore under which a write replaces only this content."""
+        condition = {"e_tag": self.etag}
+        return condition | ({"version": self.generation} if self.generation else {})
+
+
+class Bucket:
+    """Objects below one prefix of a bucket. Safe to use from several threads.
+
+    Each request that the bucket does not answer, or answers with a part of it, is made again for
+    ``GEB_STORE_PATIENCE_SECONDS``.
+
+    Args:
+        url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
+
+    Raises:
+        UserError: The URL is of another kind, ``obstore`` is not installed, or there are no
+            credentials.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _SERVICES or not parts.netloc or parts.query or parts.username:
+            raise UserError(
+                f"store {url!r} is not supported",
+                "set `store` to a folder or to s3://bucket/prefix, gs://bucket/prefix or "
+                "az://container/prefix (endpoint and credentials come from the environment)",
+            )
+        self.name = parts.netloc
+        self.prefix = parts.path.strip("/")
+        self.url = f"{parts.scheme}://{self.name}/{self.prefix}".rstrip("/")
+        self._service = _SERVICES[parts.scheme]
+        self.endpoint = self._service.endpoint()
+        self._patience = _patience_seconds()
+        chosen = ("AWS_", "AZURE_", "GOOGLE_")
+        settings = (each for each in os.environ.items() if each[0].startswith(chosen))
+        self._client = _client(parts.scheme, self.name, self.prefix, tuple(sorted(settings)))
+
+    def get(self, name: str) -> Entry | None:
+        """Reads a small object; None when there is none."""
+
+        def read() -> Entry:
+            answer = self._client.get(name)
+            return Entry.of(answer.meta, bytes(answer.bytes()))
+
+        with contextlib.suppress(FileNotFoundError):
+            return self._ask(read)
+        return None
+
+    def get_all(self, names: Iterable[str]) -> dict[str, Entry]:
+        """Reads many small objects; those that are not there are left out."""
+        wanted = list(names)
+        with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
+            found = pool.map(self.get, wanted)
+            return {name: each for name, each in zip(wanted, found, strict=True) if each}
+
+    def read(self, name: str, kind: type[M]) -> M | None:
+        """Reads a JSON record; None when there is none.
+
+        Raises:
+            DamagedArtifactError: It is not a record of that kind.
+        """
+        found = self.get(name)
+        try:
+            return kind.model_validate_json(found.data) if found else None
+        except ValidationError as error:
+            raise DamagedArtifactError(
+                f"damaged artifact: {self.url}/{name} is unreadable"
+            ) from error
+
+    def head(self, name: str) -> Entry:
+        """Size and time of an object that is there."""
+        return self._ask(lambda: Entry.of(self._client.head(name)))
+
+    def put(
+        self, name: str, data: bytes, *, absent: bool = False, replaces: Entry | None = None
+    ) -> None:
+        """Writes a small object.
+
+        Args:
+            name: The object.
+            data: Its content.
+            absent: Write only if there is no such object.
+            replaces: Write only if the object is this one.
+
+        Raises:
+            ConflictError: The condition does not hold.
+        """
+        mode: Any = "create" if absent else replaces.condition() if replaces else "overwrite"
+        try:
+            self._ask(lambda: self._client.put(name, data, mode=mode, use_multipart=False))
+        except ConflictError:
+            # The write whose answer got lost on its way was done, and the next one met it.
+            now = self.get(name)
+            if now is None or now.data != data:
+                raise ConflictError(
+                    f"{self.url}/{name} has been changed meanwhile; try again"
+                ) from None
+
+    def list(self, folder: str = "") -> dict[str, Entry]:
+        """Objects below a folder (the whole prefix if empty), by names relative to it, in order."""
+        found = self._ask(lambda: self._client.list(folder or None).collect())
+        start = f"{folder}/" if folder else ""
+        return {
+            each["path"].removeprefix(start): Entry.of(each)
+            for each in sorted(found, key=lambda each: each["path"])
+        }
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects; those that are not there do not matter."""
+        wanted = list(names)
+        try:
+            self._ask(lambda: self._client.delete(wanted))
+        except FileNotFoundError:
+            # Azure ends at the first that is not there.
+            for name in wanted:
+                with contextlib.suppress(FileNotFoundError):
+                    self._ask(functools.partial(self._client.delete, name))
+
+    def rename(self, name: str, target: str) -> None:
+        """Moves an object within the bucket; one that is gone does not matter."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(lambda: self._client.rename(name, target))
+
+    def upload(self, path: Path, name: str) -> None:
+        """Uploads a file of any size."""
+        self._ask(
+            lambda: self._client.put(
+                name, path, chunk_size=_PART_BYTES, max_concurrency=_PARALLEL_PARTS
+            )
+        )
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop`` of an object.
+
+        Raises:
+            FileNotFoundError: There is no such object, or it ends before ``start``.
+        """
+        return self._ask(lambda: bytes(self._client.get_range(name, start=start, end=stop)))
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        """Makes a request, again and again if the bucket does not answer it."""
+        from obstore.exceptions import BaseError
+
+        deadline, pause = time.monotonic() + self._patience, 0.1
+        while True:
+            try:
+                return request()
+            except (BaseError, FileNotFoundError) as error:
+                said = self._explained(error)
+                gives_up = time.monotonic() + pause > deadline
+                if not isinstance(said, StoreError) or isinstance(said, ConflictError) or gives_up:
+                    raise said from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error that says what is wrong with the bucket, the credentials or the object.
+
+        Only a ``StoreError`` may pass when the request is tried again.
+        """
+        from obstore import exceptions as kinds
+
+        text = str(error).partition("\n\nDebug source")[0]
+        place = f"bucket {self.name!r} at {self.endpoint}"
+        variable, credentials = self._service.endpoint_variables[-1], self._service.credentials
+        if _NO_BUCKET.search(text):
+            return UserError(
+                f"there is no {place}",
+                f"create it, correct `store`, or set {variable} to where it is",
+            )
+        if isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError):
+            return ConflictError(text)
+        if isinstance(error, FileNotFoundError) or _BEYOND_THE_END.search(text):
+            return FileNotFoundError(text)
+        if any(each in text for each in _METADATA_SERVERS):
+            return UserError(f"no credentials for {place}", credentials)
+        if _REFUSED.search(text):
+            return UserError(
+                f"{place} refuses these credentials ({text})",
+                f"{credentials} of one who may list, read, write and delete in it",
+            )
+        return StoreError(
+            f"{place} cannot be reached or used ({type(error).__name__}: {text}). Check that it is "
+            f"up and that {variable} and the region are right, then resume: what is done stays done"
+        )
+
+
+@functools.lru_cache(maxsize=32)
+def _client(scheme: str, bucket: str, prefix: str, _: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """Client of a bucket's prefix; the same one as long as the environment stays the same."""
+    try:
+        from obstore import store
+        from obstore.exceptions import BaseError
+    except ImportError as error:
+        raise UserError(
+            "a store in a bucket needs obstore, which is not installed",
+            "pip install 'geb[bucket]', or set `store` to a folder",
+        ) from error
+    service = _SERVICES[scheme]
+    try:
+        settings = _aws_settings(service) if scheme == "s3" else {}
+        endpoint = settings.get("config", {}).get("endpoint") or service.endpoint()
+        client: ObjectStore = getattr(store, service.kind)(
+            bucket,
+            prefix=prefix or None,
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+                "timeout": timedelta(seconds=_REQUEST_SECONDS),
+            },
+            # For a part of a large file; a whole request is made again by the bucket.
+            retry_config={"max_retries": 3},
+            **settings,
+        )
+    except (BaseError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise UserError(
+            f"no credentials for bucket {bucket!r} at {service.endpoint()} ({said})",
+            service.credentials,
+        ) from error
+    return client
+
+
+def _aws_settings(service: _Service) -> dict[str, Any]:
+    """Settings that obstore, which reads the environment only, leaves to botocore to find.
+
+    Raises:
+        ValueError: No credentials, in the environment, a profile, SSO or the machine's role.
+    """
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    session = Session()
+    try:
+        profile = session.get_scoped_config()
+        provider = Boto3CredentialProvider(session, ttl=timedelta(seconds=_CREDENTIAL_SECONDS))
+    except BotoCoreError as error:
+        raise ValueError(str(error)) from error
+    region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
+    named = [os.environ.get(name) for name in service.endpoint_variables]
+    endpoint = next((each for each in (*named, profile.get("endpoint_url")) if each), None)
+    return {
+        "config": {"region": region} | ({"endpoint": endpoint} if endpoint else {}),
+        "credential_provider": provider,
+    }
+
+
+def _patience_seconds() -> float:
+    """Time for which a request is tried again: a run of hours outlives a restart of the storage.
+
+    Raises:
+        UserError: The setting is no number of seconds.
+    """
+    text = os.environ.get(_PATIENCE) or _DEFAULT_PATIENCE_SECONDS
+    if not re.fullmatch(r"\d+(\.\d*)?", text, re.ASCII):
+        raise UserError(
+            f"{_PATIENCE} is {text!r}, no number of seconds",
+            f"set it to one ({_DEFAULT_PATIENCE_SECONDS} if unset), or unset it",
+        )
+    return float(text)

@@ -1,0 +1,337 @@
+"""A store in a bucket: a local store on each host, and its mirror in the bucket.
+
+Layout of the bucket below the store's prefix::
+
+    store.json                             marks the prefix as a store
+    artifacts/<stage>/<key>/manifest.json  an artifact; written last, if there is none
+    artifacts/<stage>/<key>/<upload>/      its files; two hosts that made it upload apart
+    work/<stage>/<key>/<host>/             resumable state of attempts, see `transfer.py`
+    logs/ runs/ models/                    as in a local store, see `records.py`
+    quarantine/<name>/                     damaged artifacts, set aside
+
+Stages work in the local folder, which may be removed whenever no stage runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.contract.atomic import explain_disk_errors, write_atomically
+from stages.contract.errors import ConflictError, DamagedArtifactError, StoreError, UserError
+from stages.contract.manifest import MANIFEST, Manifest, read_manifest
+from stages.store.base import FORMAT, MARKER, Artifact, OnBytes, Store
+from stages.store.local_usage import Held, Kind
+from stages.store.locks import FileLease, exclusive_lock
+from stages.store.remote.bucket import Bucket
+from stages.store.remote.records import Records
+from stages.store.remote.transfer import RemoteWork, check_object, download_files, upload_files
+
+# Format 1 had its manifests in a folder of their own.
+_BUCKET_FORMAT = 2
+# Uploads and attempts of other hosts hold no lease here: younger ones are no garbage.
+_LEFT_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True)
+class RemoteArtifact(Artifact):
+    """An artifact of a store in a bucket, of which the files come when they are read."""
+
+    store: RemoteStore
+
+    def address(self, path: str = "") -> str:
+        """See :class:`Artifact`."""
+        name = _files_folder(self.manifest)
+        return "/".join(part for part in (self.store.location, name, path) if part)
+
+    def file(self, path: str = "", on_bytes: OnBytes | None = None) -> Path:
+        """See :class:`Artifact`; downloads and checks only the files that are not here yet.
+
+        Raises:
+            DamagedArtifactError: The bucket does not have it as the manifest names it; it is set
+                aside, so that the next run makes it again.
+        """
+        store, manifest, folder = self.store, self.manifest, _files_folder(self.manifest)
+        files = manifest.files_at(path).items()
+        wanted = [(f"{folder}/{name}", record, self.path / name) for name, record in files]
+        # One process of this host at a time changes the local files of an artifact.
+        guard = store.root / "leases" / manifest.stage / f"{manifest.key}.files.guard"
+        try:
+            with explain_disk_errors(store.root), exclusive_lock(guard):
+                self._make_room()
+                download_files(store.bucket, wanted, on_bytes)
+        except DamagedArtifactError as error:
+            aside = store.set_aside(manifest.stage, manifest.key)
+            raise DamagedArtifactError(
+                f"{error}. Set aside in {aside}; run again to make it anew"
+            ) from error
+        return self.path / path
+
+    def _make_room(self) -> None:
+        """Empties the local folder if another artifact of the key has files there."""
+        with contextlib.suppress(DamagedArtifactError):
+            if read_manifest(self.path) == self.manifest:
+                return
+        shutil.rmtree(self.path, ignore_errors=True)
+        write_atomically(self.path / MANIFEST, self.manifest.model_dump_json(indent=2))
+
+
+class RemoteStore(Store):
+    """A store in a bucket, and the store in the local folder that it mirrors.
+
+    Args:
+        bucket: The bucket, as :meth:`connect` checked it.
+        root: Its local folder.
+
+    Attributes:
+        bucket: The bucket.
+        local: The store that stages on this host see.
+    """
+
+    def __init__(self, bucket: Bucket, root: Path) -> None:
+        super().__init__(root, mirror_of=bucket.url)
+        self.location = bucket.url
+        self.bucket = bucket
+        self.local = Store(root, mirror_of=bucket.url)
+        self._records = Records(bucket, root)
+
+    @classmethod
+    def connect(cls, url: str, home: Path, *, create: bool = False) -> RemoteStore:
+        """Opens the store at ``url``.
+
+        Args:
+            url: ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
+            home: Where this host keeps the local folders of such stores.
+            create: Make an empty store if there is nothing yet.
+
+        Raises:
+            UserError: The URL, the bucket or the credentials are wrong, or the prefix is no store.
+            StoreError: The bucket cannot be reached, or has no store there.
+        """
+        bucket = Bucket(url)
+        _check_marker(bucket, create=create)
+        return cls(bucket, _local_folder(bucket, home))
+
+    def lease(self, stage: str, key: str) -> FileLease:
+        """See :class:`Store`: among the runs of this host, for the stage and its transfers.
+
+        Another host that computes the key at the same time makes the same artifact.
+        """
+        return FileLease(self.root / "leases" / f"bucket-{stage}" / key)
+
+    def work(self, stage: str, key: str) -> RemoteWork:
+        """Resumable state of attempts at a key, here and in the bucket."""
+        return RemoteWork(self.bucket, self.root, f"work/{stage}/{key}")
+
+    def work_files(self, stage: str, key: str) -> frozenset[str]:
+        """See :class:`Store`: those of the newest snapshot."""
+        return self.work(stage, key).files()
+
+    def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
+        """Finds an artifact in the bucket and compares sizes; nothing is brought here."""
+        manifest = self.manifest(stage, key)
+        if manifest is None:
+            return None
+        folder = _files_folder(manifest)
+        listed = self.bucket.list(folder)
+        for name, record in manifest.files_at(path).items():
+            where = f"{self.location}/{folder}/{name}"
+            if name not in listed:
+                raise DamagedArtifactError(f"damaged artifact: {where} is missing")
+            if listed[name].size != record.size:
+                raise DamagedArtifactError(
+                    f"damaged artifact: {where} has {listed[name].size} bytes, not {record.size}"
+                )
+        return RemoteArtifact(self.artifact_path(stage, key), manifest, self)
+
+    def manifest(self, stage: str, key: str) -> Manifest | None:
+        """See :class:`Store`."""
+        return self.bucket.read(f"{_folder(stage, key)}/{MANIFEST}", Manifest)
+
+    def verify(self, artifact: Artifact) -> None:
+        """See :class:`Store`; what it reads is not kept."""
+        folder = _files_folder(artifact.manifest)
+        for name, record in artifact.manifest.files.items():
+            check_object(self.bucket, f"{folder}/{name}", record)
+
+    def unpushed(self, stage: str, key: str) -> Artifact | None:
+        """An artifact that is whole in the local folder; a damaged one there is removed."""
+        try:
+            artifact = self.local.load(stage, key)
+            if artifact is not None:
+                self.local.verify(artifact)
+        except DamagedArtifactError:
+            self.drop_local(stage, key)
+            return None
+        return artifact
+
+    def push(self, artifact: Artifact, on_bytes: OnBytes | None = None) -> None:
+        """Uploads a finished artifact of the local folder: files first, the manifest last.
+
+        Where the bucket has an artifact under the key by now, that one stays.
+
+        Args:
+            artifact: The artifact; files that an earlier call uploaded stay.
+            on_bytes: Receives the number of bytes uploaded.
+        """
+        manifest = artifact.manifest
+        folder = _files_folder(manifest)
+        there = self.bucket.list(folder)
+        missing = [
+            (artifact.path / name, f"{folder}/{name}")
+            for name, record in manifest.files.items()
+            if name not in there or there[name].size != record.size
+        ]
+        upload_files(self.bucket, missing, on_bytes)
+        name = f"{_folder(manifest.stage, manifest.key)}/{MANIFEST}"
+        with contextlib.suppress(ConflictError):
+            self.bucket.put(name, manifest.model_dump_json(indent=2).encode(), absent=True)
+        if self.load(manifest.stage, manifest.key) is None:
+            raise StoreError(f"{self.location}/{name} has gone again; try again")
+
+    def find(self, stage: str, key: str, *, warn: Callable[[str], None]) -> Artifact | None:
+        """See :class:`Store`; a whole copy on this host stays, and is uploaded again."""
+        try:
+            return self.load(stage, key)
+        except DamagedArtifactError as error:
+            warn(f"{error}. Set aside in {self._move_aside(stage, key)}; the stage runs again.")
+            return None
+
+    def set_aside(self, stage: str, key: str) -> str:
+        """See :class:`Store`; what is here of it goes."""
+        self.drop_local(stage, key)
+        return self._move_aside(stage, key)
+
+    def _move_aside(self, stage: str, key: str) -> str:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        aside = f"quarantine/{stage}-{key[:16]}-{stamp}-{uuid.uuid4().hex[:6]}"
+        folder = _folder(stage, key)
+        names = self.bucket.list(folder)
+        for name in sorted(names, key=lambda each: each != MANIFEST):
+            self.bucket.rename(f"{folder}/{name}", f"{aside}/{name}")
+        return f"{self.location}/{aside}"
+
+    def drop_local(self, stage: str, key: str) -> None:
+        """Removes what the local folder has of an artifact."""
+        shutil.rmtree(self.artifact_path(stage, key), ignore_errors=True)
+
+    def artifacts(self, stage: str | None = None) -> Iterator[tuple[str, str]]:
+        """See :class:`Store`."""
+        for name in self.bucket.list("artifacts"):
+            found, key, file = name.split("/", 2)
+            if file == MANIFEST and stage in (None, found):
+                yield found, key
+
+    def held(self) -> Iterator[Held]:
+        """See :class:`Store`; leftovers of the last day are left out."""
+        there = set(self.artifacts())
+        for root, depth in (("artifacts", 2), ("work", 2), ("quarantine", 1)):
+            for place, (size, written) in self._usage(root, depth).items():
+                _, stage, key = (*place.split("/"), "")[:3]
+                kind: Kind = "work" if root == "work" else "scratch"
+                if root == "quarantine":
+                    yield Held("aside", "", "", place, size, written)
+                elif root == "artifacts" and (stage, key) in there:
+                    yield Held("artifact", stage, key, place, size, written)
+                elif time.time() - written >= _LEFT_SECONDS:
+                    yield Held(kind, stage, key, place, size, written)
+
+    def remove(self, gone: Held) -> None:
+        """See :class:`Store`; what is here of it goes as well."""
+        names = self.bucket.list(gone.place)
+        # First what makes the others count.
+        for name in names.keys() & {MANIFEST}:
+            self.bucket.delete([f"{gone.place}/{name}"])
+        self.bucket.delete(f"{gone.place}/{name}" for name in names)
+        if gone.kind in ("artifact", "work"):
+            shutil.rmtree(self.root / gone.place, ignore_errors=True)
+
+    def refresh(self, folder: str) -> None:
+        """See :class:`Store`."""
+        self._records.refresh(folder)
+
+    def share(self, path: Path) -> str:
+        """See :class:`Store`."""
+        self._records.push(path)
+        return f"{self.location}/{path.relative_to(self.root).as_posix()}"
+
+    def exclusive(self, folder: str) -> AbstractContextManager[None]:
+        """See :class:`Store`.
+
+        Raises:
+            ConflictError: Another host changed a record meanwhile.
+        """
+        return self._records.changed(folder)
+
+    def _usage(self, root: str, depth: int) -> dict[str, tuple[int, float]]:
+        """Bytes and last write of each folder that is ``depth`` levels below ``root``."""
+        used: dict[str, tuple[int, float]] = {}
+        for name, entry in self.bucket.list(root).items():
+            place = "/".join([root, *name.split("/")[:depth]])
+            size, written = used.get(place, (0, 0.0))
+            used[place] = size + entry.size, max(written, entry.modified)
+        return used
+
+
+def _folder(stage: str, key: str) -> str:
+    return f"artifacts/{stage}/{key}"
+
+
+def _files_folder(manifest: Manifest) -> str:
+    """Folder of an artifact's files: one for each computation, which its manifest tells apart."""
+    upload = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
+    return f"{_folder(manifest.stage, manifest.key)}/{upload}"
+
+
+def _check_marker(bucket: Bucket, *, create: bool) -> None:
+    """Makes sure that the prefix is a store.
+
+    Raises:
+        UserError: The prefix holds something else.
+        StoreError: There is no store.
+    """
+    marker = bucket.get(MARKER)
+    if marker is None and create:
+        if bucket.list():
+            raise UserError(
+                f"{bucket.url} is not empty and holds no {MARKER}: it is not a store",
+                "set `store` to a store or to an empty or new prefix",
+            )
+        with contextlib.suppress(ConflictError):
+            bucket.put(MARKER, json.dumps({"format": _BUCKET_FORMAT}).encode(), absent=True)
+        marker = bucket.get(MARKER)
+    if marker is None:
+        raise StoreError(
+            f"no store at {bucket.url} ({bucket.endpoint}): it has no {MARKER}. Is that the right "
+            "bucket, prefix and endpoint?"
+        )
+    found = json.loads(marker.data).get("format")
+    if found != _BUCKET_FORMAT:
+        raise UserError(
+            f"{bucket.url} is a store of format {found}; this version reads {_BUCKET_FORMAT}",
+            "use the version of geb that wrote it, or another store",
+        )
+
+
+def _local_folder(bucket: Bucket, home: Path) -> Path:
+    """The local folder of a store in a bucket, made if there is none yet."""
+    # The same bucket name at another endpoint is another bucket.
+    place = hashlib.sha256(f"{bucket.endpoint} {bucket.url}".encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]+", "-", f"{bucket.name}-{bucket.prefix}").strip("-")
+    root = home / f"{name}-{place}"
+    marker = root / MARKER
+    with explain_disk_errors(root), exclusive_lock(root / "leases/marker.guard"):
+        if not marker.exists():
+            # The id tells what this folder wrote in the bucket from what others did.
+            facts = {"format": FORMAT, "mirror_of": bucket.url, "id": uuid.uuid4().hex}
+            write_atomically(marker, json.dumps(facts))
+    return root

@@ -1,0 +1,302 @@
+"""Files on their way between a bucket and a local folder, and snapshots of work folders.
+
+Layout of a snapshot, below ``work/<stage>/<key>/<writer>/`` of the store::
+
+    snapshot.json     the folder's files at one moment, and their digests; written last
+    <sha256>          their contents
+
+Each host writes its own, and the newest one is taken, so that any host can go on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.contract.atomic import atomic_path, fsync
+from stages.contract.digests import sha256_file
+from stages.contract.errors import DamagedArtifactError, GebError
+from stages.contract.manifest import FileRecord, check_file
+from stages.store.base import MARKER, OnBytes
+from stages.store.remote.bucket import PARALLEL_TRANSFERS, Bucket
+
+# One request reads this much.
+_RANGE_BYTES = 16 << 20
+_PARALLEL_RANGES = 4
+# Time between two reports of a transfer's progress.
+_REPORT_SECONDS = 1.0
+_SNAPSHOT = "snapshot.json"
+_TRIES = 5
+
+Stat = tuple[int, int, int]
+Count = Callable[[int], None]
+
+
+def upload_files(
+    bucket: Bucket, files: Iterable[tuple[Path, str]], on_bytes: OnBytes | None = None
+) -> None:
+    """Uploads files under the names given with them."""
+
+    def upload(path: Path, name: str, size: int, count: Count) -> None:
+        bucket.upload(path, name)
+        count(size)
+
+    wanted = [(path, name, path.stat().st_size) for path, name in files]
+    _in_parallel(upload, wanted, sum(size for *_, size in wanted), on_bytes)
+
+
+def download_files(
+    bucket: Bucket,
+    files: Iterable[tuple[str, FileRecord, Path]],
+    on_bytes: OnBytes | None = None,
+) -> None:
+    """Downloads objects that are not here; each file appears whole and verified, or not at all.
+
+    Args:
+        bucket: Where from.
+        files: Object, what it must be, and where it goes.
+        on_bytes: Receives the number of bytes that have come.
+
+    Raises:
+        DamagedArtifactError: An object is missing, or not what its record says.
+    """
+
+    def download(name: str, record: FileRecord, target: Path, count: Count) -> None:
+        with atomic_path(target) as scratch:
+            with scratch.open("wb") as file:
+                check_object(bucket, name, record, lambda data: count(file.write(data)))
+            scratch.chmod(0o644)
+            os.utime(scratch, ns=(record.mtime_ns, record.mtime_ns))
+            # A file of the right size and time is not hashed again: its content must be on the
+            # disk.
+            fsync(scratch)
+
+    wanted = [each for each in files if not _is_here(each[2], each[1])]
+    _in_parallel(download, wanted, sum(record.size for _, record, _ in wanted), on_bytes)
+
+
+def check_object(
+    bucket: Bucket,
+    name: str,
+    record: FileRecord,
+    keep: Callable[[bytes], object] = lambda data: None,
+) -> None:
+    """Reads and hashes an object's content, some ranges ahead.
+
+    Args:
+        bucket: The object's bucket.
+        name: The object.
+        record: What it must be.
+        keep: Receives the content in order.
+
+    Raises:
+        DamagedArtifactError: It is missing or differs.
+    """
+    digest = hashlib.sha256()
+    starts = range(0, record.size, _RANGE_BYTES)
+
+    def read(start: int) -> bytes:
+        return bucket.read_range(name, start, min(start + _RANGE_BYTES, record.size))
+
+    try:
+        with ThreadPoolExecutor(_PARALLEL_RANGES) as pool:
+            for first in range(0, len(starts), _PARALLEL_RANGES):
+                for data in pool.map(read, starts[first : first + _PARALLEL_RANGES]):
+                    digest.update(data)
+                    keep(data)
+    except FileNotFoundError as error:
+        raise DamagedArtifactError(f"damaged artifact: {error} is missing") from error
+    if digest.hexdigest() != record.sha256:
+        raise DamagedArtifactError(
+            f"damaged artifact: the content of {bucket.url}/{name} has changed"
+        )
+
+
+def _in_parallel(
+    act: Callable[..., None], wanted: Sequence[tuple[object, ...]], total: int, on: OnBytes | None
+) -> None:
+    """Does all of it or raises the first failure; what has not begun by then is left."""
+    done, lock = [0], threading.Lock()
+
+    def count(size: int) -> None:
+        with lock:
+            done[0] += size
+
+    pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
+    try:
+        pending = {pool.submit(act, *each, count) for each in wanted}
+        while pending:
+            ended, pending = wait(pending, timeout=_REPORT_SECONDS, return_when=FIRST_EXCEPTION)
+            for each in ended:
+                each.result()
+            if on is not None:
+                on(done[0], total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _is_here(path: Path, record: FileRecord) -> bool:
+    """True if a file is on this host as its record has it; another one is removed."""
+    try:
+        check_file(path, record, always_hash=False)
+    except DamagedArtifactError:
+        path.unlink(missing_ok=True)
+        return False
+    return True
+
+
+class _Snapshot(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    files: dict[str, FileRecord]
+
+
+class RemoteWork:
+    """The work folder of one key, here and in the bucket.
+
+    Args:
+        bucket: The store's bucket.
+        root: The store's local folder.
+        name: The work folder below it, and the folder of its snapshots in the bucket.
+    """
+
+    def __init__(self, bucket: Bucket, root: Path, name: str) -> None:
+        self._bucket = bucket
+        self._name = name
+        self._local = root / name
+        self._scratch = root / ".parts"
+        self._own = f"{name}/{json.loads((root / MARKER).read_text())['id']}"
+        self._digests: dict[Stat, str] = {}
+
+    def pull(self, on_bytes: OnBytes | None = None) -> bool:
+        """Brings the folder to the newest snapshot, unless that was made of what is here.
+
+        Returns:
+            True if it came from another host.
+
+        Raises:
+            DamagedArtifactError: The snapshot is not what was saved.
+        """
+        folder = self._newest()
+        if folder is None or (folder == self._own and self._local.exists()):
+            return False
+        with self._scratch_folder() as incoming:
+            incoming.mkdir(parents=True)
+            files = [
+                (f"{folder}/{record.sha256}", record, incoming / name)
+                for name, record in self._read(folder).items()
+            ]
+            download_files(self._bucket, files, on_bytes)
+            shutil.rmtree(self._local, ignore_errors=True)
+            self._local.parent.mkdir(parents=True, exist_ok=True)
+            incoming.rename(self._local)
+        return True
+
+    def files(self) -> frozenset[str]:
+        """Names of the files of the newest snapshot; none if it cannot be read."""
+        with contextlib.suppress(DamagedArtifactError):
+            if (folder := self._newest()) is not None:
+                return frozenset(self._read(folder))
+        return frozenset()
+
+    def push(self) -> bool:
+        """Makes a snapshot of the folder as it is now; returns True if there is a new one."""
+        with self._scratch_folder() as clone:
+            stats = next((found for _ in range(_TRIES) if (found := self._link(clone))), None)
+            return self._upload(clone, stats) if stats else False
+
+    def drop(self) -> None:
+        """Removes all snapshots from the bucket: the artifact is there."""
+        self._bucket.delete(f"{self._name}/{each}" for each in self._bucket.list(self._name))
+
+    @contextmanager
+    def pushed_every(self, seconds: float) -> Iterator[None]:
+        """Snapshots by a thread during the block, and one at its end if the folder is still there.
+
+        A failed one does not disturb the attempt: its artifact may do without.
+        """
+        ended = threading.Event()
+
+        def push_until_ended() -> None:
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(seconds)
+                with contextlib.suppress(GebError, OSError):
+                    self.push()
+
+        thread = threading.Thread(target=push_until_ended, name="work", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    @contextmanager
+    def _scratch_folder(self) -> Iterator[Path]:
+        folder = self._scratch / uuid.uuid4().hex
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _newest(self) -> str | None:
+        listed = self._bucket.list(self._name).items()
+        found = [(each.modified, name) for name, each in listed if name.endswith(f"/{_SNAPSHOT}")]
+        return f"{self._name}/{max(found)[1].partition('/')[0]}" if found else None
+
+    def _read(self, folder: str) -> dict[str, FileRecord]:
+        found = self._bucket.read(f"{folder}/{_SNAPSHOT}", _Snapshot)
+        return found.files if found else {}
+
+    def _link(self, clone: Path) -> dict[str, Stat] | None:
+        """Hard links to the files as they are at one moment; None if they do not hold still."""
+        shutil.rmtree(clone, ignore_errors=True)
+        try:
+            shutil.copytree(self._local, clone, copy_function=os.link)
+        except (shutil.Error, FileNotFoundError):
+            return None
+        stats = _stats(clone)
+        return stats if stats == _stats(self._local) else None
+
+    def _upload(self, clone: Path, stats: dict[str, Stat]) -> bool:
+        files = {name: self._record(clone / name, stat) for name, stat in stats.items()}
+        there = self._bucket.list(self._own)
+        contents = {record.sha256: clone / name for name, record in files.items()}
+        missing = contents.keys() - there.keys()
+        upload_files(self._bucket, [(contents[name], f"{self._own}/{name}") for name in missing])
+        if _stats(clone) != stats:
+            # Somebody wrote into them while they were uploaded; the next time they may be still.
+            self._bucket.delete(f"{self._own}/{name}" for name in missing)
+            return False
+        snapshot = _Snapshot(files=files).model_dump_json().encode()
+        self._bucket.put(f"{self._own}/{_SNAPSHOT}", snapshot)
+        gone = there.keys() - contents.keys() - {_SNAPSHOT}
+        self._bucket.delete(f"{self._own}/{name}" for name in gone)
+        return True
+
+    def _record(self, path: Path, stat: Stat) -> FileRecord:
+        if stat not in self._digests:
+            self._digests[stat] = sha256_file(path)
+        _, size, mtime = stat
+        return FileRecord(size=size, sha256=self._digests[stat], mtime_ns=mtime)
+
+
+def _stats(folder: Path) -> dict[str, Stat]:
+    """Inode, size and time of each file below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (stat := path.stat())
+    }

@@ -1,0 +1,1 @@
+"""Arrow tables between stages: schemas, meanings of their columns, readers and writers, joins."""

@@ -1,0 +1,152 @@
+"""The walk over responses and their scores, prompt by prompt, that pair and evaluate share.
+
+Both tables hold the same rows in the same order, grouped by prompt; the walk checks that and yields
+batches of whole prompts. Memory is bounded by a batch, whatever the tables' length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.contract.errors import UserError
+from stages.tables.schemas import RESPONSES, SCORES, read_batches
+
+# A response of 2,000 tokens and its prompt take about 50 KiB here: some 100 MiB a batch.
+BATCH_ROWS = 2048
+_KEYS = ("prompt_id", "sample_index")
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """The scored responses of some prompts.
+
+    Attributes:
+        responses: Columns of the responses table, [R] rows.
+        scored: Columns of the scores table, [R] rows.
+        starts: First row of each of the P prompts, and R: P + 1 numbers.
+    """
+
+    responses: pa.RecordBatch
+    scored: pa.RecordBatch
+    starts: list[int]
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts P."""
+        return len(self.starts) - 1
+
+    @property
+    def scores(self) -> pa.DoubleArray:
+        """[R] scores; null if the oracle could not score, finite elsewhere."""
+        return self.scored["score"]
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Ids of the P prompts."""
+        return self.responses["prompt_id"].take(pa.array(self.starts[:-1])).to_pylist()
+
+
+def read_scored(
+    responses: Sequence[Path],
+    scores: Sequence[Path],
+    *,
+    columns: Sequence[str] | None = None,
+    score_columns: Sequence[str] = (),
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[ScoredBatch]:
+    """Yields the responses of all shards with their scores, whole prompts in each batch.
+
+    Args:
+        responses: Responses tables; no prompt is in two of them, and the rows of one are together.
+        scores: Scores tables, in the same order.
+        columns: Columns of the responses wanted; None for all.
+        score_columns: Columns of the scores wanted beside the score itself.
+        batch_rows: Rows read at a time. A prompt with more responses makes its batch larger.
+
+    Raises:
+        UserError: The tables are not each other's: counts, rows or their order differ; or a score
+            is not a number.
+    """
+    if len(responses) != len(scores):
+        raise UserError(
+            f"{len(responses)} tables of responses but {len(scores)} of scores",
+            "give the scores of every shard of responses, in the same order",
+        )
+    wanted = None if columns is None else list(dict.fromkeys([*_KEYS, *columns]))
+    wanted_scores = list(dict.fromkeys([*_KEYS, "score", *score_columns]))
+    for responses_path, scores_path in zip(responses, scores, strict=True):
+        yield from _read_shard(responses_path, scores_path, wanted, wanted_scores, batch_rows)
+
+
+def _read_shard(
+    responses_path: Path,
+    scores_path: Path,
+    columns: list[str] | None,
+    score_columns: list[str],
+    batch_rows: int,
+) -> Iterator[ScoredBatch]:
+    # For the one that ends first.
+    none = pa.table({name: pa.array([], pa.null()) for name in _KEYS})
+    held: tuple[pa.Table, pa.Table] | None = None
+    batches = zip_longest(
+        read_batches(responses_path, RESPONSES, columns=columns, batch_rows=batch_rows),
+        read_batches(scores_path, SCORES, columns=score_columns, batch_rows=batch_rows),
+    )
+    for pair in batches:
+        rows, scored = (none if each is None else pa.Table.from_batches([each]) for each in pair)
+        if any(not rows[key].equals(scored[key]) for key in _KEYS):
+            raise UserError(
+                f"{scores_path} does not hold the scores of {responses_path}: "
+                f"{_first_difference(rows, scored)}",
+                "score these responses again, and give both in the same order of shards",
+            )
+        if held is not None:
+            rows, scored = pa.concat_tables([held[0], rows]), pa.concat_tables([held[1], scored])
+        starts = _starts(rows["prompt_id"])
+        # The last prompt may go on in the next batch.
+        whole = starts[-2]
+        if whole > 0:
+            yield _batch(rows.slice(0, whole), scored.slice(0, whole), starts[:-1], responses_path)
+        held = rows.slice(whole), scored.slice(whole)
+    if held is not None:
+        yield _batch(*held, _starts(held[0]["prompt_id"]), responses_path)
+
+
+def _starts(prompt_ids: pa.ChunkedArray) -> list[int]:
+    """First row of each run of equal ids, and the number of rows."""
+    ids = prompt_ids.combine_chunks()
+    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+    inner = pc.add(pc.indices_nonzero(changes), 1).to_pylist()
+    return [0, *inner, len(ids)]
+
+
+def _batch(rows: pa.Table, scored: pa.Table, starts: list[int], path: Path) -> ScoredBatch:
+    unusable = pc.index(pc.is_finite(scored["score"]), False).as_py()
+    if unusable >= 0:
+        raise UserError(
+            f"the score of response {rows['sample_index'][unusable]} to prompt "
+            f"{rows['prompt_id'][unusable]} of {path} is {scored['score'][unusable]}",
+            "correct the oracle: a score is a finite number, or null where there is none",
+        )
+    return ScoredBatch(_one_batch(rows), _one_batch(scored), starts)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
+
+
+def _first_difference(left: pa.Table, right: pa.Table) -> str:
+    names = [
+        list(zip(*(table[key].to_pylist() for key in _KEYS), strict=True))
+        for table in (left, right)
+    ]
+    for mine, other in zip(*names, strict=False):
+        if mine != other:
+            return f"prompt {mine[0]}, sample {mine[1]} meets prompt {other[0]}, sample {other[1]}"
+    return "one of them has more rows"

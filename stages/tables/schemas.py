@@ -1,0 +1,240 @@
+"""Arrow schemas of everything that crosses a stage border, and streaming readers and writers.
+
+Rows of ``responses`` and ``scores`` come grouped by prompt and in the same order, so that a join is
+a walk over both and memory does not grow with the number of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.contract.data_files import open_parquet
+from stages.contract.digests import sealed_path
+from stages.contract.errors import UserError
+
+ROWS_PER_GROUP = 4096
+
+_TOKENS = pa.list_(pa.int32())
+_LOGPROBS = pa.list_(pa.float32())
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Its meaning is no metadata of the schema, which is part of every file's bytes and so of its
+    digest.
+    """
+
+    kind: pa.DataType
+    meaning: str
+    optional: bool = False
+
+
+_ID = Column(pa.string(), "Identifier of the prompt: a digest of its messages.")
+_INDEX = Column(pa.int32(), "Number of the response among those to its prompt, from 0.")
+_MESSAGES = Column(
+    pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
+    "Chat messages of the prompt.",
+)
+_ANSWER = Column(pa.string(), "Reference answer, for oracles that compare.", optional=True)
+_PROMPT_TOKENS = Column(_TOKENS, "The prompt under the policy's chat template.")
+_FINISH = Column(
+    pa.string(), "`stop` where the policy ended the response, `length` where the limit cut it off."
+)
+_SIDE = {
+    "sample_index": _INDEX,
+    "token_ids": Column(_TOKENS, "Sampled tokens."),
+    "logprobs": Column(
+        _LOGPROBS, "log π of each token under the sampling policy, at temperature 1."
+    ),
+    "response": Column(pa.string(), "Text."),
+    "finish_reason": _FINISH,
+    "score": Column(pa.float64(), "Score by the oracle."),
+}
+
+TABLES: Mapping[str, Mapping[str, Column]] = {
+    "prompts": {"prompt_id": _ID, "messages": _MESSAGES, "reference_answer": _ANSWER},
+    "responses": {
+        "prompt_id": _ID,
+        "sample_index": _INDEX,
+        "messages": _MESSAGES,
+        "reference_answer": _ANSWER,
+        "prompt_token_ids": _PROMPT_TOKENS,
+        "response_token_ids": Column(
+            _TOKENS, "Sampled tokens, the end-of-sequence token included where drawn."
+        ),
+        "response_logprobs": Column(
+            _LOGPROBS, "log π of each sampled token at temperature 1, before top-p."
+        ),
+        "response": Column(pa.string(), "Text of the response."),
+        "finish_reason": _FINISH,
+        "seed": Column(pa.int64(), "Seed of this response's sampling."),
+    },
+    "scores": {
+        "prompt_id": _ID,
+        "sample_index": _INDEX,
+        "score": Column(
+            pa.float64(),
+            "The oracle's score; null where it could not score the response.",
+            optional=True,
+        ),
+        "error": Column(pa.string(), "Reason why there is no score.", optional=True),
+        "components": Column(
+            pa.map_(pa.string(), pa.float64()),
+            "Parts of the score by name, where the oracle tells them.",
+            optional=True,
+        ),
+        "oracle": Column(pa.string(), "Name of the oracle."),
+    },
+    "pairs": {
+        "prompt_id": _ID,
+        "messages": _MESSAGES,
+        "prompt_token_ids": _PROMPT_TOKENS,
+        **{
+            f"{side}_{name}": Column(column.kind, f"{column.meaning} Of the {side} response.")
+            for side in ("chosen", "rejected")
+            for name, column in _SIDE.items()
+        },
+        "tie": Column(pa.bool_(), "Both responses score the same (`pair.ties: keep`)."),
+    },
+    "distributions": {
+        "model": Column(pa.string(), "`policy` or `base`."),
+        "prompt_id": _ID,
+        "sample_index": _INDEX,
+        "reward": Column(
+            pa.float64(), "Score of the response; null where there is none.", optional=True
+        ),
+        "log_pi": Column(
+            pa.float64(), "log-probability under the model that sampled it, summed over tokens."
+        ),
+        "log_pi_ref": Column(pa.float64(), "The same under the base policy.", optional=True),
+        "num_tokens": Column(pa.int32(), "Tokens of the response."),
+    },
+}
+SCHEMAS: Mapping[str, pa.Schema] = {
+    table: pa.schema(
+        [pa.field(name, column.kind, nullable=column.optional) for name, column in columns.items()],
+        metadata={"table": table},
+    )
+    for table, columns in TABLES.items()
+}
+PROMPTS, RESPONSES, SCORES, PAIRS, DISTRIBUTIONS = SCHEMAS.values()
+
+
+class TableWriter:
+    """Writes rows to a Parquet file in groups of bounded size.
+
+    Args:
+        path: File to create.
+        schema: One of the schemas above.
+        rows_per_group: Rows held in memory before they are written.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int = ROWS_PER_GROUP) -> None:
+        self._schema = schema
+        self._rows: list[dict[str, Any]] = []
+        self._rows_per_group = rows_per_group
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self.num_rows = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds one row, a mapping from the schema's names to values."""
+        self._rows.append(dict(row))
+        self.num_rows += 1
+        if len(self._rows) >= self._rows_per_group:
+            self.flush()
+
+    def write_batch(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Adds rows in columnar form as one row group, after the rows held so far."""
+        self.flush()
+        table = pa.table({name: batch[name] for name in self._schema.names}, schema=self._schema)
+        self._writer.write_table(table)
+        self.num_rows += table.num_rows
+
+    def flush(self) -> None:
+        """Writes the rows held so far as one row group."""
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows.clear()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.flush()
+        self._writer.close()
+
+
+def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes all ``rows`` to ``path`` and returns how many there were."""
+    with TableWriter(path, schema) as writer:
+        for row in rows:
+            writer.write(row)
+    return writer.num_rows
+
+
+def publish_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes all ``rows`` to ``path`` in one move, with the file's digest beside it.
+
+    For what a stage keeps in its work folder (:func:`stages.contract.digests.find_whole` says
+    whether it is there); artifacts as a whole are the store's to publish.
+    """
+    with sealed_path(path) as scratch:
+        write_table(scratch, schema, rows)
+
+
+def open_table(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    """Opens a Parquet file and checks that it has the declared columns.
+
+    Raises:
+        UserError: The file is missing, is no Parquet file, or has other columns.
+    """
+    try:
+        file = open_parquet(path)
+    except FileNotFoundError as error:
+        raise UserError(f"no such table: {path}", "check the path") from error
+    if not file.schema_arrow.equals(schema, check_metadata=False):
+        table = (schema.metadata or {}).get(b"table", b"?").decode()
+        raise UserError(
+            f"{path} does not have the columns of the {table!r} table: has "
+            f"{', '.join(file.schema_arrow.names)}; wants {', '.join(schema.names)}",
+            "pass the artifact of the right stage, made by this version",
+        )
+    return file
+
+
+def read_batches(
+    paths: Path | Sequence[Path],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = ROWS_PER_GROUP,
+) -> Iterator[pa.RecordBatch]:
+    """Yields record batches of at most ``batch_rows`` rows of one or several tables, in order."""
+    for path in [paths] if isinstance(paths, Path) else paths:
+        with open_table(path, schema) as file:
+            yield from file.iter_batches(batch_size=batch_rows, columns=columns)
+
+
+def read_rows(
+    paths: Path | Sequence[Path],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = ROWS_PER_GROUP,
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one or several tables as dictionaries, in order and streaming."""
+    for batch in read_batches(paths, schema, columns=columns, batch_rows=batch_rows):
+        yield from batch.to_pylist()
+
+
+def num_rows(paths: Path | Sequence[Path]) -> int:
+    """Rows of one or several Parquet files, from their footers."""
+    chosen = [paths] if isinstance(paths, Path) else paths
+    return sum(pq.read_metadata(path).num_rows for path in chosen)

@@ -1,0 +1,148 @@
+"""Metrics of training steps: one JSON object a line, means of an epoch, and what a step costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stages.contract.atomic import write_atomically
+from stages.contract.events import Emitter
+from stages.modeling.logprobs import causal_lm
+from stages.training.batches import Plan
+
+METRICS = "metrics.jsonl"
+TIMINGS = ("step_seconds", "tokens_per_second", "model_flops_utilisation", "peak_memory_mib")
+"""Values that differ between computations of the same result; they stay out of the summary."""
+_COUNTED = (
+    *("step", "epoch"),
+    *("num_tokens", "num_tokens_shared", "num_response_tokens", "model_tflop"),
+)
+_TRIALS = 4
+
+
+class StepLog:
+    """The records of a training's steps, which says how far it is; for the first process.
+
+    Args:
+        path: File for people who watch the training; it is written anew.
+        resumed: Folder of the checkpoint that training goes on from, with the records up to its
+            step; None if it starts.
+        events: Where progress is reported to.
+        plan: How many steps there are.
+        peak_flops: What the devices of all processes can do a second, as measured.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        resumed: Path | None,
+        events: Emitter,
+        plan: Plan[Any],
+        *,
+        peak_flops: float,
+    ) -> None:
+        self.records: list[dict[str, Any]] = []
+        if resumed is not None:
+            lines = (resumed / METRICS).read_text().splitlines()
+            self.records = [json.loads(line) for line in lines]
+        write_atomically(path, self._text(self.records))
+        self._path = path
+        self._events = events
+        self._plan = plan
+        self._peak_flops = peak_flops
+        self._last = time.perf_counter()
+
+    def start(self, done: int) -> None:
+        """Starts the clock after so many steps."""
+        self._last = time.perf_counter()
+        self._events.progress(done, self._plan.num_steps, "steps")
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        """Takes the values of a step, from 1."""
+        now = time.perf_counter()
+        seconds = now - self._last
+        self._last = now
+        record: dict[str, Any] = {
+            "step": step,
+            "epoch": (step - 1) // self._plan.steps_per_epoch + 1,
+            **values,
+            **{name: int(value) for name, value in values.items() if name.startswith("num_")},
+            "step_seconds": seconds,
+            "tokens_per_second": values["num_tokens"] / seconds,
+            "model_flops_utilisation": values["model_tflop"] * 1e12 / seconds / self._peak_flops,
+        }
+        self.records.append(record)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(self._text([record]))
+        self._events.metric(step, **values)
+        self._events.progress(step, self._plan.num_steps, "steps", f"loss {values['loss']:.4f}")
+
+    def write_to(self, folder: Path) -> None:
+        """Writes all records so far into a folder."""
+        (folder / METRICS).write_text(self._text(self.records))
+
+    def _text(self, records: list[dict[str, Any]]) -> str:
+        return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def summarize(records: list[dict[str, Any]], *, epoch: int, by: str) -> dict[str, float]:
+    """Means of an epoch's metrics."""
+    chosen = [record for record in records if record["epoch"] == epoch]
+    total = sum(record[by] for record in chosen)
+    names = [name for name in chosen[0] if name not in (*_COUNTED, *TIMINGS, by)]
+    return {name: sum(record[name] * record[by] for record in chosen) / total for name in names}
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Fastest of a few large matrix products: what the share of a step is measured against."""
+    size = 8192 if device.type == "cuda" else 1024
+    left = torch.ones((size, size), device=device, dtype=dtype)
+    seconds = []
+    for _ in range(_TRIALS):
+        _wait_for(device)
+        started = time.perf_counter()
+        torch.mm(left, left)
+        _wait_for(device)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Most memory that this process had so far: of the GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    # Linux gives it in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def flops_per_token(policy: nn.Module) -> tuple[float, float]:
+    """Floating-point operations of training for each token, and for each response token besides.
+
+    Forward pass, gradient of the activations, gradient of the weights that are trained. Attention
+    scores and what is computed twice are left out, as is usual when utilisation is stated.
+    """
+    model = causal_lm(policy)
+    head = model.get_output_embeddings().weight
+    looked_up = {id(model.get_input_embeddings().weight), id(head)}
+    layers = [each for each in model.get_decoder().parameters() if id(each) not in looked_up]
+    return sum(map(_flops, layers)), _flops(head)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _flops(weight: nn.Parameter) -> float:
+    # ZeRO-3 leaves an empty tensor where the weight was, with its shape beside it.
+    shape = getattr(weight, "ds_shape", weight.shape)
+    if len(shape) != 2:
+        return 0.0
+    return (6.0 if weight.requires_grad else 4.0) * math.prod(shape)

@@ -1,0 +1,62 @@
+"""The chat task: its files are as its generator makes them, and its oracle judges as it says."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "data" / "chat"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"chat_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_committed_files_are_what_the_generator_makes(tmp_path: Path) -> None:
+    load("make").main(tmp_path)
+    for name in ("prompts.jsonl", "other.jsonl"):
+        assert (FOLDER / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_rules_of_the_two_files_differ() -> None:
+    def rules(name: str) -> set[str]:
+        rows = [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
+        assert len({row["prompt"] for row in rows}) == len(rows)
+        asked = [json.loads(row["reference_answer"])["rules"] for row in rows]
+        return {json.dumps(rule) for pair in asked for rule in pair}
+
+    assert len(rules("prompts.jsonl")) == 16
+    assert not rules("prompts.jsonl") & rules("other.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "broken"),
+    [
+        ({"rule": "lowercase"}, "a river runs by.", "A river runs by."),
+        ({"rule": "uppercase"}, "A RIVER RUNS BY.", "A River runs by."),
+        ({"rule": "no_commas"}, "A river runs by.", "A river runs, it is said."),
+        ({"rule": "at_most", "words": 4}, "A river runs by.", "A river runs by here."),
+        ({"rule": "begins_with", "text": "Today"}, "Today a river runs.", "A river runs today."),
+        ({"rule": "ends_with", "text": "!"}, "A river runs by!", "A river! It runs by."),
+        ({"rule": "contains", "text": "green"}, "A green river runs.", "A greener river runs."),
+        ({"rule": "lacks", "text": "the"}, "Then a river runs.", "Then the river runs."),
+        ({"rule": "quoted"}, '"A river runs by."', 'A river runs "by."'),
+    ],
+)
+def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -> None:
+    asked = json.dumps({"topic": "rivers", "rules": [rule, {"rule": "lacks", "text": "no"}]})
+    found = load("oracle").score([[]] * 2, [kept, broken], [asked] * 2)
+    assert [each["score"] for each in found] == [1.0, 0.5]
+    assert [each["all_rules"] for each in found] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["", "A river runs.", "A brook runs by.", "A river\nruns by."])
+def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
+    asked = json.dumps({"topic": "rivers", "rules": [{"rule": "no_commas"}] * 2})
+    assert load("oracle").score([[]], [text], [asked])[0]["score"] == 0.0

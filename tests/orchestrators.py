@@ -1,0 +1,50 @@
+"""Orchestrators in processes of their own, for tests that kill them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.pipeline.placement import Execution
+from stages.contract.request import Request
+
+CODE = """
+import sys
+from pathlib import Path
+from flows.pipeline.placement import Execution
+from flows.runners import place
+from flows.runners.choose import make_runner
+from stages.contract.request import Request
+# The shortest time in which a busy machine renews its sign of life.
+place.ORCHESTRATOR_SECONDS = 20
+hear = lambda event: print(event.model_dump_json(), flush=True)
+make_runner(Execution.model_validate_json(sys.argv[2])).run(Request.read(Path(sys.argv[1])), hear)
+"""
+
+
+@contextlib.contextmanager
+def orchestrator(
+    request: Request, execution: Execution, until: str = "pids "
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that runs a stage, and the stage's processes; killed at the end of the block.
+
+    Args:
+        request: The stage, a probe.
+        execution: How it is started.
+        until: Part of the event that is waited for.
+    """
+    path = Path(request.store).with_name("request.json")
+    request.write(path)
+    command = [sys.executable, "-c", CODE, str(path), execution.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if until in line)
+            told = line.partition("pids ")[2].partition('"')[0]
+            yield process, [int(each) for each in re.findall(r"\d+", told)]
+        finally:
+            process.kill()

@@ -1,0 +1,21 @@
+"""The list of wrong changes that `make wirings` tries can be tried: each text stands once."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_wiring_names_a_text_that_stands_once_and_tests_that_there_are():
+    listed = tomllib.loads((ROOT / "tests/wirings.toml").read_text(encoding="utf-8"))["wiring"]
+    wrong = []
+    for each in listed:
+        count = (ROOT / each["file"]).read_text(encoding="utf-8").count(each["old"])
+        if count != 1:
+            wrong.append(f"{each['what']}: {each['file']} has it {count} times")
+        wrong += [
+            f"{each['what']}: no {test}" for test in each["tests"] if not (ROOT / test).exists()
+        ]
+    assert wrong == []

@@ -1,0 +1,119 @@
+"""A process for each device: order of results, devices, and errors that keep their words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+
+import psutil
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.request import Resources
+from stages.modeling.engine_errors import EngineError
+from stages.modeling.process_pool import DevicePool, device_environments
+
+TWO = Resources(processes=2)
+
+
+def describe(variable: str, number: int) -> tuple[int, str, int]:
+    """A number, the process's value of a variable, and the process."""
+    return number, os.environ.get(variable, ""), os.getpid()
+
+
+def load_describe(variable: str) -> Callable[[int], tuple[int, str, int]]:
+    return partial(describe, variable)
+
+
+def refuse_odd(number: int) -> int:
+    if number % 2:
+        raise UserError(f"{number} is odd", "give even numbers")
+    return number
+
+
+def load_refuse_odd() -> Callable[[int], int]:
+    return refuse_odd
+
+
+def load_nothing() -> Callable[[int], int]:
+    raise UserError("no such model", "name another")
+
+
+def load_dying() -> Callable[[int], None]:
+    return os._exit
+
+
+def test_results_come_in_order_from_all_processes() -> None:
+    with closing(DevicePool(partial(load_describe, "OMP_NUM_THREADS"), TWO)) as pool:
+        found = list(pool.map(range(100)))
+    assert [number for number, _, _ in found] == list(range(100))
+    workers = {worker for _, _, worker in found}
+    assert 1 <= len(workers) <= 2
+    assert os.getpid() not in workers
+    assert not any(psutil.pid_exists(each) for each in workers)
+
+
+def test_processes_share_the_stage_s_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    for variable in variables:
+        monkeypatch.setenv(variable, "6")
+    for variable in variables:
+        with closing(DevicePool(partial(load_describe, variable), TWO)) as pool:
+            assert {value for _, value, _ in pool.map(range(20))} == {"3"}
+
+
+def test_one_device_needs_no_other_process() -> None:
+    pool = DevicePool(partial(load_describe, "NOTHING"), Resources())
+    assert list(pool.map([3])) == [(3, "", os.getpid())]
+    pool.close()
+
+
+def test_each_process_has_a_gpu_of_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7f")
+    load = partial(load_describe, "CUDA_VISIBLE_DEVICES")
+    with closing(DevicePool(load, Resources(gpus=2))) as pool:
+        found = {(worker, device) for _, device, worker in pool.map(range(200))}
+    assert {device for _, device in found} <= {"4", "GPU-7f"}
+    assert len(found) == len({worker for worker, _ in found})
+
+
+def test_a_person_s_mistake_keeps_its_remedy() -> None:
+    with pytest.raises(UserError, match="no such model") as caught:
+        DevicePool(load_nothing, TWO)
+    assert caught.value.remedy == "name another"
+    with closing(DevicePool(load_refuse_odd, TWO)) as pool:
+        with pytest.raises(UserError, match="5 is odd") as caught:
+            list(pool.map([2, 4, 5, 6]))
+        assert caught.value.remedy == "give even numbers"
+
+
+def test_a_process_that_dies_is_missed() -> None:
+    with (
+        closing(DevicePool(load_dying, TWO)) as pool,
+        pytest.raises(EngineError, match="without a word"),
+    ):
+        list(pool.map([9]))
+
+
+def test_no_process_waits_for_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with closing(
+        DevicePool(partial(load_describe, "CUDA_VISIBLE_DEVICES"), Resources(gpus=2))
+    ) as pool:
+        assert pool.size == 1
+        assert list(pool.map([5])) == [(5, "3", os.getpid())]
+
+
+@pytest.mark.parametrize(
+    ("threads", "each"),
+    [("8", "4"), ("8,2", "4"), ("1", "1"), *((bad, "3") for bad in ("many", "", "0", "-2"))],
+)
+def test_threads_are_shared_and_a_number_that_is_none_counts_as_unset(
+    monkeypatch: pytest.MonkeyPatch, threads: str, each: str
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, threads)
+    assert {found["OMP_NUM_THREADS"] for found in device_environments(TWO)} == {each}
