@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,7 +155,13 @@ class Server:
 
             refresh_global_settings_context()
         if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
-            sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            set_threads = partial(
+                sys.modules["torch"].set_num_threads, int(os.environ["OMP_NUM_THREADS"])
+            )
+            set_threads()
+            # A fork of this program rebuilds torch's pool at its first use, and two threads that
+            # use it at once find none: "Invalid thread pool!".
+            os.register_at_fork(after_in_child=set_threads)
         # `python -m` loads it as `__main__`.
         sys.modules.pop(request["module"], None)
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
