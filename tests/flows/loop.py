@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ SMALL: dict[str, Any] = {
         "no_regression": False,
     },
     "execution": {"parallel": 1, "retries": 0, "grace_seconds": 20},
+}
+
+# A training of many steps, one pair at a time, with checkpoints as often as they are by default.
+MANY_STEPS: dict[str, Any] = {
+    "epochs": 2,
+    "checkpoint_every_steps": None,
+    "micro_batch_tokens": 1,
+    "global_batch_pairs": 4,
 }
 
 
@@ -109,6 +117,17 @@ def kill_stage(process: subprocess.Popen[str]) -> None:
         assert process.poll() is None
     for stage in found:
         stage.kill()
+
+
+def kill_amid_a_step(store: Path, command: Sequence[str | Path]) -> None:
+    """Kills an orchestrator amid a step of its training; the next one goes on after that step."""
+    with started(*command) as process:
+        # The loss is told once a step is done.
+        wait_for_line(process, "iteration-1/train:", "loss")
+    with started("resume", "small", "--store", store) as process:
+        wait_for_line(process, "going on after step")
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
 
 
 def inputs(step: Step) -> dict[str, list[str]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.flows.loop import (
+    MANY_STEPS,
     geb,
+    kill_amid_a_step,
     kill_stage,
     result_digests,
     stage_processes,
@@ -70,6 +72,18 @@ def test_the_orchestrator_is_killed_in_each_stage(finished: Path, tmp_path: Path
     expected = result_digests(undisturbed)
     del expected["sft"]
     assert result_digests(store) == expected
+
+
+def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
+    finished: Path, tmp_path: Path
+) -> None:
+    changes = {"inputs": warm_started(finished), "train": MANY_STEPS}
+    peaceful, killed = tmp_path / "peaceful", tmp_path / "killed"
+    for each in (peaceful, killed):
+        each.mkdir()
+    assert geb("run", write_config(peaceful, **changes)).returncode == 0
+    kill_amid_a_step(killed / "store", ["run", write_config(killed, **changes)])
+    assert result_digests(killed / "store") == result_digests(peaceful / "store")
 
 
 def test_each_stage_is_killed_and_tried_again_within_the_run(
