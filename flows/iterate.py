@@ -19,8 +19,8 @@ from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import all_steps
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
-from flows.pipeline.form import FormOf, OneOf
+from flows.pipeline.config import RunConfig
+from flows.pipeline.form import COMMON_FIELDS, RUN_FIELDS, FormOf, OneOf
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured, fresh_run, preset_names
 from flows.pipeline.step import Step
 from flows.report import html
@@ -37,7 +37,9 @@ from flows.tracking.sessions import tracked
 from stages.contract.errors import GebError, RunCancelledError, StoreError, UserError
 
 Preset = Annotated[str, OneOf(preset_names)]
-Overrides = Annotated[dict[str, Any], FormOf(RunConfig, hidden=SET_BY_THE_RUN)]
+Overrides = Annotated[dict[str, Any], FormOf(RunConfig, RUN_FIELDS + COMMON_FIELDS)]
+Shared = Annotated[dict[str, Any], FormOf(RunConfig, COMMON_FIELDS)]
+"""Overrides of all runs of a sweep or of the paper."""
 NOTHING: dict[str, Any] = {}
 
 

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from prefect.artifacts import create_table_artifact
 from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
-from flows.iterate import NOTHING, Preset, iterate_resolved
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
-from flows.pipeline.form import FormOf
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.prefect_artifacts import failed, publish_image
@@ -24,9 +22,6 @@ from flows.report.sweep import Finding, Sweep, write_sweep
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.store.opening import open_store
 
-Shared = Annotated[
-    dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
-]
 _NO_AXES: list[str] = []
 _ONE_SEED = [0]
 

@@ -24,10 +24,9 @@ from experiments.study import (
 )
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
-from flows.iterate import NOTHING
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.iterate import NOTHING, Shared
 from flows.pipeline.external import inputs_resolved_once
-from flows.pipeline.form import FormOf, OneOf
+from flows.pipeline.form import OneOf
 from flows.pipeline.loading import load_settings
 from flows.pipeline.presets import configs_folder, store_of
 from flows.report.prefect_artifacts import failed
@@ -39,9 +38,6 @@ from stages.store.base import Artifact
 from stages.store.opening import open_store
 
 Scale = Annotated[str, OneOf(lambda: SCALES)]
-LaidOver = Annotated[
-    dict[str, Any], FormOf(RunConfig, hidden={**SET_BY_THE_RUN, "": ("name", "seed", "model")})
-]
 _ALL: list[str] = []
 
 
@@ -56,7 +52,7 @@ def paper(
     only: list[str] = _ALL,
     seeds: int | None = None,
     parallel_runs: int = 1,
-    config: LaidOver = NOTHING,
+    config: Shared = NOTHING,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.
 

@@ -1,21 +1,49 @@
-"""The schema of the form that the Prefect UI shows for a configuration.
+"""The schema of the form that the Prefect UI shows for a configuration: the fields in common use.
 
 Every field of the form starts empty, and an empty field is not sent: what the person fills in is
 laid over the preset, and nothing else. So the schema is the configuration's own without its
-defaults, which move into the help texts.
+defaults, which move into the help texts. All other fields of the configuration are set by lines
+like those that ``--set`` takes, or by parameters given as JSON.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 Schema = dict[str, Any]
+
+RUN_FIELDS = ("name", "seed")
+"""Fields that tell runs of one configuration apart."""
+COMMON_FIELDS = (
+    "iterations",
+    "store",
+    "inputs.prompts",
+    "inputs.policy",
+    "inputs.oracle_code",
+    "generate.num_samples",
+    "score.oracle",
+    "train.divergence",
+    "train.design",
+    "train.kappa",
+    "train.learning_rate",
+    "execution.runner",
+    "execution.parallel",
+)
+SETTINGS = "settings"
+"""Entry beside the configuration's own sections, with fields that the form does not show."""
+_SETTINGS_SCHEMA = {
+    "type": "array",
+    "items": {"type": "string"},
+    "title": SETTINGS,
+    "description": "Any other fields, a line each: `train.beta=0.05`, `resources.train.gpus=1`. "
+    "`geb fields` and the documentation list them.",
+}
 
 # Titles of the tabs of a field that takes several kinds of values.
 _TAB_NAMES = {"string": "text", "integer": "number", "number": "number", "null": "unset"}
@@ -40,57 +68,59 @@ class FormOf:
 
     Attributes:
         model: The configuration.
-        hidden: Fields left out, by section; those of no section are under the empty name.
+        shown: Full names of the fields that the form shows.
     """
 
     model: type[BaseModel]
-    hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash(self.model)
+    shown: tuple[str, ...]
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> Schema:
         """Replaces the schema of a plain ``dict``."""
         whole = self.model.model_json_schema()
-        section = _section(whole, whole.get("$defs", {}))
-        for name, fields in self.hidden.items():
-            place = section["properties"][name] if name else section
-            for each in fields:
-                del place["properties"][each]
+        section = _section(whole, whole.get("$defs", {}), self.shown)
+        last = {"position": len(whole["properties"])}
+        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | last
         return section
 
 
-def _section(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+def _section(schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str]) -> Schema:
     properties = {
-        name: _field(name, each, definitions) | {"position": position}
+        name: _field(name, each, definitions, own) | {"position": position}
         for position, (name, each) in enumerate(schema["properties"].items())
+        if (own := _within(name, shown))
     }
     return {
         "type": "object",
         "properties": properties,
-        "additionalProperties": False,
         "description": _one_line(schema.get("description", "")),
     }
 
 
-def _field(name: str, schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+def _within(section: str, shown: Sequence[str]) -> list[str]:
+    """Names of the shown fields of a section; of a field its own name, empty."""
+    return [
+        name.removeprefix(section).removeprefix(".")
+        for name in shown
+        if f"{name}.".startswith(f"{section}.")
+    ]
+
+
+def _field(
+    name: str, schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str]
+) -> Schema:
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
         own = {key: value for key, value in schema.items() if key not in ("$ref", "default")}
         if "properties" in target:
-            return _section(target, definitions) | own | {"title": name}
-        return _field(name, target | own, definitions)
+            return _section(target, definitions, shown) | own | {"title": name}
+        return _field(name, target | own, definitions, shown)
     shown = {
         key: _inlined(value, definitions)
         for key, value in schema.items()
         if key not in ("default", "affects_result")
     }
-    # The UI's switch has no empty position.
-    if shown.get("type") == "boolean":
-        shown = {key: value for key, value in shown.items() if key != "type"}
-        shown["enum"] = [True, False]
     if "anyOf" in shown:
         shown["anyOf"] = [
             {"title": _TAB_NAMES.get(each.get("type", ""), "JSON"), **each}

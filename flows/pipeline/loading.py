@@ -76,11 +76,16 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> Run
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = _read(path, ())
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())
-    _merge(values, current)
-    return _with_absolute_store(check_config(values, place))
+    return _with_absolute_store(check_config(merged(_read(path, ()), current), place))
+
+
+def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested sections with others laid over them, as a copy."""
+    found = copy.deepcopy(dict(values))
+    _merge(found, others)
+    return found
 
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> RunConfig:

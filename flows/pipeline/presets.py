@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.loading import check_config, load_overridden
+from flows.pipeline.form import SETTINGS
+from flows.pipeline.loading import check_config, load_overridden, merged, overrides_of
 from flows.pipeline.strict_yaml import read_yaml
 from stages.contract.errors import UserError
 from stages.store.opening import location_of
@@ -41,13 +42,14 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 
     Args:
         preset: Name of a preset, or ``NO_PRESET``.
-        overrides: Sections and fields that differ from it; what is absent stays the preset's.
+        overrides: Sections and fields that differ from it, and lines like those of ``--set`` under
+            `settings`; what is absent stays the preset's.
 
     Raises:
         UserError: There is no such preset, or a value is wrong; the message names all of them.
     """
     store = os.environ.get(STORE_VARIABLE)
-    given = {"store": store, **overrides} if store else dict(overrides)
+    given = ({"store": store} if store else {}) | laid_over(overrides)
     if preset == NO_PRESET:
         return check_config(given, "the configuration")
     found = _presets()
@@ -56,9 +58,22 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     return load_overridden(found[preset], given, f"preset {preset} with the fields given")
 
 
+def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides of a form, its lines NAME=VALUE laid over its fields.
+
+    Raises:
+        UserError: A line is not of that form.
+    """
+    sections = dict(overrides)
+    lines = sections.pop(SETTINGS, ())
+    if isinstance(lines, str):
+        raise UserError(f"{SETTINGS}: {lines!r} is no list", "give a list of lines NAME=VALUE")
+    return merged(sections, overrides_of(lines))
+
+
 def store_of(overrides: Mapping[str, Any]) -> str:
     """The store that ``overrides`` name, else that of ``GEB_STORE``, else ``store`` here."""
-    named = overrides.get("store") or os.environ.get(STORE_VARIABLE)
+    named = laid_over(overrides).get("store") or os.environ.get(STORE_VARIABLE)
     return location_of(named or DEFAULT_STORE)
 
 

@@ -62,6 +62,16 @@ def fill(page: Page, names: tuple[str, ...], value: object) -> None:
     control.fill(str(value))
 
 
+def add_line(page: Page, names: tuple[str, ...], text: str) -> None:
+    """Adds an entry to a list of the form."""
+    shown = field(page, *names)
+    entries = shown.locator("textarea")
+    before = entries.count()
+    shown.get_by_role("button", name="Add item").click()
+    expect(entries).to_have_count(before + 1)
+    entries.last.fill(text)
+
+
 def choose(page: Page, names: tuple[str, ...], option: str) -> None:
     """Chooses an option of a field of the form."""
     # A click elsewhere on the box opens and closes its list at once.

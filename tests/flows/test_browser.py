@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from uuid import UUID
 
@@ -14,7 +15,16 @@ from flows.report.html import write
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
 from stages.store.base import Store
-from tests.flows.browser import browser_page, choose, field, fill, picture, see_end, submit
+from tests.flows.browser import (
+    add_line,
+    browser_page,
+    choose,
+    field,
+    fill,
+    picture,
+    see_end,
+    submit,
+)
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -39,7 +49,7 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         _open_form(page, standing)
         _fill_small(page, "mended")
         fill(page, ("config", "inputs", "oracle_code"), failing_once(tmp_path))
-        fill(page, ("config", "generate", "temperature"), 0.9)
+        add_line(page, ("config", "settings"), "generate.temperature=0.9")
         deployment, run = submit(page)
         see_end(page, standing.ui, deployment, run, "Failed")
         picture(page, "failed")
@@ -118,17 +128,9 @@ def _open_form(page: Page, up: Up) -> None:
 
 
 def _fill_small(page: Page, name: str) -> None:
-    for section, values in (SMALL_OVERRIDES | {"name": name}).items():
-        _fill(page, ("config", section), values)
-
-
-def _fill(page: Page, names: tuple[str, ...], value: object) -> None:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _fill(page, (*names, name), inner)
-    elif value is None:
-        field(page, *names).get_by_role("button", name="unset").click()
-    elif isinstance(value, bool):
-        choose(page, names, str(value).lower())
-    else:
-        fill(page, names, value)
+    fill(page, ("config", "name"), name)
+    for section, values in SMALL_OVERRIDES.items():
+        for field_name, value in values.items() if isinstance(values, dict) else ():
+            add_line(page, ("config", "settings"), f"{section}.{field_name}={json.dumps(value)}")
+    fill(page, ("config", "iterations"), SMALL_OVERRIDES["iterations"])
+    choose(page, ("config", "train", "design"), "one_minus_pi")

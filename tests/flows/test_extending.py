@@ -6,10 +6,9 @@ import io
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from pydantic import TypeAdapter
 
 import stages.prepare.run
 from flows.commands.common import forced_from
@@ -17,7 +16,6 @@ from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import Do, all_steps, walk
 from flows.pipeline.config import RunConfig, StageSettings
-from flows.pipeline.form import FormOf
 from flows.pipeline.loading import load_settings
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
@@ -139,12 +137,10 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     walk(toy_run, do)
     assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
     assert {line.action for line in plan(toy_run)} == {"reuse"}
-    # Image, resources, form and --from follow from the declarations.
+    # Image, resources and --from follow from the declarations.
     request = session.runner.requests[-1]
     assert [image.title for image in images_for(request)] == ["core"]
     assert request.resources.cpus == 2
-    form = TypeAdapter(Annotated[dict[str, Any], FormOf(ToyConfig)]).json_schema()
-    assert form["properties"]["resources"]["properties"]["toy"]["description"]
     forced = forced_from("toy", 2, iterations=2)
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
 
