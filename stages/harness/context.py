@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stages.contract.adapters import adapter_input, check_adapter
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
 from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
@@ -76,7 +73,6 @@ class StageContext(Generic[P]):
     step: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
     telemetry: set[str] = field(default_factory=set)
-    _stop: threading.Event = field(default_factory=threading.Event)
 
     def path(self, name: str) -> Path:
         """The file or folder given as input ``name``, of which the request has one at the most.
@@ -129,29 +125,3 @@ class StageContext(Generic[P]):
         """
         self.telemetry.add(name)
         return self.out / name
-
-    @property
-    def stop_requested(self) -> bool:
-        """True once SIGTERM came while it was deferred."""
-        return self._stop.is_set()
-
-    def check_stop(self) -> None:
-        """Raises StoppedError if SIGTERM came while it was deferred."""
-        if self._stop.is_set():
-            raise StoppedError("asked to stop (SIGTERM)")
-
-    @contextmanager
-    def deferred_stop(self) -> Iterator[None]:
-        """Makes SIGTERM set :attr:`stop_requested` instead of ending the stage at once.
-
-        For stages that must save before they end: poll the flag, save, call :meth:`check_stop`.
-        """
-
-        def note(signum: int, frame: object) -> None:
-            self._stop.set()
-
-        previous = signal.signal(signal.SIGTERM, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)

@@ -13,8 +13,9 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -140,11 +141,20 @@ def main(stage: Stage[Any]) -> NoReturn:
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
         sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
         sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
+
+    def work(events: Emitter) -> None:
+        artifact = execute(stage, read_request(Path(sys.argv[1])), events)
+        events.emit(Done(path=str(artifact.path)))
+
+    run_program(work)
+
+
+def run_program(work: Callable[[Emitter], None]) -> NoReturn:
+    """Does the work of a program and ends it: events go to stdout, the exit code is the result."""
     events = Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
     try:
-        artifact = execute(stage, read_request(Path(sys.argv[1])), events)
-        events.emit(Done(path=str(artifact.path)))
+        work(events)
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         _exit(EXIT_USER)
@@ -173,6 +183,20 @@ def _stop(signum: int, frame: object) -> None:
     # Once only: a second SIGTERM must not interrupt the clean-up after the first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise StoppedError("asked to stop (SIGTERM)")
+
+
+@contextlib.contextmanager
+def deferred_stop() -> Iterator[threading.Event]:
+    """Makes SIGTERM set an event within the block instead of ending the program at once.
+
+    For work that must save before it ends with a :class:`StoppedError`; in the main thread.
+    """
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _exit(code: int) -> NoReturn:

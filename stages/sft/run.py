@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.sft.params import SftParams
-from stages.training.launch import train
+from stages.training.job import train
 
 
 def run(ctx: StageContext[SftParams]) -> None:

@@ -6,7 +6,7 @@ from stages.contract.adapters import write_base
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.train.params import TrainParams
-from stages.training.launch import train
+from stages.training.job import train
 
 
 def run(ctx: StageContext[TrainParams]) -> None:

@@ -242,6 +242,8 @@ def run_fit(job: Job[Any], process: Process) -> None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        # Whoever is asked to stop tries no smaller budget.
+        process.check_stop()
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         if process.world_size > 1:
             said = f"process {process.rank} of {process.world_size}: {said}"

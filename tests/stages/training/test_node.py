@@ -1,4 +1,4 @@
-"""Meeting of nodes, without workers: where the store listens, who is first, how failures spread."""
+"""Nodes of a training, without workers: where they meet, who is first, how failures spread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import psutil
 import pytest
 
 from stages.contract.errors import UserError
-from stages.training.rendezvous import host_rendezvous, join_rendezvous
+from stages.contract.request import Resources
+from stages.train.params import TrainParams
+from stages.training.job import Job
+from stages.training.node import host, join
+
+
+def a_job(work, **resources) -> Job[TrainParams]:
+    made = {"stage": "train", "params": TrainParams(), "resources": Resources(**resources)}
+    return Job(seed=0, models={}, files={}, out=work, work=work, **made)
 
 
 def listening(port: int) -> set[str]:
@@ -24,9 +32,9 @@ def listening(port: int) -> set[str]:
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):
-    with host_rendezvous(tmp_path, address="", num_nodes=1, per_node=2) as rendezvous:
-        assert listening(rendezvous.store.port) == {"127.0.0.1"}
-        assert rendezvous.failure() is None
+    with host(a_job(tmp_path, processes=2)) as node:
+        assert listening(node.store.port) == {"127.0.0.1"}
+        assert node.failure() is None
         assert not list(tmp_path.iterdir())
 
 
@@ -35,17 +43,19 @@ def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("GEB_NODE_ADDRESS", name)
     with (
         pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught,
-        host_rendezvous(tmp_path, address="", num_nodes=2, per_node=1),
+        host(a_job(tmp_path, nodes=2)),
     ):
         pass
     assert "GEB_NODE_ADDRESS" in caught.value.remedy
 
 
 def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
-    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
+    job = a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")
+    with host(job) as first:
         # An address given as such is the only one that is listened on.
         assert listening(first.store.port) == {"127.0.0.1"}
-        second = join_rendezvous(tmp_path)
+        second = join(tmp_path)
+        assert second.job == job
         said = []
 
         def take_part() -> None:
@@ -66,12 +76,12 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
 
 
 def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
-    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
-        second = join_rendezvous(tmp_path)
+    with host(a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")) as first:
+        second = join(tmp_path)
         assert first.meet()
         assert second.meet()
-        assert not join_rendezvous(tmp_path).meet()
-        monkeypatch.setattr("stages.training.rendezvous.SILENT_SECONDS", 1.5)
+        assert not join(tmp_path).meet()
+        monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 1.5)
         second.close()
         while (said := first.failure()) is None:
             time.sleep(0.05)
@@ -79,8 +89,8 @@ def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monk
 
 
 def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
-    with host_rendezvous(tmp_path, address="127.0.0.1:0", num_nodes=2, per_node=1) as first:
-        second = join_rendezvous(tmp_path)
+    with host(a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")) as first:
+        second = join(tmp_path)
         # The first node's store goes with it; it gives no sign, which holds the store.
         assert second.meet()
     del first
