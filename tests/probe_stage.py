@@ -98,7 +98,7 @@ def run(ctx: StageContext[ProbeParams]) -> None:
         case "tell_secret":
             (ctx.out / "secret.txt").write_text(os.environ["PROBE_SECRET"])
     (ctx.out / "half-written.txt").unlink()
-    (ctx.out / "result.txt").write_text(f"seed {ctx.seed} {ctx.params.message}")
+    (ctx.out / "result.txt").write_text(f"seed {ctx.request.seed} {ctx.params.message}")
 
 
 def _hang(ctx: StageContext[ProbeParams]) -> None:

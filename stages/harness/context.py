@@ -11,7 +11,7 @@ from stages.contract.adapters import adapter_input, check_adapter
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Request
 from stages.store.base import Store
 
 P = TypeVar("P", bound=StageParams)
@@ -50,29 +50,29 @@ class StageContext(Generic[P]):
     """Parameters, inputs and outputs of one stage call.
 
     Attributes:
+        request: The call: its seed, from which ``stages.contract.digests.derive_seed`` derives
+            others, its resources, and the run that asks.
         params: The stage's parameters.
-        seed: Seed of this call; derive others with ``stages.contract.digests.derive_seed``.
         out: Empty folder; what is written here becomes the artifact.
-        work: Folder that survives failed attempts at the same key: checkpoints and chunks go here.
         store: The store, for the few stages whose work is in it (the model registry).
         events: Progress, metrics and log lines, for the orchestrator.
-        resources: GPUs and processes that the stage may use.
-        run: Name of the run that asks.
+        inputs: Inputs of the request.
         notes: Facts that go into the manifest.
     """
 
+    request: Request
     params: P
-    seed: int
     out: Path
-    work: Path
     store: Store
     events: Emitter
     inputs: Mapping[str, tuple[ResolvedInput, ...]]
-    resources: Resources = field(default_factory=Resources)
-    run: str = ""
-    step: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
     telemetry: set[str] = field(default_factory=set)
+
+    @property
+    def work(self) -> Path:
+        """Folder that survives failed attempts at the same key, for checkpoints and chunks."""
+        return self.store.work_path(self.request.stage, self.request.key)
 
     def path(self, name: str) -> Path:
         """The file or folder given as input ``name``, of which the request has one at the most.
@@ -117,6 +117,11 @@ class StageContext(Generic[P]):
             return ModelSource(found.source.repo, found.source.revision, adapter)
         assert found.path is not None
         return ModelSource(str(found.path), adapter=adapter)
+
+    def model_digests(self, name: str) -> list[str]:
+        """Digests of a model and of its adapter if it has one; equal for the same weights."""
+        groups = (self.inputs[name], self.inputs.get(adapter_input(name), ()))
+        return [each.source.digest for group in groups for each in group]
 
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.

@@ -98,40 +98,33 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             return found
         store.sweep_scratch(request.stage, request.key)
         context = StageContext(
+            request,
             params=params,
-            seed=request.seed,
             inputs={
                 name: tuple(resolved_input(store, name, each) for each in group)
                 for name, group in request.inputs.items()
             },
             out=store.new_scratch(request.stage, request.key),
-            work=store.work_path(request.stage, request.key),
             store=store,
             events=events,
-            resources=request.resources,
-            run=request.run,
-            step=request.step,
         )
         try:
-            return _compute(stage, request, context, lease.check)
+            return _compute(stage, context, lease.check)
         finally:
             shutil.rmtree(context.out, ignore_errors=True)
 
 
 def _compute(
-    stage: Stage[Any],
-    request: Request,
-    context: StageContext[Any],
-    check_lease: Callable[[], None],
+    stage: Stage[Any], context: StageContext[Any], check_lease: Callable[[], None]
 ) -> Artifact:
     context.work.mkdir(parents=True, exist_ok=True)
     started = _now()
     stage.run(context)
     check_lease()
     files = describe_files(context.out, context.telemetry)
-    check_outputs(request.stage, stage.params.outputs, files)
+    check_outputs(stage.name, stage.params.outputs, files)
     manifest = make_manifest(
-        request, files=files, started=started, ended=_now(), notes=context.notes
+        context.request, files=files, started=started, ended=_now(), notes=context.notes
     )
     return context.store.publish(context.out, manifest)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.sft.params import SftParams
-from stages.training.job import train
+from stages.training.launch import train
 
 
 def run(ctx: StageContext[SftParams]) -> None:
     """Trains a policy on conversations."""
-    train(ctx, models=("policy",), files=("data",))
+    train(ctx)
 
 
 STAGE = Stage(SftParams, run)

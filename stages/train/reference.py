@@ -26,7 +26,7 @@ from stages.modeling.token_batches import token_batches
 from stages.tables.schemas import TableWriter, read_batches
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
-from stages.training.job import Process
+from stages.training.engine import Process
 from stages.training.params import RowLayoutName, TrainingParams
 from stages.training.policy import Numerics
 

@@ -7,11 +7,14 @@ by FSDP2, in the subclass `zero.ZeroEngine` by DeepSpeed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -28,9 +31,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
+from stages.contract.errors import StoppedError
+from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.training.batches import Plan, Rows
-from stages.training.job import Process
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
@@ -40,6 +44,67 @@ _TRAINED = StateDictOptions(ignore_frozen_params=True)
 # Weights that AdamW's decay leaves alone, as transformers' Trainer names them.
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes that train together.
+
+    Attributes:
+        rank: Its number, from 0.
+        local_rank: Its number among the processes of its node, from 0; the number of its GPU.
+        world_size: How many there are.
+        events: Where it reports to; only rank 0's is read.
+        stop_requested: Whether SIGTERM came.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    events: Emitter
+    stop_requested: Callable[[], bool]
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes files and reports."""
+        return self.rank == 0
+
+    def check_stop(self) -> None:
+        """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved."""
+        if self.stop_requested():
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    def check_stop_together(self, device: torch.device) -> None:
+        """Raises StoppedError in all processes if SIGTERM came to any; a collective call."""
+        if self.any([self.stop_requested()], device)[0]:
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Each flag, true if it is in some process; a collective call."""
+        if self.world_size == 1:
+            return list(flags)
+        box = torch.tensor(flags, dtype=torch.int, device=device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in box.tolist()]
+
+    def sum(self, values: Any) -> Any:
+        """A tensor added up over all processes, in place; a collective call."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agreed(self, value: Any) -> Any:
+        """The first process's value, in all; a collective call."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Waits for the other processes."""
+        if self.world_size > 1:
+            dist.barrier()
 
 
 class Engine:

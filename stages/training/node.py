@@ -1,8 +1,8 @@
 """A node of a training: meets the other nodes, starts a worker for each device, watches them all.
 
-The first node's stage hosts a store of torch. The workers read the job there; the nodes meet there,
-give signs of life and say why training failed: as soon as one worker of any node fails, every node
-ends all of its own. If there are more nodes, the store's address goes through the work folder.
+The first node's stage hosts a store of torch. The workers read the stage call there; the nodes meet
+there, give signs of life and say why training failed: as soon as one worker of any node fails,
+every node ends all of its own. The store's address reaches other nodes through the work folder.
 
 ``python -m stages.training.node WORK`` is another node, given the work folder of the first node's
 stage, on a file system that both see. It waits for that stage, trains along with it, writes no
@@ -27,7 +27,6 @@ from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
@@ -40,8 +39,8 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.events import Emitter
+from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
-from stages.training.job import Job, load_job
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.2
@@ -68,13 +67,13 @@ class Node:
     """One node of a training.
 
     Attributes:
-        job: The training.
+        resources: Those of the stage.
         store: Connection to the first node's store.
         rank: Number of this node in the order of arrival; the first node has 0.
     """
 
-    def __init__(self, job: Job[Any], store: TCPStore, rank: int) -> None:
-        self.job = job
+    def __init__(self, resources: Resources, store: TCPStore, rank: int) -> None:
+        self.resources = resources
         self.store = store
         self.rank = rank
         # Signs that each other node has given, and when the last one came.
@@ -91,13 +90,14 @@ class Node:
             StoppedError: SIGTERM came; the workers have saved a checkpoint.
             StageFailedError: A worker failed, here or on another node, or a node did not come.
         """
+        if self.rank >= self.resources.nodes:
+            events.info("training started without need of this node")
+            return
         failure: BaseException | None = None
         try:
-            if not self.meet():
-                events.info("training started without need of this node")
-                return
+            self.meet()
             with deferred_stop() as stop:
-                workers = [_Worker(self, each) for each in range(self.job.resources.devices)]
+                workers = [_Worker(self, each) for each in range(self.resources.devices)]
                 try:
                     failure = self._watch(workers, stop, events)
                 finally:
@@ -110,9 +110,13 @@ class Node:
         if failure is not None:
             raise failure
 
-    def meet(self) -> bool:
-        """Waits until all nodes are there; false for a node that is one too many."""
-        num_nodes, deadline = self.job.resources.nodes, time.monotonic() + TIMEOUT_SECONDS
+    def meet(self) -> None:
+        """Waits until all nodes are there.
+
+        Raises:
+            StageFailedError: They did not come in time, or the first one is gone.
+        """
+        num_nodes, deadline = self.resources.nodes, time.monotonic() + TIMEOUT_SECONDS
         try:
             while self.store.add("tickets", 0) < num_nodes - 1:
                 if time.monotonic() > deadline:
@@ -124,13 +128,10 @@ class Node:
                 time.sleep(POLL_SECONDS)
         except _LOST as error:
             raise StageFailedError(f"the rendezvous of the nodes failed: {error}") from error
-        if self.rank >= num_nodes:
-            return False
         now = time.monotonic()
         self._heard = {rank: (0, now) for rank in range(num_nodes) if rank != self.rank}
         if self._heard:
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        return True
 
     def failure(self) -> str | None:
         """Reason why the nodes cannot go on: what another one said, or that one is silent."""
@@ -217,11 +218,11 @@ class _Worker:
     """
 
     def __init__(self, node: Node, local_rank: int) -> None:
-        per_node = node.job.resources.devices
+        per_node = node.resources.devices
         self._environment = {
             "RANK": str(node.rank * per_node + local_rank),
             "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(node.job.world_size),
+            "WORLD_SIZE": str(node.resources.world_size),
             "LOCAL_WORLD_SIZE": str(per_node),
             "MASTER_ADDR": node.store.host,
             "MASTER_PORT": str(node.store.port),
@@ -277,19 +278,22 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 @contextlib.contextmanager
-def host(job: Job[Any]) -> Iterator[Node]:
+def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
     """The first node, with the store: on loopback if there is no other node.
 
-    Otherwise at ``resources.rendezvous``, or if that is empty at this host's name and any free
-    port.
+    Args:
+        work: The stage's work folder, on a file system that all nodes see.
+        resources: Those of the stage. Without a ``rendezvous`` the other nodes reach this one by
+            its name, at any free port.
+        call: What the workers are to read.
 
     Raises:
         UserError: This host cannot listen there.
     """
-    path = job.work / _FILE
+    path = work / _FILE
     path.unlink(missing_ok=True)
-    address = job.resources.rendezvous
-    if job.resources.nodes == 1:
+    address = resources.rendezvous
+    if resources.nodes == 1:
         address = f"{LOOPBACK}:0"
     elif not address:
         address = f"{os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()}:0"
@@ -306,12 +310,13 @@ def host(job: Job[Any]) -> Iterator[Node]:
         master_listen_fd=listener.detach(),
     )
     attempt = uuid.uuid4().hex
-    store.set("job", job.dump())
+    store.set("call", call)
+    store.set("resources", resources.model_dump_json())
     store.set("attempt", attempt)
-    if job.resources.nodes > 1:
+    if resources.nodes > 1:
         write_atomically(path, json.dumps({"host": name, "port": port, "attempt": attempt}))
     try:
-        yield Node(job, store, rank=0)
+        yield Node(resources, store, rank=0)
     finally:
         path.unlink(missing_ok=True)
 
@@ -335,7 +340,8 @@ def join(work: Path) -> Node:
             )
             # The file may be that of an attempt that was killed, the port by now another program's.
             if store.get("attempt").decode() == found["attempt"]:
-                return Node(load_job(store.get("job")), store, rank=store.add("tickets", 1))
+                resources = Resources.model_validate_json(store.get("resources"))
+                return Node(resources, store, rank=store.add("tickets", 1))
         time.sleep(POLL_SECONDS)
     raise StageFailedError(f"no first node came to {path} in {TIMEOUT_SECONDS:g} s")
 
@@ -359,7 +365,7 @@ def _take_part(events: Emitter) -> None:
     if len(sys.argv) != 2:
         raise UserError("usage: python -m stages.training.node WORK")
     node = join(Path(sys.argv[1]))
-    events.info(f"joins {node.job.resources.nodes} nodes at {node.store.host}")
+    events.info(f"joins {node.resources.nodes} nodes at {node.store.host}")
     node.train(events)
 
 

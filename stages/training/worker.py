@@ -27,7 +27,7 @@ from stages.contract.errors import (
 from stages.contract.events import Emitter
 from stages.harness.program import deferred_stop
 from stages.harness.supervisor import die_with_parent
-from stages.training.job import Process, load_job
+from stages.training.launch import load_call
 
 
 def main() -> NoReturn:
@@ -61,31 +61,33 @@ def _work(connection: Connection) -> None:
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
+    from stages.training.engine import Process
+    from stages.training.fit import run_fit
+
     rank, local_rank, world_size, port = (
         int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
     )
     # Only the first process reports how far it is; each says why it failed.
-    report = _Sender(connection) if rank == 0 else Emitter(io.StringIO())
+    events = _Sender(connection) if rank == 0 else Emitter(io.StringIO())
     with deferred_stop() as stop:
         store = TCPStore(os.environ["MASTER_ADDR"], port)
-        job = load_job(store.get("job"))
-        if job.on_gpu:
+        ctx = load_call(store.get("call"), events)
+        on_gpu = ctx.request.resources.gpus > 0
+        if on_gpu:
             torch.cuda.set_device(local_rank)
         # DeepSpeed uses this process group, too.
         torch.distributed.init_process_group(
-            "nccl" if job.on_gpu else "gloo",
+            "nccl" if on_gpu else "gloo",
             store=PrefixStore("workers", store),
             rank=rank,
             world_size=world_size,
         )
-        if job.params.deepspeed.zero_stage != "off" and not job.on_gpu:
+        if ctx.params.deepspeed.zero_stage != "off" and not on_gpu:
             from stages.training.zero import reduce_by_gloo
 
             reduce_by_gloo()
-        from stages.training.fit import run_fit
-
-        process = Process(rank, local_rank, world_size, report, stop.is_set)
-        run_fit(job, process)
+        process = Process(rank, local_rank, world_size, events, stop.is_set)
+        run_fit(ctx, process)
         process.check_stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import time
 
@@ -10,15 +11,11 @@ import psutil
 import pytest
 
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.contract.request import Resources
-from stages.train.params import TrainParams
-from stages.training.job import Job
 from stages.training.node import host, join
 
-
-def a_job(work, **resources) -> Job[TrainParams]:
-    made = {"stage": "train", "params": TrainParams(), "resources": Resources(**resources)}
-    return Job(seed=0, models={}, files={}, out=work, work=work, **made)
+TWO = Resources(nodes=2, rendezvous="127.0.0.1:0")
 
 
 def listening(port: int) -> set[str]:
@@ -32,7 +29,7 @@ def listening(port: int) -> set[str]:
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):
-    with host(a_job(tmp_path, processes=2)) as node:
+    with host(tmp_path, Resources(processes=2), "") as node:
         assert listening(node.store.port) == {"127.0.0.1"}
         assert node.failure() is None
         assert not list(tmp_path.iterdir())
@@ -43,23 +40,21 @@ def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("GEB_NODE_ADDRESS", name)
     with (
         pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught,
-        host(a_job(tmp_path, nodes=2)),
+        host(tmp_path, Resources(nodes=2), ""),
     ):
         pass
     assert "GEB_NODE_ADDRESS" in caught.value.remedy
 
 
 def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
-    job = a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")
-    with host(job) as first:
+    with host(tmp_path, TWO, "") as first:
         # An address given as such is the only one that is listened on.
         assert listening(first.store.port) == {"127.0.0.1"}
         second = join(tmp_path)
-        assert second.job == job
         said = []
 
         def take_part() -> None:
-            assert second.meet()
+            second.meet()
             while second.failure() is None:
                 time.sleep(0.05)
             said.append(second.failure())
@@ -67,7 +62,7 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
 
         thread = threading.Thread(target=take_part)
         thread.start()
-        assert first.meet()
+        first.meet()
         assert first.failure() is None
         first.close("training process 0 of 2 failed: no luck")
         thread.join()
@@ -76,11 +71,13 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
 
 
 def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
-    with host(a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")) as first:
+    with host(tmp_path, TWO, "") as first:
         second = join(tmp_path)
-        assert first.meet()
-        assert second.meet()
-        assert not join(tmp_path).meet()
+        first.meet()
+        second.meet()
+        events = io.StringIO()
+        join(tmp_path).train(Emitter(events))
+        assert "training started without need of this node" in events.getvalue()
         monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 1.5)
         second.close()
         while (said := first.failure()) is None:
@@ -89,10 +86,10 @@ def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monk
 
 
 def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
-    with host(a_job(tmp_path, nodes=2, rendezvous="127.0.0.1:0")) as first:
+    with host(tmp_path, TWO, "") as first:
         second = join(tmp_path)
         # The first node's store goes with it; it gives no sign, which holds the store.
-        assert second.meet()
+        second.meet()
     del first
     gc.collect()
     while (said := second.failure()) is None:
