@@ -142,9 +142,14 @@ def main(stage: Stage[Any]) -> NoReturn:
     run_program(work)
 
 
-def run_program(work: Callable[[Emitter], None]) -> NoReturn:
-    """Does the work of a program and ends it: events go to stdout, the exit code is the result."""
-    events = Emitter(_claim_stdout())
+def run_program(work: Callable[[Emitter], None], events: Emitter | None = None) -> NoReturn:
+    """Does the work of a program and ends it; the exit code is the result.
+
+    Args:
+        work: The work.
+        events: Takes its events, and why it failed; by default stdout.
+    """
+    events = events or Emitter(_claim_stdout())
     signal.signal(signal.SIGTERM, _stop)
     try:
         work(events)

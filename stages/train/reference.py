@@ -118,10 +118,7 @@ class ReferencePass:
     def _pass(self, model: nn.Module, batch: Sequence[Pair]) -> RefLogprobs:
         with torch.no_grad(), self.numerics.forward_context():
             found = _logprobs(model, batch, self.params.row_layout, self.numerics.device)
-        if self.params.in_shards:
-            self.process.check_stop_together(self.numerics.device)
-        else:
-            self.process.check_stop()
+        self.process.check_stop(self.numerics.device if self.params.in_shards else None)
         return found
 
 

@@ -69,14 +69,13 @@ class Process:
         """True in the process that writes files and reports."""
         return self.rank == 0
 
-    def check_stop(self) -> None:
-        """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved."""
-        if self.stop_requested():
-            raise StoppedError("asked to stop (SIGTERM)")
+    def check_stop(self, device: torch.device | None = None) -> None:
+        """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved.
 
-    def check_stop_together(self, device: torch.device) -> None:
-        """Raises StoppedError in all processes if SIGTERM came to any; a collective call."""
-        if self.any([self.stop_requested()], device)[0]:
+        With a device it came if it came to any process; a collective call.
+        """
+        asked = self.stop_requested()
+        if asked if device is None else self.any([asked], device)[0]:
             raise StoppedError("asked to stop (SIGTERM)")
 
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:

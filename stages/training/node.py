@@ -31,16 +31,11 @@ from pathlib import Path
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import (
-    EXIT_OK,
-    EXIT_STOPPED,
-    StageFailedError,
-    StoppedError,
-    UserError,
-)
-from stages.contract.events import Emitter
+from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, StoppedError, UserError
+from stages.contract.events import Emitter, Failure
 from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
+from stages.training.launch import OutOfMemoryError
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.2
@@ -227,7 +222,7 @@ class _Worker:
             "MASTER_ADDR": node.store.host,
             "MASTER_PORT": str(node.store.port),
         }
-        self._failure: tuple[float, Exception] | None = None
+        self._failure: tuple[float, Failure | OutOfMemoryError] | None = None
         self.connection, other = Pipe(duplex=False)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stages.training.worker", str(os.getpid())],
@@ -242,8 +237,8 @@ class _Worker:
         try:
             while not self.connection.closed and self.connection.poll():
                 at, said = self.connection.recv()
-                if isinstance(said, Exception):
-                    self._failure = at, said
+                if isinstance(said, Failure | OutOfMemoryError):
+                    self._failure = self._failure or (at, said)
                 else:
                     events.emit(said)
         except (EOFError, OSError):
@@ -252,9 +247,14 @@ class _Worker:
     def failure_of(self, code: int) -> tuple[float, Exception]:
         """When and why it failed, given its exit code."""
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        named = "training process {RANK} of {WORLD_SIZE} failed".format_map(self._environment)
         # One that was killed had no time to say so; the others then lost their connection.
-        return self._failure or (0.0, StageFailedError(f"{named}: {ended}"))
+        at, said = self._failure or (0.0, Failure(kind="crash", message=ended))
+        if isinstance(said, OutOfMemoryError):
+            return at, said
+        if said.kind == "user":
+            return at, UserError(said.message, said.remedy)
+        named = "training process {RANK} of {WORLD_SIZE} failed".format_map(self._environment)
+        return at, StageFailedError(f"{named}: {said.message}")
 
     def signal(self, number: int) -> None:
         """Sends a signal to it and to what it started."""

@@ -6,58 +6,36 @@ that ``torchrun`` sets, too, and hears on its stdout what it reports and why it 
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
-import traceback
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from pydantic import BaseModel
 
-from stages.contract.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_STOPPED,
-    StageFailedError,
-    StoppedError,
-    UserError,
-)
-from stages.contract.events import Emitter
-from stages.harness.program import deferred_stop
+from stages.contract.errors import EXIT_STOPPED
+from stages.contract.events import Emitter, Failure
+from stages.harness.program import deferred_stop, run_program
 from stages.harness.supervisor import die_with_parent
-from stages.training.launch import load_call
+from stages.training.launch import OutOfMemoryError, load_call
 
 
-def main() -> NoReturn:
-    """Takes part in a training and ends the process with its exit code."""
-    # A retry must find no one at work.
-    die_with_parent()
-    if os.getppid() != int(sys.argv[1]):
-        os._exit(EXIT_STOPPED)
-    connection = Connection(os.dup(1), readable=False)
-    # Whatever libraries print goes to stderr, the log.
-    os.dup2(2, 1)
-    code = EXIT_OK
-    try:
-        _work(connection)
-    except StoppedError:
-        code = EXIT_STOPPED
-    except Exception as error:
-        code = EXIT_FAILED
-        said: Exception = error
-        if not isinstance(error, UserError):
-            traceback.print_exc()
-            named = "training process {RANK} of {WORLD_SIZE} failed".format_map(os.environ)
-            said = StageFailedError(f"{named}: {type(error).__name__}: {error}")
-        connection.send((time.time(), said))
-    sys.stderr.flush()
-    # Without waiting for threads that libraries left, or for peers that are gone.
-    os._exit(code)
+class _Sender(Emitter):
+    """Emitter whose events go to the node's process, each with its time."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(sys.stderr)
+        self._connection = connection
+
+    def emit(self, event: BaseModel) -> None:
+        """Sends why this worker failed; how far the training is, if it is the first one."""
+        if isinstance(event, Failure) or os.environ["RANK"] == "0":
+            self._connection.send((time.time(), event))
 
 
-def _work(connection: Connection) -> None:
+def _train(connection: Connection, events: Emitter) -> None:
     import torch
     from torch.distributed import PrefixStore, TCPStore
 
@@ -67,8 +45,6 @@ def _work(connection: Connection) -> None:
     rank, local_rank, world_size, port = (
         int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
     )
-    # Only the first process reports how far it is; each says why it failed.
-    events = _Sender(connection) if rank == 0 else Emitter(io.StringIO())
     with deferred_stop() as stop:
         store = TCPStore(os.environ["MASTER_ADDR"], port)
         ctx = load_call(store.get("call"), events)
@@ -87,20 +63,25 @@ def _work(connection: Connection) -> None:
 
             reduce_by_gloo()
         process = Process(rank, local_rank, world_size, events, stop.is_set)
-        run_fit(ctx, process)
+        try:
+            run_fit(ctx, process)
+        except OutOfMemoryError as error:
+            # Its smaller budget is more than an event says.
+            connection.send((time.time(), error))
+            raise
         process.check_stop()
 
 
-class _Sender(Emitter):
-    """Emitter whose events go to the node's process."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(sys.stderr)
-        self._connection = connection
-
-    def emit(self, event: BaseModel) -> None:
-        """Sends one event."""
-        self._connection.send((time.time(), event))
+def main() -> NoReturn:
+    """Takes part in a training and ends the process with its exit code."""
+    # A retry must find no one at work.
+    die_with_parent()
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(EXIT_STOPPED)
+    connection = Connection(os.dup(1), readable=False)
+    # Whatever libraries print goes to stderr, the log.
+    os.dup2(2, 1)
+    run_program(partial(_train, connection), _Sender(connection))
 
 
 if __name__ == "__main__":
