@@ -109,24 +109,18 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             events=events,
         )
         try:
-            return _compute(stage, context, lease.check)
+            context.work.mkdir(parents=True, exist_ok=True)
+            started = _now()
+            stage.run(context)
+            lease.check()
+            files = describe_files(context.out, context.telemetry)
+            check_outputs(stage.name, stage.params.outputs, files)
+            manifest = make_manifest(
+                request, files=files, started=started, ended=_now(), notes=context.notes
+            )
+            return store.publish(context.out, manifest)
         finally:
             shutil.rmtree(context.out, ignore_errors=True)
-
-
-def _compute(
-    stage: Stage[Any], context: StageContext[Any], check_lease: Callable[[], None]
-) -> Artifact:
-    context.work.mkdir(parents=True, exist_ok=True)
-    started = _now()
-    stage.run(context)
-    check_lease()
-    files = describe_files(context.out, context.telemetry)
-    check_outputs(stage.name, stage.params.outputs, files)
-    manifest = make_manifest(
-        context.request, files=files, started=started, ended=_now(), notes=context.notes
-    )
-    return context.store.publish(context.out, manifest)
 
 
 def main(stage: Stage[Any]) -> NoReturn:

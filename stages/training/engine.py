@@ -106,6 +106,14 @@ class Process:
             dist.barrier()
 
 
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    """Block in which torch does not warn that no other process takes part in a checkpoint."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
 class Engine:
     """A model that is trained by torch alone; gradients are averaged over processes.
 
@@ -175,27 +183,26 @@ class Engine:
         self._wrapped.zero_grad()
         return norm, float(learning_rate)
 
+    @_no_warning_of_one_process()
     def save(self, folder: Path) -> None:
         """Writes trained weights and optimizer state, each process its share; collective."""
         state = {
             "model": get_model_state_dict(self.model, options=_TRAINED),
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED),
         }
-        with _no_warning_of_one_process():
-            dcp.save(state, checkpoint_id=folder / _FOLDER)
+        dcp.save(state, checkpoint_id=folder / _FOLDER)
 
+    @_no_warning_of_one_process()
     def load(self, folder: Path) -> None:
         """Takes what :meth:`save` wrote, whatever number of processes did; collective."""
         weights = {"model": get_model_state_dict(self.model, options=_TRAINED)}
-        with _no_warning_of_one_process():
-            dcp.load(weights, checkpoint_id=folder / _FOLDER)
+        dcp.load(weights, checkpoint_id=folder / _FOLDER)
         options = StateDictOptions(ignore_frozen_params=True, strict=False)
         set_model_state_dict(self.model, weights["model"], options=options)
         state = {
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED)
         }
-        with _no_warning_of_one_process():
-            dcp.load(state, checkpoint_id=folder / _FOLDER)
+        dcp.load(state, checkpoint_id=folder / _FOLDER)
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_TRAINED)
 
     def whole_weights(self) -> dict[str, Tensor]:
@@ -235,14 +242,6 @@ class Engine:
             return whole
         whole = whole.full_tensor()
         return whole.cpu() if self._process.is_first else None
-
-
-@contextmanager
-def _no_warning_of_one_process() -> Iterator[None]:
-    """Block in which torch does not warn that no other process takes part in a checkpoint."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
 
 
 def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:

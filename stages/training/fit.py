@@ -260,14 +260,15 @@ def _out_of_memory(params: TrainingParams, plan: Plan[Any], said: str) -> OutOfM
     longest = sizes[0]
     # A budget above what a step has at all did not bind: half of it might not, either.
     half = min(budget, sum(sizes[: plan.global_batch])) // 2
-    return OutOfMemoryError(
+    error = OutOfMemoryError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
         f"{longest} tokens (its prompt once, and its responses): {said}",
         f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
         f"(below {longest}), set {stage}.gradient_checkpointing=true, spread the weights with "
         f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
         f"({stage}.lora.rank)",
-        said=said,
-        # Below its length each sample is alone already.
-        smaller=half if budget > longest else None,
     )
+    error.said = said
+    # Below its length each sample is alone already.
+    error.smaller = half if budget > longest else None
+    return error

@@ -105,16 +105,10 @@ def load_call(text: bytes, events: Emitter) -> StageContext[Any]:
 class OutOfMemoryError(UserError):
     """Training did not fit into memory.
 
-    Args:
-        message: How long the longest sample is, and what was said.
-        remedy: Settings to lower.
+    Attributes:
         said: What was said.
         smaller: A budget of tokens with which it may fit; None if a smaller one would not help.
     """
 
-    def __init__(
-        self, message: str, remedy: str = "", said: str = "", smaller: int | None = None
-    ) -> None:
-        super().__init__(message, remedy)
-        self.said = said
-        self.smaller = smaller
+    said: str
+    smaller: int | None

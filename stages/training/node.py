@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -37,7 +38,6 @@ from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
 from stages.training.launch import OutOfMemoryError
 
-LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.2
 ADDRESS_VARIABLE = "GEB_NODE_ADDRESS"
 """Environment variable with this node's address, for a host name that leads nowhere."""
@@ -58,6 +58,7 @@ _FILE = "rendezvous.json"
 _LOST = (DistNetworkError, DistStoreError)
 
 
+@dataclass
 class Node:
     """One node of a training.
 
@@ -67,15 +68,14 @@ class Node:
         rank: Number of this node in the order of arrival; the first node has 0.
     """
 
-    def __init__(self, resources: Resources, store: TCPStore, rank: int) -> None:
-        self.resources = resources
-        self.store = store
-        self.rank = rank
-        # Signs that each other node has given, and when the last one came.
-        self._heard: dict[int, tuple[int, float]] = {}
-        self._said: str | None = None
-        self._answered_at = time.monotonic()
-        self._closed = threading.Event()
+    resources: Resources
+    store: TCPStore
+    rank: int
+    # Signs that each other node has given, and when the last one came.
+    _heard: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _said: str | None = None
+    _answered_at: float = field(default_factory=time.monotonic)
+    _closed: threading.Event = field(default_factory=threading.Event)
 
     def train(self, events: Emitter) -> None:
         """Starts this node's workers and waits for them; for a process's main thread.
@@ -138,11 +138,7 @@ class Node:
         return f"{silent} other nodes gave no sign for {SILENT_SECONDS:g} s" if silent else None
 
     def close(self, failure: str = "") -> None:
-        """Leaves the meeting; the first node, which hosts the store, leaves last.
-
-        Args:
-            failure: Why this node ends, for the others; empty if it trained to the end.
-        """
+        """Tells the others why this node failed, if it did; the first one leaves last."""
         # A store that does not answer would hold this process up.
         answers = time.monotonic() - self._answered_at < _FRESH_SECONDS
         if self._heard and answers:
@@ -205,12 +201,7 @@ class Node:
 
 
 class _Worker:
-    """A worker process of this node, in a session of its own.
-
-    Attributes:
-        process: The process.
-        connection: What it says; closed once that has an end.
-    """
+    """A worker process of this node, in a session of its own, and the pipe in which it speaks."""
 
     def __init__(self, node: Node, local_rank: int) -> None:
         per_node = node.resources.devices
@@ -292,12 +283,9 @@ def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
     """
     path = work / _FILE
     path.unlink(missing_ok=True)
-    address = resources.rendezvous
-    if resources.nodes == 1:
-        address = f"{LOOPBACK}:0"
-    elif not address:
-        address = f"{os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()}:0"
-    name, _, asked = address.rpartition(":")
+    own_name = os.environ.get(ADDRESS_VARIABLE) or socket.gethostname()
+    address = resources.rendezvous or f"{own_name}:0"
+    name, _, asked = ("127.0.0.1:0" if resources.nodes == 1 else address).rpartition(":")
     listener = _listen(name, int(asked))
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
