@@ -58,10 +58,6 @@ def _train(connection: Connection, events: Emitter) -> None:
             rank=rank,
             world_size=world_size,
         )
-        if ctx.params.deepspeed.zero_stage != "off" and not on_gpu:
-            from stages.training.zero import reduce_by_gloo
-
-            reduce_by_gloo()
         process = Process(rank, local_rank, world_size, events, stop.is_set)
         try:
             run_fit(ctx, process)
