@@ -13,7 +13,7 @@ import pytest
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Resources
-from stages.training.node import host, join
+from stages.training.node import Node, host, join
 
 TWO = Resources(nodes=2, rendezvous="127.0.0.1:0")
 
@@ -21,11 +21,14 @@ TWO = Resources(nodes=2, rendezvous="127.0.0.1:0")
 def listening(port: int) -> set[str]:
     """Addresses on which this process listens at a port."""
     found = psutil.Process().net_connections(kind="tcp")
-    return {
-        each.laddr.ip
-        for each in found
-        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
-    }
+    wanted = (psutil.CONN_LISTEN, port)
+    return {each.laddr.ip for each in found if (each.status, each.laddr.port) == wanted}
+
+
+def failure_of(node: Node) -> str:
+    while (said := node.failure()) is None:
+        time.sleep(0.05)
+    return said
 
 
 def test_one_node_listens_on_loopback_only(tmp_path):
@@ -51,23 +54,17 @@ def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
         # An address given as such is the only one that is listened on.
         assert listening(first.store.port) == {"127.0.0.1"}
         second = join(tmp_path)
-        said = []
-
-        def take_part() -> None:
-            second.meet()
-            while second.failure() is None:
-                time.sleep(0.05)
-            said.append(second.failure())
-            second.close(said[0])
-
-        thread = threading.Thread(target=take_part)
-        thread.start()
         first.meet()
-        assert first.failure() is None
-        first.close("training process 0 of 2 failed: no luck")
-        thread.join()
+        second.meet()
         assert (first.rank, second.rank) == (0, 1)
-    assert said == ["another node failed: training process 0 of 2 failed: no luck"]
+        assert first.failure() is None
+        # It waits for the other one.
+        thread = threading.Thread(target=first.close, args=("no luck",))
+        thread.start()
+        said = failure_of(second)
+        second.close(said)
+        thread.join()
+    assert said == "another node failed: no luck"
 
 
 def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
@@ -80,18 +77,14 @@ def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monk
         assert "training started without need of this node" in events.getvalue()
         monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 1.5)
         second.close()
-        while (said := first.failure()) is None:
-            time.sleep(0.05)
-    assert said == "1 other nodes gave no sign for 1.5 s"
+        assert failure_of(first) == "1 other nodes gave no sign for 1.5 s"
 
 
 def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
     with host(tmp_path, TWO, "") as first:
         second = join(tmp_path)
-        # The first node's store goes with it; it gives no sign, which holds the store.
+        # It gives no sign, which would hold the store.
         second.meet()
     del first
     gc.collect()
-    while (said := second.failure()) is None:
-        time.sleep(0.05)
-    assert said == "the first node is gone"
+    assert failure_of(second) == "the first node is gone"
