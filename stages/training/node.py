@@ -32,7 +32,14 @@ from pathlib import Path
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from stages.contract.atomic import write_atomically
-from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, StoppedError, UserError
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
 from stages.contract.events import Emitter, Failure
 from stages.contract.request import Resources
 from stages.harness.program import deferred_stop, run_program
@@ -294,7 +301,6 @@ def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=TIMEOUT_SECONDS),
         master_listen_fd=listener.detach(),
     )
     attempt = uuid.uuid4().hex
@@ -310,10 +316,7 @@ def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
 
 
 def join(work: Path) -> Node:
-    """Another node, once the first node's store is there.
-
-    Args:
-        work: Work folder of the first node's stage.
+    """Another node, once the store is there of the first, whose stage has this work folder.
 
     Raises:
         StageFailedError: It did not come in time.
@@ -352,9 +355,14 @@ def _listen(host: str, port: int) -> socket.socket:
 def _take_part(events: Emitter) -> None:
     if len(sys.argv) != 2:
         raise UserError("usage: python -m stages.training.node WORK")
-    node = join(Path(sys.argv[1]))
-    events.info(f"joins {node.resources.nodes} nodes at {node.store.host}")
-    node.train(events)
+    try:
+        node = join(Path(sys.argv[1]))
+        events.info(f"joins {node.resources.nodes} nodes at {node.store.host}")
+        node.train(events)
+    except StageFailedError as error:
+        # Without a traceback: what failed is a worker or another node, and its log has it.
+        events.emit(Failure(kind="crash", message=str(error)))
+        os._exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

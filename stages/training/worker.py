@@ -11,7 +11,6 @@ import sys
 import time
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 from pydantic import BaseModel
 
@@ -68,17 +67,12 @@ def _train(connection: Connection, events: Emitter) -> None:
         process.check_stop()
 
 
-def main() -> NoReturn:
-    """Takes part in a training and ends the process with its exit code."""
+if __name__ == "__main__":
     # A retry must find no one at work.
     die_with_parent()
     if os.getppid() != int(sys.argv[1]):
         os._exit(EXIT_STOPPED)
-    connection = Connection(os.dup(1), readable=False)
+    stdout = Connection(os.dup(1), readable=False)
     # Whatever libraries print goes to stderr, the log.
     os.dup2(2, 1)
-    run_program(partial(_train, connection), _Sender(connection))
-
-
-if __name__ == "__main__":
-    main()
+    run_program(partial(_train, stdout), _Sender(stdout))
