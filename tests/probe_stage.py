@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import pytest
 
 import stages
-from stages.contract.errors import UserError
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import StageParams, speed_only
 from stages.harness.context import StageContext
-from stages.harness.program import Stage
+from stages.harness.program import Stage, deferred_stop
 
 ROOT = Path(stages.__file__).parent.parent
 
@@ -84,21 +84,21 @@ def run(ctx: StageContext[ProbeParams]) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
             _hang(ctx)
         case "save_when_stopped":
-            with ctx.deferred_stop():
-                while not ctx.stop_requested:
+            with deferred_stop() as stop:
+                while not stop.is_set():
                     ctx.events.metric(1, loss=1.0)
                 # More than a pipe holds, by both ways.
                 for number in range(5000):
                     print(f"line {number} before the end")
                     ctx.events.info(f"message {number} before the end")
                 Path(ctx.params.path).write_text("saved")
-            ctx.check_stop()
+            raise StoppedError("asked to stop (SIGTERM)")
         case "tell_environment":
             ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
         case "tell_secret":
             (ctx.out / "secret.txt").write_text(os.environ["PROBE_SECRET"])
     (ctx.out / "half-written.txt").unlink()
-    (ctx.out / "result.txt").write_text(f"seed {ctx.seed} {ctx.params.message}")
+    (ctx.out / "result.txt").write_text(f"seed {ctx.request.seed} {ctx.params.message}")
 
 
 def _hang(ctx: StageContext[ProbeParams]) -> None:

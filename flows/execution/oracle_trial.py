@@ -17,15 +17,16 @@ from flows.pipeline.external import resolve
 from flows.runners.base import supervised
 from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
-from stages.contract.errors import EXIT_OK, EXIT_USER, UserError
+from stages.contract.errors import EXIT_OK, UserError
+from stages.contract.events import Failure, Log, parse_event
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
 
 # An oracle that loads a model may take longer; then its stage is the one to try it.
 _LIMIT_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
-# What a trial says at its end, see `stages.score.python_function`, which flows do not import.
-_CAME_TO_ITS_END, _ALIKE = "tried", "tried alike"
+# What a trial may say at its end, see `stages.score.python_function`, which flows do not import.
+_ALIKE = "tried alike"
 _PROMPTS = 2
 _RESPONSES = ("A trial response.", "Another trial response,\nof two lines.")
 # Messages, and the reference answer.
@@ -108,20 +109,19 @@ def _try(
             overdue = threading.Timer(_LIMIT_SECONDS, trial.stdin.close)
             overdue.start()
             try:
-                said_last = trial.stdout.read()
+                said = parse_event(trial.stdout.read())
                 code = trial.wait()
             finally:
                 overdue.cancel()
                 trial.stdin.close()
-    if code == EXIT_OK and said_last not in (_CAME_TO_ITS_END, _ALIKE):
+    if code == EXIT_OK and said is None:
         raise UserError(
             "the oracle was tried before the run, and ended the process that called it",
             "take os._exit, sys.exit and quit out of it",
         )
-    if code == EXIT_USER:
-        said = json.loads(said_last)
-        raise UserError(f"the oracle was tried before the run: {said['message']}", said["remedy"])
-    return said_last == _ALIKE
+    if isinstance(said, Failure) and said.kind == "user":
+        raise UserError(f"the oracle was tried before the run: {said.message}", said.remedy)
+    return isinstance(said, Log) and said.message == _ALIKE
 
 
 def _rows(prompts: Sequence[_Prompt], answers: Sequence[str]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def run(ctx: StageContext[BanditParams]) -> None:
     outcome = simulate(
         params,
         landscape,
-        ctx.seed,
+        ctx.request.seed,
         lambda done: ctx.events.progress(done, params.num_iterations, "iterations"),
     )
     records = summarise(every, outcome, landscape)

@@ -84,6 +84,11 @@ class Resources(_Frozen):
         """GPUs of a node, or its processes on a CPU."""
         return self.gpus or self.processes
 
+    @property
+    def world_size(self) -> int:
+        """Processes that train together, on all nodes."""
+        return self.nodes * self.devices
+
     @field_validator("rendezvous")
     @classmethod
     def _check_rendezvous(cls, address: str) -> str:

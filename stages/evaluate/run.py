@@ -121,7 +121,7 @@ def _reference(ctx: StageContext[EvaluateParams]) -> Iterator[LogPiRef | None]:
     from stages.evaluate.reference import Reference
 
     source = ctx.model("reference")
-    reference = Reference(source, params.dtype, params.batch_tokens, ctx.resources)
+    reference = Reference(source, params.dtype, params.batch_tokens, ctx.request.resources)
 
     def log_pi_ref(batch: ScoredBatch) -> npt.NDArray[np.float64]:
         return reference.log_probabilities(

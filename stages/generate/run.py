@@ -104,7 +104,7 @@ def _sample(
     filler = ChunkFiller(
         chunks,
         read_rows(prompts, PROMPTS),
-        render=lambda row: policy.render(row, ctx.params, ctx.seed),
+        render=lambda row: policy.render(row, ctx.params, ctx.request.seed),
         decode=policy.decode,
         on_written=lambda chunk: ctx.events.info(
             f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}"

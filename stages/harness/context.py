@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stages.contract.adapters import adapter_input, check_adapter
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import StageParams
-from stages.contract.request import ArtifactInput, FileInput, HubInput, Resources
+from stages.contract.request import ArtifactInput, FileInput, HubInput, Request
 from stages.store.base import Store
 
 P = TypeVar("P", bound=StageParams)
@@ -53,30 +50,29 @@ class StageContext(Generic[P]):
     """Parameters, inputs and outputs of one stage call.
 
     Attributes:
+        request: The call: its seed, from which ``stages.contract.digests.derive_seed`` derives
+            others, its resources, and the run that asks.
         params: The stage's parameters.
-        seed: Seed of this call; derive others with ``stages.contract.digests.derive_seed``.
         out: Empty folder; what is written here becomes the artifact.
-        work: Folder that survives failed attempts at the same key: checkpoints and chunks go here.
         store: The store, for the few stages whose work is in it (the model registry).
         events: Progress, metrics and log lines, for the orchestrator.
-        resources: GPUs and processes that the stage may use.
-        run: Name of the run that asks.
+        inputs: Inputs of the request.
         notes: Facts that go into the manifest.
     """
 
+    request: Request
     params: P
-    seed: int
     out: Path
-    work: Path
     store: Store
     events: Emitter
     inputs: Mapping[str, tuple[ResolvedInput, ...]]
-    resources: Resources = field(default_factory=Resources)
-    run: str = ""
-    step: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
     telemetry: set[str] = field(default_factory=set)
-    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def work(self) -> Path:
+        """Folder that survives failed attempts at the same key, for checkpoints and chunks."""
+        return self.store.work_path(self.request.stage, self.request.key)
 
     def path(self, name: str) -> Path:
         """The file or folder given as input ``name``, of which the request has one at the most.
@@ -122,6 +118,11 @@ class StageContext(Generic[P]):
         assert found.path is not None
         return ModelSource(str(found.path), adapter=adapter)
 
+    def model_digests(self, name: str) -> list[str]:
+        """Digests of a model and of its adapter if it has one; equal for the same weights."""
+        groups = (self.inputs[name], self.inputs.get(adapter_input(name), ()))
+        return [each.source.digest for group in groups for each in group]
+
     def telemetry_path(self, name: str) -> Path:
         """Path of an output file that may differ between computations of the same result.
 
@@ -129,29 +130,3 @@ class StageContext(Generic[P]):
         """
         self.telemetry.add(name)
         return self.out / name
-
-    @property
-    def stop_requested(self) -> bool:
-        """True once SIGTERM came while it was deferred."""
-        return self._stop.is_set()
-
-    def check_stop(self) -> None:
-        """Raises StoppedError if SIGTERM came while it was deferred."""
-        if self._stop.is_set():
-            raise StoppedError("asked to stop (SIGTERM)")
-
-    @contextmanager
-    def deferred_stop(self) -> Iterator[None]:
-        """Makes SIGTERM set :attr:`stop_requested` instead of ending the stage at once.
-
-        For stages that must save before they end: poll the flag, save, call :meth:`check_stop`.
-        """
-
-        def note(signum: int, frame: object) -> None:
-            self._stop.set()
-
-        previous = signal.signal(signal.SIGTERM, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)

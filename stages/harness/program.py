@@ -13,8 +13,9 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -97,42 +98,29 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             return found
         store.sweep_scratch(request.stage, request.key)
         context = StageContext(
+            request,
             params=params,
-            seed=request.seed,
             inputs={
                 name: tuple(resolved_input(store, name, each) for each in group)
                 for name, group in request.inputs.items()
             },
             out=store.new_scratch(request.stage, request.key),
-            work=store.work_path(request.stage, request.key),
             store=store,
             events=events,
-            resources=request.resources,
-            run=request.run,
-            step=request.step,
         )
         try:
-            return _compute(stage, request, context, lease.check)
+            context.work.mkdir(parents=True, exist_ok=True)
+            started = _now()
+            stage.run(context)
+            lease.check()
+            files = describe_files(context.out, context.telemetry)
+            check_outputs(stage.name, stage.params.outputs, files)
+            manifest = make_manifest(
+                request, files=files, started=started, ended=_now(), notes=context.notes
+            )
+            return store.publish(context.out, manifest)
         finally:
             shutil.rmtree(context.out, ignore_errors=True)
-
-
-def _compute(
-    stage: Stage[Any],
-    request: Request,
-    context: StageContext[Any],
-    check_lease: Callable[[], None],
-) -> Artifact:
-    context.work.mkdir(parents=True, exist_ok=True)
-    started = _now()
-    stage.run(context)
-    check_lease()
-    files = describe_files(context.out, context.telemetry)
-    check_outputs(request.stage, stage.params.outputs, files)
-    manifest = make_manifest(
-        request, files=files, started=started, ended=_now(), notes=context.notes
-    )
-    return context.store.publish(context.out, manifest)
 
 
 def main(stage: Stage[Any]) -> NoReturn:
@@ -140,11 +128,25 @@ def main(stage: Stage[Any]) -> NoReturn:
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
         sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
         sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
-    events = Emitter(_claim_stdout())
-    signal.signal(signal.SIGTERM, _stop)
-    try:
+
+    def work(events: Emitter) -> None:
         artifact = execute(stage, read_request(Path(sys.argv[1])), events)
         events.emit(Done(path=str(artifact.path)))
+
+    run_program(work)
+
+
+def run_program(work: Callable[[Emitter], None], events: Emitter | None = None) -> NoReturn:
+    """Does the work of a program and ends it; the exit code is the result.
+
+    Args:
+        work: The work.
+        events: Takes its events, and why it failed; by default stdout.
+    """
+    events = events or Emitter(_claim_stdout())
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        work(events)
     except UserError as error:
         events.emit(Failure(kind="user", message=error.message, remedy=error.remedy))
         _exit(EXIT_USER)
@@ -173,6 +175,20 @@ def _stop(signum: int, frame: object) -> None:
     # Once only: a second SIGTERM must not interrupt the clean-up after the first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise StoppedError("asked to stop (SIGTERM)")
+
+
+@contextlib.contextmanager
+def deferred_stop() -> Iterator[threading.Event]:
+    """Makes SIGTERM set an event within the block instead of ending the program at once.
+
+    For work that must save before it ends with a :class:`StoppedError`; in the main thread.
+    """
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _exit(code: int) -> NoReturn:

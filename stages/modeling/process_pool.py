@@ -200,14 +200,10 @@ class DevicePool(Generic[Item, Result]):
         environments = device_environments(resources)
         # CUDA_VISIBLE_DEVICES may name fewer than the stage has.
         self.size = len(environments)
-        try:
-            if self.size == 1:
-                self._call = load()
-            else:
-                self._pool = ProcessPool(load, environments)
-        except BaseException:
-            self.close()
-            raise
+        if self.size == 1:
+            self._call = load()
+        else:
+            self._pool = ProcessPool(load, environments)
 
     def map(self, items: Iterable[Item]) -> Iterator[Result]:
         """Results of the items, in their order.

@@ -46,7 +46,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     tally = Tally()
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for batch in read_scored(responses, scores):
-            pairs = pair_batch(batch, ctx.params, ctx.seed, tally)
+            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally)
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")

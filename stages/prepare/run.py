@@ -53,7 +53,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
         iterations=ctx.params.iterations,
         test_prompts=ctx.params.test_prompts,
         prompts_per_iteration=ctx.params.prompts_per_iteration,
-        seed=ctx.seed,
+        seed=ctx.request.seed,
     )
     _write(ctx, sources, scan, decided, total)
     report = _report(ctx.params, scan, decided)

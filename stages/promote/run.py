@@ -33,7 +33,8 @@ def run(ctx: StageContext[PromoteParams]) -> None:
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
     registry = ModelRegistry(ctx.store)
-    own = registry.register(name, checkpoint, metrics=metrics, run=ctx.run, step=ctx.step)
+    run, step = ctx.request.run, ctx.request.step
+    own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
     while True:
         known = {each.alias: each for each in registry.aliases(name)}
         aliases = {each: known.get(each) for each in ctx.params.aliases}
@@ -100,6 +101,7 @@ def _move_aliases(
     Returns:
         The version that each alias holds afterwards.
     """
+    asked = ctx.request
     failed = [gate for gate in gates if not gate.passed]
     for gate in failed:
         ctx.events.warning(f"{own.name}:{own.version} is not promoted: {gate.reason}")
@@ -108,13 +110,13 @@ def _move_aliases(
         return places
     for alias, now in aliases.items():
         holder = registry.version(own.name, now.version) if now else None
-        if holder and holder.run == ctx.run and _iteration(holder.step) > _iteration(ctx.step):
+        if holder and holder.run == asked.run and _iteration(holder.step) > _iteration(asked.step):
             ctx.events.info(
                 f"{own.name}@{alias} stays version {holder.version}: {holder.step} of the same run "
-                f"is newer than {ctx.step}"
+                f"is newer than {asked.step}"
             )
             continue
-        reason = f"passed all gates ({ctx.run}, {ctx.step})"
+        reason = f"passed all gates ({asked.run}, {asked.step})"
         registry.set_alias(own.name, alias, own.version, reason=reason, expected=now)
         ctx.events.info(f"{own.name}@{alias} is version {own.version} now")
         places[alias] = own.version

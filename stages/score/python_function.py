@@ -2,18 +2,16 @@
 
 ``python -m stages.score.python_function CODE FUNCTION CERTAINTY ROWS.json`` loads the function in
 the score stage's environment and calls it once on the rows, so that a run learns before it pays for
-anything that its oracle cannot work. If so, the exit code is 64, and stdout has message and remedy
-as JSON. With the certainty ``made-up``, not ``read``, the rows are no prompts of the run, and an
-error that the function raises on them tells nothing. A trial that comes to its end says so on
-stdout, and whether it got the same reward for all responses to each prompt: an oracle may end the
-process.
+anything that its oracle cannot work: it ends as a stage does. With the certainty ``made-up``, not
+``read``, the rows are no prompts of the run, and an error that the function raises on them tells
+nothing. A trial that comes to its end says so, and whether it got the same reward for all responses
+to each prompt: an oracle may end the process.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import reprlib
 import sys
 import traceback
@@ -25,8 +23,10 @@ from types import ModuleType
 from typing import Any
 
 from stages.contract.digests import sha256_file
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, GebError, UserError
+from stages.contract.errors import GebError, UserError
+from stages.contract.events import Emitter
 from stages.harness.context import StageContext
+from stages.harness.program import run_program
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
@@ -165,33 +165,22 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def main() -> int:
+def _try_oracle(events: Emitter) -> None:
     """Tries the oracle that the command line names."""
     code, function, certainty, rows = sys.argv[1:]
-    with os.fdopen(os.dup(1), "w") as answer:
-        # Prints of the oracle go to stderr, also those of programs that it starts.
-        os.dup2(2, 1)
-        try:
-            oracle = load_file(Path(code), function)
-            asked, found = json.loads(Path(rows).read_text()), set()
-            try:
-                for place, verdict in oracle.score(asked):
-                    found.add((asked[place]["prompt_id"], verdict.score))
-            except UserError as error:
-                # What the function raised is the cause of the error.
-                if certainty == "read" or error.__cause__ is None:
-                    raise
-        except UserError as error:
-            answer.write(json.dumps({"message": error.message, "remedy": error.remedy}))
-            return EXIT_USER
-        except GebError as error:
-            sys.stderr.write(f"{error}\n")
-            return EXIT_FAILED
-        is_known = certainty == "read" and all(score is not None for _, score in found)
-        is_alike = is_known and len(found) == len({row["prompt_id"] for row in asked})
-        answer.write(_ALIKE if is_alike else _TRIED)
-    return EXIT_OK
+    oracle = load_file(Path(code), function)
+    asked, found = json.loads(Path(rows).read_text()), set()
+    try:
+        for place, verdict in oracle.score(asked):
+            found.add((asked[place]["prompt_id"], verdict.score))
+    except UserError as error:
+        # What the function raised is the cause of the error.
+        if certainty == "read" or error.__cause__ is None:
+            raise
+    is_known = certainty == "read" and all(score is not None for _, score in found)
+    is_alike = is_known and len(found) == len({row["prompt_id"] for row in asked})
+    events.info(_ALIKE if is_alike else _TRIED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(_try_oracle)

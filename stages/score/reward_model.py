@@ -185,7 +185,7 @@ def load_reward_model(
     require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
-        classifiers=DevicePool(load_one, ctx.resources),
+        classifiers=DevicePool(load_one, ctx.request.resources),
         config=config,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.inputs['model'][0].source.digest[:80]}",

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
 from stages.contract.events import dump_json
+from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
@@ -25,9 +26,8 @@ from stages.sft.data import (
 )
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.training.batches import Batch
-from stages.training.engine import Engine
+from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
-from stages.training.job import Job, Process
 from stages.training.loop import Objective
 from stages.training.metrics import StepLog
 from stages.training.policy import Numerics, load_logprob_model, logprob_model
@@ -72,31 +72,31 @@ class AnswerLikelihood(Objective[Batch]):
 class ConversationFit(Fit[SftParams]):
     """Training of `policy`, or of a new model, on `data`."""
 
-    def __init__(self, job: Job[SftParams], process: Process) -> None:
-        super().__init__(job, process)
-        self._source = job.models.get("policy")
-        if self._source is None and job.params.lora.save != "merged":
+    def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
+        super().__init__(ctx, process)
+        self._source = ctx.model("policy") if ctx.has("policy") else None
+        if self._source is None and ctx.params.lora.save != "merged":
             raise UserError(
-                f"sft.lora.save = {job.params.lora.save!r} without a policy: adapters are for a "
+                f"sft.lora.save = {ctx.params.lora.save!r} without a policy: adapters are for a "
                 "model that is kept, which a new one is not",
                 "leave sft.lora.save out, or name a policy",
             )
         self.tokenizer = self._tokenizer()
         self._examples, self._num_dropped = make_examples(
-            self.tokenizer, self._conversations(), _max_length(job)
+            self.tokenizer, self._conversations(), self._max_length()
         )
         self._tell_dropped()
-        self.plan = self.plan_of(self._examples, global_batch=job.params.global_batch_rows)
-        self.check_lengths(job.models.values())
+        self.plan = self.plan_of(self._examples, global_batch=ctx.params.global_batch_rows)
+        self.check_lengths(filter(None, [self._source]))
         self._num_parameters = 0
 
     def load_model(self) -> ResponseLogprobs:
         """The checkpoint, or a model from scratch."""
-        params = self.job.params
+        params = self.ctx.params
         if self._source is not None:
             loaded = load_logprob_model(self._source, params, self.numerics)
         else:
-            seed = derive_seed(self.job.seed, "weights")
+            seed = derive_seed(self.ctx.request.seed, "weights")
             loading = self.numerics.on_host() if params.sharding == "fsdp2" else self.numerics
             model = new_model(params.architecture, self.tokenizer, seed, loading)
             loaded = logprob_model(model, params, place="the new model")
@@ -109,11 +109,11 @@ class ConversationFit(Fit[SftParams]):
 
     def make_objective(self, engine: Engine) -> AnswerLikelihood:
         """The likelihood of answers."""
-        return AnswerLikelihood(engine, self.job.params.learning_rate)
+        return AnswerLikelihood(engine, self.ctx.params.learning_rate)
 
     def save_dtype(self) -> torch.dtype:
         """The one asked for, or the checkpoint's; float32 from scratch."""
-        asked = self.job.params.save_dtype
+        asked = self.ctx.params.save_dtype
         if asked != "auto":
             return DTYPES[asked]
         dtype = None if self._source is None else load_config(self._source).dtype
@@ -130,35 +130,34 @@ class ConversationFit(Fit[SftParams]):
             "steps": self.plan.num_steps,
             "final_loss": log.records[-1]["loss"],
         }
-        (self.job.out / "summary.json").write_text(dump_json(summary))
+        (self.ctx.out / "summary.json").write_text(dump_json(summary))
 
     def _tokenizer(self) -> Any:
         """The checkpoint's tokenizer, or without one a tokenizer for the words of the data."""
         if self._source is None:
             texts = (turn["content"] for each in self._conversations() for turn in each)
-            longest = self.job.params.architecture.max_position_embeddings
+            longest = self.ctx.params.architecture.max_position_embeddings
             return make_word_tokenizer(texts, max_length=longest)
         tokenizer = load_tokenizer(self._source)
         require_chat_template(tokenizer, self._source.name_or_path)
         return tokenizer
 
     def _conversations(self) -> Iterator[Conversation]:
-        return read_conversations(self.job.files["data"], self.job.params)
+        return read_conversations(self.ctx.paths("data"), self.ctx.params)
 
     def _tell_dropped(self) -> None:
         if self._num_dropped:
             self.process.events.warning(
                 f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
-                f"are longer than {_max_length(self.job)} tokens and are left out"
+                f"are longer than {self._max_length()} tokens and are left out"
             )
 
-
-def _max_length(job: Job[SftParams]) -> int:
-    """The model's context or the smaller limit that was asked for; some models have no context."""
-    source = job.models.get("policy")
-    config = job.params.architecture if source is None else load_config(source).get_text_config()
-    context = getattr(config, "max_position_embeddings", None)
-    return min(limit or sys.maxsize for limit in (job.params.max_length_tokens, context))
+    def _max_length(self) -> int:
+        """The model's context or the smaller limit asked for; some models have no context."""
+        params, source = self.ctx.params, self._source
+        config = params.architecture if source is None else load_config(source).get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        return min(limit or sys.maxsize for limit in (params.max_length_tokens, context))
 
 
 FIT = ConversationFit

@@ -10,7 +10,7 @@ from stages.training.launch import train
 
 def run(ctx: StageContext[SftParams]) -> None:
     """Trains a policy on conversations."""
-    train(ctx, models=("policy",), files=("data",))
+    train(ctx)
 
 
 STAGE = Stage(SftParams, run)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stages.contract.events import dump_json
+from stages.harness.context import StageContext
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
@@ -23,9 +24,8 @@ from stages.train.objective import PairObjective, check_objective
 from stages.train.params import TrainParams
 from stages.train.reference import save_average
 from stages.training.adapters import wear_adapters
-from stages.training.engine import Engine
+from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
-from stages.training.job import Job, Process
 from stages.training.metrics import StepLog, summarize
 from stages.training.policy import load_logprob_model, shard
 
@@ -33,15 +33,18 @@ from stages.training.policy import load_logprob_model, shard
 class PairFit(Fit[TrainParams]):
     """Training of `policy` on `pairs`, with log π of `reference`."""
 
-    def __init__(self, job: Job[TrainParams], process: Process) -> None:
-        super().__init__(job, process)
-        check_objective(job.params)
-        self._kappa = KappaController(job.params, has_bonus=job.params.design != "none")
-        self.tokenizer = load_tokenizer(job.models["policy"])
-        self._pairs, self._counts = load_pairs(job.files["pairs"], job.params)
+    def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
+        super().__init__(ctx, process)
+        check_objective(ctx.params)
+        self._models = {name: ctx.model(name) for name in ("policy", "reference")}
+        if ctx.model_digests("policy") == ctx.model_digests("reference"):
+            self._models["reference"] = self._models["policy"]
+        self._kappa = KappaController(ctx.params, has_bonus=ctx.params.design != "none")
+        self.tokenizer = load_tokenizer(self._models["policy"])
+        self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
         self._check_tokenizers()
-        self.plan = self.plan_of(self._pairs, global_batch=job.params.global_batch_pairs)
-        self.check_lengths((job.models["policy"], job.models["reference"]))
+        self.plan = self.plan_of(self._pairs, global_batch=ctx.params.global_batch_pairs)
+        self.check_lengths(self._models.values())
         self._loaded: ResponseLogprobs | None = None
         self._tell_counts()
 
@@ -66,7 +69,7 @@ class PairFit(Fit[TrainParams]):
         return PairObjective(
             engine,
             self.process,
-            params=self.job.params,
+            params=self.ctx.params,
             kappa=self._kappa,
             num_steps=self.plan.num_steps,
         )
@@ -81,24 +84,24 @@ class PairFit(Fit[TrainParams]):
 
     def save_dtype(self) -> torch.dtype:
         """The one asked for, or the policy's."""
-        asked = self.job.params.save_dtype
+        asked = self.ctx.params.save_dtype
         if asked != "auto":
             return DTYPES[asked]
-        is_low = load_config(self.job.models["policy"]).dtype == torch.bfloat16
+        is_low = load_config(self._models["policy"]).dtype == torch.bfloat16
         return torch.bfloat16 if is_low else torch.float32
 
     def write_records(self, log: StepLog) -> None:
         """Writes log π_ref, the summary, and the moved average if the reference is one."""
-        job, out = self.job, self.job.out
-        if job.params.reference == "ema":
+        params, out = self.ctx.params, self.ctx.out
+        if params.reference == "ema":
             self.process.events.info("writing the moved average of reference and policy")
             save_average(
-                job.models["reference"],
-                job.out / "checkpoint",
+                self._models["reference"],
+                out / "checkpoint",
                 self.tokenizer,
-                decay=job.params.ema_decay,
+                decay=params.ema_decay,
                 dtype=self.save_dtype(),
-                folder=job.out / "ema",
+                folder=out / "ema",
             )
         reference.write_reference(
             out / "reference_logprobs.parquet", self._pairs, self._ref_logprobs
@@ -112,23 +115,23 @@ class PairFit(Fit[TrainParams]):
         counts = self._counts
         summary = {
             "steps": self.plan.num_steps,
-            "epochs": self.job.params.epochs,
+            "epochs": params.epochs,
             "pairs": len(self._pairs),
             "pairs_dropped": counts.read - counts.used,
             "pair_counts": asdict(counts),
             "kappa": log.records[-1]["kappa"],
             "reference_minus_sampler": gap,
-            "metrics": summarize(log.records, epoch=self.job.params.epochs, by="num_pairs"),
+            "metrics": summarize(log.records, epoch=params.epochs, by="num_pairs"),
         }
         (out / "summary.json").write_text(dump_json(summary))
 
     def _load(self, name: str) -> ResponseLogprobs:
-        """A model of the job.
+        """A model of the request.
 
         Its adapter is worn, not merged: training goes on with it, and a reference of the same
         adapter computes the very same numbers.
         """
-        params, source = self.job.params, self.job.models[name]
+        params, source = self.ctx.params, self._models[name]
         base = replace(source, adapter=None)
         model = load_logprob_model(base, params, self.numerics)
         if source.adapter is None:
@@ -137,7 +140,7 @@ class PairFit(Fit[TrainParams]):
 
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:
-        params, models = self.job.params, self.job.models
+        params, models = self.ctx.params, self._models
         if params.sharding == "fsdp2":
             # Draws no random numbers of the training's, which so is the same without a pass.
             with torch.random.fork_rng([]):
@@ -158,28 +161,28 @@ class PairFit(Fit[TrainParams]):
             self._loaded = whole
 
     def _check_tokenizers(self) -> None:
-        models = self.job.models
-        is_read = self.job.params.reference_logprobs == "model"
+        models = self._models
+        is_read = self.ctx.params.reference_logprobs == "model"
         if is_read and models["policy"] != models["reference"]:
             require_same_tokenizer(models["policy"], models["reference"])
 
     def _reference_logprobs(self) -> RefLogprobs:
-        job = self.job
-        if job.params.reference_logprobs == "sampler":
+        params = self.ctx.params
+        if params.reference_logprobs == "sampler":
             return reference.sampler_logprobs(self._pairs)
-        folder = job.work / "reference"
+        folder = self.ctx.work / "reference"
         reference.ReferencePass(
             load_model=self._reference_model,
             folder=folder,
             numerics=self.numerics,
-            params=job.params,
+            params=params,
             process=self.process,
         ).run(self._pairs)
         self.process.barrier()
         return reference.read_reference(folder)
 
     def _tell_counts(self) -> None:
-        counts, longest = self._counts, self.job.params.max_length_tokens
+        counts, longest = self._counts, self.ctx.params.max_length_tokens
         self.process.events.info(
             f"{counts.used} of {counts.read} pairs ({counts.ties} ties), "
             f"{self.plan.num_steps} steps of {self.plan.global_batch} pairs"

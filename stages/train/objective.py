@@ -18,8 +18,7 @@ from stages.objectives.objective import ResponseLogps, geb_objective
 from stages.objectives.params import ObjectiveParams
 from stages.train.data import PairBatch
 from stages.train.params import TrainParams
-from stages.training.engine import Engine
-from stages.training.job import Process
+from stages.training.engine import Engine, Process
 from stages.training.loop import Objective
 
 

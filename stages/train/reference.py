@@ -26,7 +26,7 @@ from stages.modeling.token_batches import token_batches
 from stages.tables.schemas import TableWriter, read_batches
 from stages.train.data import Pair, RefLogprobs
 from stages.training.batches import ROWS
-from stages.training.job import Process
+from stages.training.engine import Process
 from stages.training.params import RowLayoutName, TrainingParams
 from stages.training.policy import Numerics
 
@@ -118,10 +118,7 @@ class ReferencePass:
     def _pass(self, model: nn.Module, batch: Sequence[Pair]) -> RefLogprobs:
         with torch.no_grad(), self.numerics.forward_context():
             found = _logprobs(model, batch, self.params.row_layout, self.numerics.device)
-        if self.params.in_shards:
-            self.process.check_stop_together(self.numerics.device)
-        else:
-            self.process.check_stop()
+        self.process.check_stop(self.numerics.device if self.params.in_shards else None)
         return found
 
 

@@ -11,7 +11,7 @@ from stages.training.launch import train
 
 def run(ctx: StageContext[TrainParams]) -> None:
     """Trains a policy on preference pairs."""
-    train(ctx, models=("policy", "reference"), files=("pairs",))
+    train(ctx)
     if ctx.params.lora.save == "adapter":
         write_base(ctx.out / "checkpoint", ctx.inputs["policy"][0].source)
 

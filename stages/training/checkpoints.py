@@ -22,7 +22,7 @@ import torch
 from stages.contract.atomic import fsync
 from stages.contract.digests import check_folder, is_sealed, seal_folder, set_aside
 from stages.contract.errors import DamagedArtifactError
-from stages.training.job import Process
+from stages.training.engine import Process
 from stages.training.params import TrainingParams
 
 STATE_FILE = "geb_state.json"

@@ -7,11 +7,14 @@ by FSDP2, in the subclass `zero.ZeroEngine` by DeepSpeed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -28,9 +31,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
+from stages.contract.errors import StoppedError
+from stages.contract.events import Emitter
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.training.batches import Plan, Rows
-from stages.training.job import Process
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
@@ -40,6 +44,74 @@ _TRAINED = StateDictOptions(ignore_frozen_params=True)
 # Weights that AdamW's decay leaves alone, as transformers' Trainer names them.
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes that train together.
+
+    Attributes:
+        rank: Its number, from 0.
+        local_rank: Its number among the processes of its node, from 0; the number of its GPU.
+        world_size: How many there are.
+        events: Where it reports to; only rank 0's is read.
+        stop_requested: Whether SIGTERM came.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    events: Emitter
+    stop_requested: Callable[[], bool]
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes files and reports."""
+        return self.rank == 0
+
+    def check_stop(self, device: torch.device | None = None) -> None:
+        """Raises StoppedError if SIGTERM came; for places where nothing needs to be saved.
+
+        With a device it came if it came to any process; a collective call.
+        """
+        asked = self.stop_requested()
+        if asked if device is None else self.any([asked], device)[0]:
+            raise StoppedError("asked to stop (SIGTERM)")
+
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Each flag, true if it is in some process; a collective call."""
+        if self.world_size == 1:
+            return list(flags)
+        box = torch.tensor(flags, dtype=torch.int, device=device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in box.tolist()]
+
+    def sum(self, values: Any) -> Any:
+        """A tensor added up over all processes, in place; a collective call."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agreed(self, value: Any) -> Any:
+        """The first process's value, in all; a collective call."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Waits for the other processes."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    """Block in which torch does not warn that no other process takes part in a checkpoint."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 class Engine:
@@ -111,27 +183,26 @@ class Engine:
         self._wrapped.zero_grad()
         return norm, float(learning_rate)
 
+    @_no_warning_of_one_process()
     def save(self, folder: Path) -> None:
         """Writes trained weights and optimizer state, each process its share; collective."""
         state = {
             "model": get_model_state_dict(self.model, options=_TRAINED),
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED),
         }
-        with _no_warning_of_one_process():
-            dcp.save(state, checkpoint_id=folder / _FOLDER)
+        dcp.save(state, checkpoint_id=folder / _FOLDER)
 
+    @_no_warning_of_one_process()
     def load(self, folder: Path) -> None:
         """Takes what :meth:`save` wrote, whatever number of processes did; collective."""
         weights = {"model": get_model_state_dict(self.model, options=_TRAINED)}
-        with _no_warning_of_one_process():
-            dcp.load(weights, checkpoint_id=folder / _FOLDER)
+        dcp.load(weights, checkpoint_id=folder / _FOLDER)
         options = StateDictOptions(ignore_frozen_params=True, strict=False)
         set_model_state_dict(self.model, weights["model"], options=options)
         state = {
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED)
         }
-        with _no_warning_of_one_process():
-            dcp.load(state, checkpoint_id=folder / _FOLDER)
+        dcp.load(state, checkpoint_id=folder / _FOLDER)
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_TRAINED)
 
     def whole_weights(self) -> dict[str, Tensor]:
@@ -171,14 +242,6 @@ class Engine:
             return whole
         whole = whole.full_tensor()
         return whole.cpu() if self._process.is_first else None
-
-
-@contextmanager
-def _no_warning_of_one_process() -> Iterator[None]:
-    """Block in which torch does not warn that no other process takes part in a checkpoint."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
 
 
 def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:

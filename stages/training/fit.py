@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import set_seed
 
 from stages.contract.digests import derive_seed
-from stages.harness.context import ModelSource
+from stages.harness.context import ModelSource, StageContext
 from stages.modeling.engine_errors import is_out_of_memory
 from stages.modeling.load import load_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
@@ -31,10 +31,11 @@ from stages.training.checkpoints import (
     load_random_state,
     save_random_state,
 )
-from stages.training.engine import Engine
-from stages.training.job import Job, OutOfMemoryError, P, Process
+from stages.training.engine import Engine, Process
+from stages.training.launch import OutOfMemoryError, P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
+from stages.training.params import TrainingParams
 from stages.training.policy import (
     Numerics,
     enable_gradient_checkpointing,
@@ -46,10 +47,10 @@ from stages.training.policy import (
 class Fit(ABC, Generic[P]):
     """The steps of one training, in the order of :meth:`run`; a subclass gives data and loss.
 
-    Every process of the job makes one.
+    Every process of the training makes one.
 
     Args:
-        job: The training.
+        ctx: The stage call.
         process: This process.
 
     Attributes:
@@ -60,10 +61,12 @@ class Fit(ABC, Generic[P]):
     tokenizer: Any
     plan: Plan[Any]
 
-    def __init__(self, job: Job[P], process: Process) -> None:
-        self.job = job
+    def __init__(self, ctx: StageContext[P], process: Process) -> None:
+        self.ctx = ctx
         self.process = process
-        self.numerics = Numerics.of(job.params, on_gpu=job.on_gpu, local_rank=process.local_rank)
+        self.numerics = Numerics.of(
+            ctx.params, on_gpu=ctx.request.resources.gpus > 0, local_rank=process.local_rank
+        )
 
     @abstractmethod
     def load_model(self) -> ResponseLogprobs:
@@ -110,7 +113,7 @@ class Fit(ABC, Generic[P]):
             MicroBatches(self.plan, self.process.rank, self.make_batch),
             self.plan,
             self.process,
-            self.job.params,
+            self.ctx.params,
             log,
             partial(self._save_checkpoint, engine, log),
             resumed.step if resumed else 0,
@@ -128,7 +131,7 @@ class Fit(ABC, Generic[P]):
             self._write(engine.model.policy, weights)
             # What else is written may take as much memory.
             del weights
-            log.write_to(self.job.out)
+            log.write_to(self.ctx.out)
             self.write_records(log)
         self.process.barrier()
 
@@ -140,29 +143,29 @@ class Fit(ABC, Generic[P]):
                 load_config(source),
                 source.name_or_path,
                 longest=longest,
-                remedy=f"set {self.job.stage}.max_length_tokens={{limit}}",
+                remedy=f"set {self.ctx.params.stage}.max_length_tokens={{limit}}",
             )
 
     def plan_of(self, samples: Sequence[S], *, global_batch: int) -> Plan[S]:
         """The plan of a training on samples, for the subclass."""
         world_size = self.process.world_size
-        return Plan(samples, self.job.params, global_batch, world_size, seed=self.job.seed)
+        return Plan(samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed)
 
     @property
     def _checkpoints(self) -> Path:
-        return self.job.work / "checkpoints"
+        return self.ctx.work / "checkpoints"
 
     @property
     def _layout(self) -> dict[str, Any]:
-        return layout_of(self.job.params, self.process)
+        return layout_of(self.ctx.params, self.process)
 
     def _seed_libraries(self) -> None:
         # They take 32 bits.
-        set_seed(derive_seed(self.job.seed, "train") % 2**32)
+        set_seed(derive_seed(self.ctx.request.seed, "train") % 2**32)
 
     def _engine(self, resumed: Checkpoint | None) -> Engine:
         """Model, optimizer and schedule, in shards if the parameters say so."""
-        params, made = self.job.params, (self.job.params, self.plan, self.numerics, self.process)
+        params, made = self.ctx.params, (self.ctx.params, self.plan, self.numerics, self.process)
         if params.deepspeed.zero_stage == "off":
             model = self._policy()
             self._seed_libraries()
@@ -183,7 +186,7 @@ class Fit(ABC, Generic[P]):
         dtype = torch.bfloat16 if self.numerics.bfloat16 else torch.float32
         rate = matmul_flops_per_second(self.numerics.device, dtype) * self.process.world_size
         return StepLog(
-            self.job.work / METRICS,
+            self.ctx.work / METRICS,
             resumed.path if resumed else None,
             self.process.events,
             self.plan,
@@ -192,7 +195,7 @@ class Fit(ABC, Generic[P]):
 
     def _save_checkpoint(self, engine: Engine, log: StepLog | None, done: int) -> None:
         """Writes a checkpoint, which counts once it is whole; a collective call."""
-        writing = self.job.work / "writing"
+        writing = self.ctx.work / "writing"
         if self.process.is_first:
             # An attempt that was killed may have left files of another layout.
             shutil.rmtree(writing, ignore_errors=True)
@@ -210,7 +213,7 @@ class Fit(ABC, Generic[P]):
             checkpoints.publish_checkpoint(folder, self.state() | own, self._checkpoints)
 
     def _policy(self) -> ResponseLogprobs:
-        params = self.job.params
+        params = self.ctx.params
         model = self.load_model()
         if params.lora.rank and not has_adapters(model.policy):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
@@ -222,47 +225,50 @@ class Fit(ABC, Generic[P]):
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:
         """Writes the checkpoint, and adapters in its place or beside it."""
-        out, kept = self.job.out, self.job.params.lora.save
+        out, kept = self.ctx.out, self.ctx.params.lora.save
         if kept == "adapter":
-            save_adapters(policy, weights, self.job.models["policy"], out / "checkpoint")
+            save_adapters(policy, weights, self.ctx.model("policy"), out / "checkpoint")
             save_tokenizer(self.tokenizer, out / "checkpoint")
             return
         whole, dtype = merge_adapters(policy, weights), self.save_dtype()
         save_checkpoint(causal_lm(policy), whole, self.tokenizer, dtype, out / "checkpoint")
         if kept == "both":
-            save_adapters(policy, weights, self.job.models["policy"], out / "adapter")
+            save_adapters(policy, weights, self.ctx.model("policy"), out / "adapter")
 
 
-def run_fit(job: Job[Any], process: Process) -> None:
+def run_fit(ctx: StageContext[Any], process: Process) -> None:
     """Trains, on the CPU to the same bytes each time; explains want of memory."""
-    made: Fit[Any] = importlib.import_module(f"stages.{job.stage}.fit").FIT(job, process)
+    made: Fit[Any] = importlib.import_module(f"stages.{ctx.params.stage}.fit").FIT(ctx, process)
     try:
-        with repeatable(on_gpu=job.on_gpu):
+        with repeatable(on_gpu=ctx.request.resources.gpus > 0):
             made.run()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        # Whoever is asked to stop tries no smaller budget.
+        process.check_stop()
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         if process.world_size > 1:
             said = f"process {process.rank} of {process.world_size}: {said}"
-        raise _out_of_memory(job, made.plan, said) from None
+        raise _out_of_memory(ctx.params, made.plan, said) from None
 
 
-def _out_of_memory(job: Job[Any], plan: Plan[Any], said: str) -> OutOfMemoryError:
+def _out_of_memory(params: TrainingParams, plan: Plan[Any], said: str) -> OutOfMemoryError:
     """The error for want of memory, with half of the budget; the global batch stays."""
-    budget, stage = job.params.micro_batch_tokens, job.stage
+    budget, stage = params.micro_batch_tokens, params.stage
     sizes = sorted((sample.num_tokens_shared for sample in plan.samples), reverse=True)
     longest = sizes[0]
     # A budget above what a step has at all did not bind: half of it might not, either.
     half = min(budget, sum(sizes[: plan.global_batch])) // 2
-    return OutOfMemoryError(
+    error = OutOfMemoryError(
         f"out of memory with {stage}.micro_batch_tokens = {budget}; the longest sample has "
         f"{longest} tokens (its prompt once, and its responses): {said}",
         f"lower {stage}.micro_batch_tokens (to {longest} at least) or {stage}.max_length_tokens "
         f"(below {longest}), set {stage}.gradient_checkpointing=true, spread the weights with "
         f"{stage}.deepspeed.zero_stage=3 over more processes, or train adapters only "
         f"({stage}.lora.rank)",
-        said=said,
-        # Below its length each sample is alone already.
-        smaller=half if budget > longest else None,
     )
+    error.said = said
+    # Below its length each sample is alone already.
+    error.smaller = half if budget > longest else None
+    return error

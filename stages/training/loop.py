@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from stages.contract.errors import StoppedError, UserError
 from stages.training.batches import B, MicroBatches, Plan
-from stages.training.engine import Engine
-from stages.training.job import Process
+from stages.training.engine import Engine, Process
 from stages.training.metrics import StepLog, flops_per_token, peak_memory_mib
 from stages.training.params import TrainingParams
 

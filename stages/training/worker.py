@@ -1,128 +1,78 @@
-"""One process of a distributed training: ``python -m stages.training.worker JOB.json PARENT``.
+"""A worker process of a training: ``python -m stages.training.worker PARENT``.
 
-``stages.training.launch`` starts it with the variables that ``torchrun`` sets, too, and hears on
-its stdout what it reports and why it failed. ``PARENT`` is the process id of the stage.
+A node (`stages/training/node.py`), whose process id is ``PARENT``, starts it with the variables
+that ``torchrun`` sets, too, and hears on its stdout what it reports and why it failed.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
 import os
-import select
-import signal
 import sys
-import threading
 import time
-import traceback
+from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, NoReturn
 
 from pydantic import BaseModel
 
-from stages.contract.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_STOPPED,
-    StageFailedError,
-    StoppedError,
-    UserError,
-)
-from stages.contract.events import Emitter
-from stages.training.job import Job, Process
-
-
-def main() -> NoReturn:
-    """Takes part in a training and ends the process with its exit code."""
-    connection = Connection(os.dup(1), readable=False)
-    # Whatever libraries print goes to stderr, the log.
-    os.dup2(2, 1)
-    code = EXIT_OK
-    try:
-        _work(connection)
-    except StoppedError:
-        code = EXIT_STOPPED
-    except Exception as error:
-        code = EXIT_FAILED
-        said: Exception = error
-        if not isinstance(error, UserError):
-            traceback.print_exc()
-            named = "training process {RANK} of {WORLD_SIZE} failed".format_map(os.environ)
-            said = StageFailedError(f"{named}: {type(error).__name__}: {error}")
-        connection.send(("failed", (time.time(), said)))
-    sys.stderr.flush()
-    # Without waiting for threads that libraries left, or for peers that are gone.
-    os._exit(code)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Ends this process when the one that started it ends: a retry must find no one at work."""
-
-    def wait() -> None:
-        try:
-            handle = os.pidfd_open(parent)
-            if os.getppid() == parent:
-                select.select([handle], [], [])
-        except ProcessLookupError:
-            pass
-        os._exit(EXIT_STOPPED)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _work(connection: Connection) -> None:
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
-    _end_with_parent(int(sys.argv[2]))
-    rank, local_rank, world_size = (
-        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    )
-    # Only the first process reports how far it is; each says why it failed.
-    report = _Sender(connection) if rank == 0 else Emitter(io.StringIO())
-    given = json.loads(Path(sys.argv[1]).read_text())
-    stage: Any = importlib.import_module(f"stages.{given['stage']}.run")
-    job: Job[Any] = Job[stage.STAGE.params].model_validate(given)
-    _join(job, rank, local_rank, world_size)
-    from stages.training.fit import run_fit
-
-    if job.params.deepspeed.zero_stage != "off" and not job.on_gpu:
-        from stages.training.zero import reduce_by_gloo
-
-        reduce_by_gloo()
-    process = Process(rank, local_rank, world_size, report, stop.is_set)
-    run_fit(job, process)
-    process.check_stop()
-
-
-def _join(job: Job[Any], rank: int, local_rank: int, world_size: int) -> None:
-    """Makes the process group, which DeepSpeed then uses, too."""
-    import torch
-    from torch.distributed import PrefixStore, TCPStore
-
-    if job.on_gpu:
-        torch.cuda.set_device(local_rank)
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    torch.distributed.init_process_group(
-        "nccl" if job.on_gpu else "gloo",
-        store=PrefixStore("workers", store),
-        rank=rank,
-        world_size=world_size,
-    )
+from stages.contract.errors import EXIT_STOPPED
+from stages.contract.events import Emitter, Failure
+from stages.harness.program import deferred_stop, run_program
+from stages.harness.supervisor import die_with_parent
+from stages.training.launch import OutOfMemoryError, load_call
 
 
 class _Sender(Emitter):
-    """Emitter whose events go to the stage's process."""
+    """Emitter whose events go to the node's process, each with its time."""
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__(sys.stderr)
         self._connection = connection
-        self._last_progress = float("-inf")
 
     def emit(self, event: BaseModel) -> None:
-        """Sends one event."""
-        self._connection.send(("event", event))
+        """Sends why this worker failed; how far the training is, if it is the first one."""
+        if isinstance(event, Failure) or os.environ["RANK"] == "0":
+            self._connection.send((time.time(), event))
+
+
+def _train(connection: Connection, events: Emitter) -> None:
+    import torch
+    from torch.distributed import PrefixStore, TCPStore
+
+    from stages.training.engine import Process
+    from stages.training.fit import run_fit
+
+    rank, local_rank, world_size, port = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+    )
+    with deferred_stop() as stop:
+        store = TCPStore(os.environ["MASTER_ADDR"], port)
+        ctx = load_call(store.get("call"), events)
+        on_gpu = ctx.request.resources.gpus > 0
+        if on_gpu:
+            torch.cuda.set_device(local_rank)
+        # DeepSpeed uses this process group, too.
+        torch.distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=PrefixStore("workers", store),
+            rank=rank,
+            world_size=world_size,
+        )
+        process = Process(rank, local_rank, world_size, events, stop.is_set)
+        try:
+            run_fit(ctx, process)
+        except OutOfMemoryError as error:
+            # Its smaller budget is more than an event says.
+            connection.send((time.time(), error))
+            raise
+        process.check_stop()
 
 
 if __name__ == "__main__":
-    main()
+    # A retry must find no one at work.
+    die_with_parent()
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(EXIT_STOPPED)
+    stdout = Connection(os.dup(1), readable=False)
+    # Whatever libraries print goes to stderr, the log.
+    os.dup2(2, 1)
+    run_program(partial(_train, stdout), _Sender(stdout))

@@ -104,6 +104,8 @@ def training_config(
 
 
 def _config(params: TrainingParams, numerics: Numerics, stage: int | str) -> dict[str, Any]:
+    if numerics.device.type == "cpu":
+        _reduce_by_gloo()
     offload = params.deepspeed.offload_parameters
     return {
         # A micro-batch is one item of the data set, however many pairs are in it.
@@ -119,7 +121,7 @@ def _on_host(numerics: Numerics) -> dict[str, Any]:
     return {"device": "cpu", "pin_memory": numerics.device.type == "cuda"}
 
 
-def reduce_by_gloo() -> None:
+def _reduce_by_gloo() -> None:
     """Keeps DeepSpeed from building a kernel of its own for the collectives of a CPU.
 
     The lock of torch's builds outlives a killed process, and every later build waits for it.

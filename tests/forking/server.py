@@ -102,6 +102,8 @@ class Server:
 
     def hear(self, connection: socket.socket) -> None:
         """Passes signals on; where the asker is gone, ends the fork and all it started."""
+        if connection not in self.forks:
+            return  # The same look has found the fork's end.
         pid, _ = self.forks[connection]
         data = connection.recv(64)
         for number in data or [signal.SIGKILL]:

@@ -12,8 +12,7 @@ from stages.harness.context import ModelSource
 from stages.sft.data import Example
 from stages.train.params import TrainParams
 from stages.training.batches import ROWS, Plan
-from stages.training.engine import Engine
-from stages.training.job import Process
+from stages.training.engine import Engine, Process
 from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import make_tiny_llama
 

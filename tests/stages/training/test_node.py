@@ -1,0 +1,90 @@
+"""Nodes of a training, without workers: where they meet, who is first, how failures spread."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+import time
+
+import psutil
+import pytest
+
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.contract.request import Resources
+from stages.training.node import Node, host, join
+
+TWO = Resources(nodes=2, rendezvous="127.0.0.1:0")
+
+
+def listening(port: int) -> set[str]:
+    """Addresses on which this process listens at a port."""
+    found = psutil.Process().net_connections(kind="tcp")
+    wanted = (psutil.CONN_LISTEN, port)
+    return {each.laddr.ip for each in found if (each.status, each.laddr.port) == wanted}
+
+
+def failure_of(node: Node) -> str:
+    while (said := node.failure()) is None:
+        time.sleep(0.05)
+    return said
+
+
+def test_one_node_listens_on_loopback_only(tmp_path):
+    with host(tmp_path, Resources(processes=2), "") as node:
+        assert listening(node.store.port) == {"127.0.0.1"}
+        assert node.failure() is None
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "x" * 100], ids=["of another node", "no name"])
+def test_a_place_that_is_not_this_node_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("GEB_NODE_ADDRESS", name)
+    with (
+        pytest.raises(UserError, match=f"cannot listen for the other nodes on {name}:0") as caught,
+        host(tmp_path, Resources(nodes=2), ""),
+    ):
+        pass
+    assert "GEB_NODE_ADDRESS" in caught.value.remedy
+
+
+def test_the_first_node_has_rank_0_and_a_failure_reaches_the_other(tmp_path):
+    with host(tmp_path, TWO, "") as first:
+        # An address given as such is the only one that is listened on.
+        assert listening(first.store.port) == {"127.0.0.1"}
+        second = join(tmp_path)
+        first.meet()
+        second.meet()
+        assert (first.rank, second.rank) == (0, 1)
+        assert first.failure() is None
+        # It waits for the other one.
+        thread = threading.Thread(target=first.close, args=("no luck",))
+        thread.start()
+        said = failure_of(second)
+        second.close(said)
+        thread.join()
+    assert said == "another node failed: no luck"
+
+
+def test_a_node_too_many_is_not_needed_and_a_silent_one_is_missed(tmp_path, monkeypatch):
+    with host(tmp_path, TWO, "") as first:
+        second = join(tmp_path)
+        first.meet()
+        second.meet()
+        events = io.StringIO()
+        join(tmp_path).train(Emitter(events))
+        assert "training started without need of this node" in events.getvalue()
+        monkeypatch.setattr("stages.training.node.SILENT_SECONDS", 1.5)
+        second.close()
+        assert failure_of(first) == "1 other nodes gave no sign for 1.5 s"
+
+
+def test_a_first_node_that_is_gone_ends_the_other(tmp_path):
+    with host(tmp_path, TWO, "") as first:
+        second = join(tmp_path)
+        # It gives no sign, which would hold the store.
+        second.meet()
+    del first
+    gc.collect()
+    assert failure_of(second) == "the first node is gone"
