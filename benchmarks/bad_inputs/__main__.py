@@ -1,0 +1,56 @@
+"""Bad inputs to the command line, each of which must be refused with one message.
+
+    python -m benchmarks.bad_inputs                  # --only TEXT: cases that have it, --json
+
+Every setting gets values that its own declaration (`geb fields`) excludes, and commands, oracles
+and files get mistakes that a person makes. A case is right if the exit code is 64, the message
+names a remedy, no traceback is shown, and the message has at most 4,000 characters. Each case runs
+in a fork of a process that has loaded the libraries. Exit code 1 if one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.bad_inputs import settings
+from benchmarks.bad_inputs.trial import tried
+
+
+def main() -> int:
+    """Tries all cases and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose kind or name has this text")
+    parser.add_argument("--json", action="store_true", help="all outcomes as JSON")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["GEB_STORE"] = str(Path(name) / "store")
+        os.chdir(name)
+        outcomes = [
+            tried(case)
+            for case in settings.cases(Path(name))
+            if asked.only in f"{case.kind}: {case.name}"
+        ]
+    wrong = [each for each in outcomes if each.faults]
+    if asked.json:
+        sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))
+        return int(bool(wrong))
+    for each in wrong:
+        sys.stdout.write(f"{each.case.kind}: {each.case.name[-200:]}: {', '.join(each.faults)}\n")
+        sys.stdout.write(f"    {each.output[-300:]}\n")
+    counts = Counter(each.case.kind for each in outcomes)
+    of_them_wrong = Counter(each.case.kind for each in wrong)
+    sys.stdout.write("\n| kind | tried | wrong |\n| --- | ---: | ---: |\n")
+    for kind, number in counts.items():
+        sys.stdout.write(f"| {kind} | {number} | {of_them_wrong[kind]} |\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
