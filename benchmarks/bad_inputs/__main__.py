@@ -11,16 +11,32 @@ in a fork of a process that has loaded the libraries. Exit code 1 if one is wron
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from benchmarks.bad_inputs import settings
-from benchmarks.bad_inputs.trial import tried
+from benchmarks.bad_inputs import checkpoints, data_files, settings
+from benchmarks.bad_inputs.small_run import prefect_server, write_small_run
+from benchmarks.bad_inputs.trial import Case, tried
+
+
+def _cases(folder: Path) -> Iterator[Case]:
+    """All cases; their files are written into a folder."""
+    config = write_small_run(folder)
+    places = {name: folder / name for name in ("settings", "data", "checkpoints")}
+    for place in places.values():
+        place.mkdir()
+    return itertools.chain(
+        settings.cases(places["settings"]),
+        data_files.cases(places["data"], config),
+        checkpoints.cases(places["checkpoints"], config),
+    )
 
 
 def main() -> int:
@@ -29,14 +45,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose kind or name has this text")
     parser.add_argument("--json", action="store_true", help="all outcomes as JSON")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["GEB_STORE"] = str(Path(name) / "store")
+    with TemporaryDirectory() as name, prefect_server(Path(name)):
         os.chdir(name)
-        outcomes = [
-            tried(case)
-            for case in settings.cases(Path(name))
-            if asked.only in f"{case.kind}: {case.name}"
-        ]
+        chosen = (case for case in _cases(Path(name)) if asked.only in f"{case.kind}: {case.name}")
+        outcomes = [tried(case) for case in chosen]
     wrong = [each for each in outcomes if each.faults]
     if asked.json:
         sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))

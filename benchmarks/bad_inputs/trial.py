@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,19 +53,21 @@ class Outcome:
     Attributes:
         case: The case.
         codes: Exit code of each command that was tried, in order.
+        seconds: Wall time of all commands.
         output: What the last one printed, stdout and stderr together.
         faults: What is wrong with the answer, in words; none if it is right.
     """
 
     case: Case
     codes: list[int]
+    seconds: float
     output: str
     faults: list[str]
 
 
 def tried(case: Case) -> Outcome:
     """Tries a case; ``geb``, and the stages that it starts, are forks of loaded libraries."""
-    codes = []
+    codes, started = [], time.monotonic()
     commands = [case.arguments]
     if case.by != "itself":
         commands.append(["run", *case.arguments[1:]])
@@ -73,7 +76,8 @@ def tried(case: Case) -> Outcome:
         codes.append(code)
         if code != EXIT_OK:
             break
-    return Outcome(case, codes, output, list(_faults(case, codes, output)))
+    seconds = round(time.monotonic() - started, 2)
+    return Outcome(case, codes, seconds, output, _faults(case, codes, output))
 
 
 def geb(arguments: list[str]) -> tuple[int, str]:

@@ -130,7 +130,9 @@ def _tell(error: BaseException) -> int:
         case OSError(filename=str() | bytes()):
             # Permissions, a full disk, a folder where a file should be.
             remedy = "check that the place exists, is yours, and has room"
-            return _say(EXIT_FAILED, f"{error.filename!s}: {error.strerror}", remedy)
+            # The one error of these that no file system takes back.
+            code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILED
+            return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
     causes = list(_causes(error))
     # pydantic makes an error of its own of a signal that comes while it serialises.
     if any(isinstance(each, typer.Abort | StoppedError | KeyboardInterrupt) for each in causes):

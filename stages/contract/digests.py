@@ -50,9 +50,13 @@ def sha256_of(value: Any) -> str:
 def sha256_file(path: Path) -> str:
     """Digest of a file's bytes, read in chunks."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        # An error of reading does not name the file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return digest.hexdigest()
 
 
@@ -73,25 +77,28 @@ def sha256_tree(files: Mapping[str, str]) -> str:
 
 def files_of(place: Path) -> list[Path]:
     """The files of a folder that make up its digest: those not hidden nor in a hidden folder."""
-    return [
-        each
-        for each in sorted(place.rglob("*"))
-        if each.is_file()
-        and not any(part.startswith(".") for part in each.relative_to(place).parts)
-    ]
+    return [each for each in _visible(place) if each.is_file()]
 
 
 def digest_of(place: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden.
 
     Raises:
-        UserError: The folder holds no such file, or the place is neither a file nor a folder.
+        UserError: The folder holds no such file or a link to none, or the place is neither a file
+            nor a folder.
+        OSError: A file cannot be read.
     """
     if place.is_file():
         return sha256_file(place)
     if not place.is_dir():
         raise UserError(
             f"{place} is neither a file nor a folder", "name a checkpoint or a data file"
+        )
+    # A missing blob of a hub's cache, for example: the folder would pass for a whole one.
+    lost = [each for each in _visible(place) if each.is_symlink() and not each.exists()]
+    if lost:
+        raise UserError(
+            f"{lost[0]} is a link to no file", "copy the folder again, or remove the link"
         )
     files = {each.relative_to(place).as_posix(): sha256_file(each) for each in files_of(place)}
     if not files:
@@ -178,6 +185,15 @@ def check_folder(folder: Path) -> None:
 def set_aside(path: Path) -> Path:
     """Renames a damaged file or folder, so that nothing takes it for whole; returns its place."""
     return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
+
+
+def _visible(place: Path) -> list[Path]:
+    """What is in a folder and below it, without what is hidden."""
+    return [
+        each
+        for each in sorted(place.rglob("*"))
+        if not any(part.startswith(".") for part in each.relative_to(place).parts)
+    ]
 
 
 def _damage(path: Path, accepted: Sequence[str]) -> str:
