@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.bad_inputs.trial import Case
 from tests.stages.modeling.test_damaged_checkpoints import (
+    INDEX,
     OF_THE_MODEL,
     OF_THE_TOKENIZER,
     WEIGHTS,
@@ -24,11 +24,11 @@ from tests.stages.modeling.test_damaged_checkpoints import (
     bytes_of,
     content,
     replaced_by_folder,
+    replaced_by_pipe,
     settings,
 )
 from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
 
-_INDEX = "model.safetensors.index.json"
 _NORM = "model.norm.weight"
 # Damages of the tests that no reading without the model's class can see.
 _SEEN_BY_LOADING = (
@@ -81,7 +81,7 @@ def _shards(change: Callable[[dict[str, str]], object], *says: str, **more: Any)
             )
         index = {name: file for file, part in parts.items() for name in part}
         change(index)
-        (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
     return Bad(damage, says, **more)
 
@@ -109,14 +109,6 @@ def _header(change: Callable[[dict[str, Any]], object]) -> Damage:
 
 def _removed(name: str) -> Damage:
     return lambda folder: (folder / name).unlink()
-
-
-def _fifo(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return damage
 
 
 def _linked(name: str, target: str) -> Damage:
@@ -167,21 +159,13 @@ def _gguf_of(architecture: str) -> Damage:
     return damage
 
 
-def _text_flipped(data: bytes) -> bytes:
-    return data[:20] + bytes(byte ^ 255 for byte in data[20:40]) + data[40:]
-
-
 _CHECKPOINTS: dict[str, Bad] = {
     **{
         name: Bad(damage, (), "run" if name in _SEEN_BY_LOADING else "itself")
         for name, (damage, _) in (OF_THE_MODEL | OF_THE_TOKENIZER).items()
     },
-    "flipped bytes in the header": Bad(bytes_of(WEIGHTS, _text_flipped), (WEIGHTS,), "itself"),
     "weights of random bytes": Bad(
         bytes_of(WEIGHTS, lambda data: b"\x5a" * len(data)), (WEIGHTS,), "itself"
-    ),
-    "weights with bytes after their end": Bad(
-        bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), (WEIGHTS,), "itself"
     ),
     "an unknown type of weights": Bad(
         _header(lambda found: found[_NORM].update(dtype="F99")), (WEIGHTS,)
@@ -195,7 +179,6 @@ _CHECKPOINTS: dict[str, Bad] = {
     "weights at no numbers": Bad(
         _header(lambda found: found[_NORM].update(data_offsets=["a", None])), (WEIGHTS,), "itself"
     ),
-    "weights through a FIFO": Bad(_fifo(WEIGHTS), (), "itself"),
     "weights through a link to nothing": Bad(_linked(WEIGHTS, "nothing"), (WEIGHTS,), "itself"),
     "whole shards": _shards(
         lambda index: None, by=None, why="it is the usual form of larger models"
@@ -221,7 +204,6 @@ _CHECKPOINTS: dict[str, Bad] = {
     "a shard by its whole path": _shards(
         lambda index: index.update({_NORM: "/etc/passwd"}), "/etc/passwd", by="itself"
     ),
-    "a shard of a number": _shards(lambda index: index.update({_NORM: 3}), _INDEX, by="itself"),
     "a shard that lacks its weight": _shards(
         lambda index: index.update(
             {
@@ -233,11 +215,7 @@ _CHECKPOINTS: dict[str, Bad] = {
         by=None,
         why="all weights of the files are read, whichever the index names",
     ),
-    "an index without a map": _after(
-        _shards(lambda index: None), content(_INDEX, "{}"), _INDEX, by="itself"
-    ),
-    "an index of nothing": _shards(lambda index: index.clear(), _INDEX, by="itself"),
-    "config.json through a FIFO": Bad(_fifo("config.json"), ("config.json",), "itself"),
+    "an index of nothing": _shards(lambda index: index.clear(), INDEX, by="itself"),
     "config.json a folder": Bad(replaced_by_folder("config.json"), ("config.json",), "itself"),
     "a model of a list": _config("model_type", model_type=["llama"]),
     "a negative width": _config("hidden_size", hidden_size=-32),
@@ -285,8 +263,10 @@ _CHECKPOINTS: dict[str, Bad] = {
         lambda folder: (folder / "chat_template.jinja").unlink(), ("chat template",), "itself"
     ),
     "another vocabulary's tokenizer": Bad(_other_words, ("orange", "purple")),
-    "tokenizer.json through a FIFO": Bad(_fifo("tokenizer.json"), (), "itself"),
-    "tokenizer_config.json through a FIFO": Bad(_fifo("tokenizer_config.json"), (), "itself"),
+    "tokenizer.json through a FIFO": Bad(replaced_by_pipe("tokenizer.json"), (), "itself"),
+    "tokenizer_config.json through a FIFO": Bad(
+        replaced_by_pipe("tokenizer_config.json"), (), "itself"
+    ),
     "a tokenizer of an unknown class": Bad(
         settings("tokenizer_config.json", tokenizer_class="NopeTokenizer"),
         by=None,
@@ -313,7 +293,7 @@ _CHECKPOINTS: dict[str, Bad] = {
     "a template that reaches out": _template(
         "{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template"
     ),
-    "a template of megabytes": _template("{{ 'x' * 10 ** 9 }}", "chat template"),
+    "a template of megabytes": _template("{{ 'x' * 10 ** 8 }}", "chat template"),
     "template files in a folder": Bad(
         lambda folder: (
             (folder / "chat_template.jinja").unlink(),

@@ -14,7 +14,11 @@ from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
 from flows.pipeline.tracking import TRACKERS
-from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.checkpoints import (
+    check_config_files,
+    check_tokenizer_files,
+    check_weight_files,
+)
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -23,10 +27,10 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 
 def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
-    """Checks local checkpoints that have to render conversations; the hub's are their stages' task.
+    """Checks the files of local checkpoints; those of the hub are their stages' task.
 
     Raises:
-        UserError: One has no chat template, or is an adapter.
+        UserError: One is damaged or missing, or has no chat template, or is an adapter.
     """
     places = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle of its own has the run's.
@@ -39,22 +43,18 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
         for each in external[name]:
             if not isinstance(each, FileInput):
                 continue
-            _refuse_adapter(place, Path(each.location))
-            if has_to_render and not _has_chat_template(Path(each.location)):
+            folder = Path(each.location)
+            try:
+                for check in (check_config_files, check_weight_files, check_tokenizer_files):
+                    check(folder)
+            except UserError as error:
+                raise error.at(place) from error
+            if has_to_render and not _has_chat_template(folder):
                 raise UserError(
-                    f"{place}: the checkpoint {each.location} has no chat template",
+                    f"{place}: the checkpoint {folder} has no chat template",
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
-
-
-def _refuse_adapter(place: str, folder: Path) -> None:
-    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
-        raise UserError(
-            f"{place}: {folder} is a LoRA adapter and no whole checkpoint",
-            "merge it into its base with peft (merge_and_unload), save the result with the "
-            "tokenizer, and name that folder",
-        )
 
 
 def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, ma
 
 Damage = Callable[[Path], None]
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 def content(name: str, data: str | bytes) -> Damage:
@@ -63,6 +65,14 @@ def replaced_by_folder(name: str) -> Damage:
     def damage(folder: Path) -> None:
         (folder / name).unlink()
         (folder / name).mkdir()
+
+    return damage
+
+
+def replaced_by_pipe(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
 
     return damage
 
@@ -115,10 +125,26 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         content("generation_config.json", "[]"),
         ["generation_config.json"],
     ),
-    "index half": (
-        content("model.safetensors.index.json", "{"),
-        ["model.safetensors.index.json"],
+    "index half": (content(INDEX, "{"), [INDEX]),
+    "header garbled": (
+        bytes_of(WEIGHTS, lambda data: data[:20] + b"\xff" * 20 + data[40:]),
+        [WEIGHTS],
     ),
+    "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
+    "a pipe for weights": (replaced_by_pipe(WEIGHTS), [WEIGHTS, "not a regular file"]),
+    "a pipe for config.json": (replaced_by_pipe("config.json"), ["not a regular file"]),
+    **{
+        f"{kind} in the index": (
+            content(INDEX, json.dumps({"weight_map": {"model.norm.weight": file}})),
+            [INDEX, f"not in the folder: {file}"],
+        )
+        for kind, file in {
+            "a missing file": "model-2.safetensors",
+            "a file elsewhere": f"../{WEIGHTS}",
+            "a number": 3,
+        }.items()
+    },
+    "index without a map": (content(INDEX, '{"metadata": {}}'), [INDEX]),
 }
 
 
