@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.bad_inputs import checkpoints, data_files, settings
 from benchmarks.bad_inputs.small_run import prefect_server, write_small_run
-from benchmarks.bad_inputs.trial import Case, tried
+from benchmarks.bad_inputs.trial import Case, Outcome, tried
 
 
 def _cases(folder: Path) -> Iterator[Case]:
@@ -39,6 +39,13 @@ def _cases(folder: Path) -> Iterator[Case]:
     )
 
 
+def _tell(outcome: Outcome) -> None:
+    """Shows a wrong answer at once: all cases take half an hour."""
+    case = outcome.case
+    sys.stderr.write(f"{case.kind}: {case.name[-200:]}: {', '.join(outcome.faults)}\n")
+    sys.stderr.write(f"    {outcome.output[-300:]}\n")
+
+
 def main() -> int:
     """Tries all cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -48,14 +55,15 @@ def main() -> int:
     with TemporaryDirectory() as name, prefect_server(Path(name)):
         os.chdir(name)
         chosen = (case for case in _cases(Path(name)) if asked.only in f"{case.kind}: {case.name}")
-        outcomes = [tried(case) for case in chosen]
+        outcomes = []
+        for case in chosen:
+            outcomes.append(tried(case))
+            if outcomes[-1].faults:
+                _tell(outcomes[-1])
     wrong = [each for each in outcomes if each.faults]
     if asked.json:
         sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))
         return int(bool(wrong))
-    for each in wrong:
-        sys.stdout.write(f"{each.case.kind}: {each.case.name[-200:]}: {', '.join(each.faults)}\n")
-        sys.stdout.write(f"    {each.output[-300:]}\n")
     counts = Counter(each.case.kind for each in outcomes)
     of_them_wrong = Counter(each.case.kind for each in wrong)
     sys.stdout.write("\n| kind | tried | wrong |\n| --- | ---: | ---: |\n")
