@@ -60,6 +60,12 @@ def _config(*says: str, **changes: Any) -> Bad:
     return Bad(settings("config.json", **changes), says)
 
 
+def _sizes(**changes: int) -> Bad:
+    """Sizes that the weights do not have, which a plan sees."""
+    [(name, size)] = changes.items()
+    return Bad(settings("config.json", **changes), (f"{name} is {size}",), "itself")
+
+
 def _template(text: Any, *says: str) -> Bad:
     def damage(folder: Path) -> None:
         (folder / "chat_template.jinja").unlink(missing_ok=True)
@@ -219,30 +225,38 @@ _CHECKPOINTS: dict[str, Bad] = {
     ),
     "an index of nothing": _shards(lambda index: index.clear(), INDEX, by="itself"),
     "config.json a folder": Bad(replaced_by_folder("config.json"), ("config.json",), "itself"),
-    "a model of a list": _config("model_type", model_type=["llama"]),
-    "a negative width": _config("hidden_size", hidden_size=-32),
-    "no width": _config("hidden_size", hidden_size=0),
-    "a huge width": _config("hidden_size", hidden_size=10**12),
+    "a model of a list": Bad(
+        settings("config.json", model_type=["llama"]), ("model_type",), "itself"
+    ),
+    "no width": _sizes(hidden_size=0),
+    "a huge width": _sizes(hidden_size=10**12),
     "a width that its heads do not divide": _config("heads", num_attention_heads=5),
     "no heads": _config("num_attention_heads", num_attention_heads=0),
-    "heads without a group": _config("num_key_value_heads", num_key_value_heads=3),
-    "negative layers": _config("num_hidden_layers", num_hidden_layers=-1),
-    "huge layers": _config("num_hidden_layers", num_hidden_layers=10**9),
-    "a negative vocabulary": _config("vocab_size", vocab_size=-1),
-    "a huge vocabulary": _config("vocab_size", vocab_size=10**13),
+    "heads without a group": _config("k_proj.weight 16x32 for 24x32", num_key_value_heads=3),
+    "negative layers": _sizes(num_hidden_layers=-1),
+    "huge layers": _sizes(num_hidden_layers=10**9),
+    "a negative vocabulary": _sizes(vocab_size=-1),
     "a vocabulary of text": _config("vocab_size", vocab_size="many"),
     "a context of nothing": _config("max_position_embeddings", max_position_embeddings=0),
     "a negative context": _config("max_position_embeddings", max_position_embeddings=-5),
     "a context of text": _config("max_position_embeddings", max_position_embeddings="long"),
     "an unknown type of numbers": _config("nope", dtype="nope", torch_dtype="nope"),
-    "an end beyond the vocabulary": _config("eos_token_id", eos_token_id=10**6),
-    "an unknown quantisation": _config("quant", quantization_config={"quant_method": "nope"}),
+    "an end beyond the vocabulary": Bad(
+        settings("config.json", eos_token_id=10**6),
+        by=None,
+        why="the tokenizer's end ends responses, too",
+    ),
+    "an unknown quantisation": Bad(
+        settings("config.json", quantization_config={"quant_method": "nope"}),
+        by=None,
+        why="transformers warns, and reads the weights, which are plain",
+    ),
     "an unknown rotation": _config(
-        "rope", rope_parameters={"rope_type": "nope", "rope_theta": 1e4}
+        "nope", rope_parameters={"rope_type": "nope", "rope_theta": 1e4}
     ),
     "a norm of text": _config("rms_norm_eps", rms_norm_eps="small"),
     "code of its own": Bad(
-        settings("config.json", model_type="nope", auto_map={"AutoConfig": "x.Y"}), ("nope",)
+        settings("config.json", model_type="nope", auto_map={"AutoConfig": "x.Y"}), ("remote code",)
     ),
     "an encoder": _config("bert", model_type="bert"),
     "two outputs for one": _config("lacks", architectures=["LlamaModel"], num_hidden_layers=4),
@@ -264,7 +278,11 @@ _CHECKPOINTS: dict[str, Bad] = {
     "no chat template": Bad(
         lambda folder: (folder / "chat_template.jinja").unlink(), ("chat template",), "itself"
     ),
-    "another vocabulary's tokenizer": Bad(_other_words, ("orange", "purple")),
+    "another vocabulary's tokenizer": Bad(
+        _other_words,
+        by=None,
+        why="a prompt with a token beyond the vocabulary is refused by its place; these have none",
+    ),
     "tokenizer.json through a FIFO": Bad(replaced_by_pipe("tokenizer.json"), (), "itself"),
     "tokenizer_config.json through a FIFO": Bad(
         replaced_by_pipe("tokenizer_config.json"), (), "itself"
@@ -336,12 +354,14 @@ _OF_THE_POLICY: dict[str, Bad] = {
     ),
 }
 _OF_THE_REWARD_MODEL: dict[str, Bad] = {
+    "another vocabulary's tokenizer": Bad(_other_words, ("orange", "purple")),
     "a language model": Bad(
         lambda folder: (shutil.rmtree(folder), make_tiny_llama(folder)), ("score",)
     ),
     "two outputs": Bad(
         lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder, num_labels=2)), ("2",)
     ),
+    "GGUF": Bad(_gguf_of("llama"), ("GGUF file", "no classifier"), "itself"),
     "no outputs": _config(num_labels=0),
 }
 # Damages that are tried on the reward model, too: those that another program looks for there.
@@ -349,8 +369,8 @@ _OF_BOTH = (
     *("weights truncated", "weights pickled", "no configuration", "config.json truncated"),
     *("one missing", "not a number", "another vocabulary", "a missing shard", "a huge width"),
     *("a shard outside of the folder", "negative layers", "an adapter alone", "no chat template"),
-    *("an adapter of another base", "another vocabulary's tokenizer", "tokenizer.json half"),
-    *("a template with a mistake", "a template that ignores its messages", "none", "GGUF"),
+    *("an adapter of another base", "tokenizer.json half"),
+    *("a template with a mistake", "a template that ignores its messages", "none"),
     *("a template without end", "a context of nothing", "pickled weights beside"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.bad_inputs.small_run import PROMPTS
 from benchmarks.bad_inputs.trial import Case
+from stages.contract.errors import EXIT_FAILED, EXIT_USER
 
 Write = Callable[[Path], object]
 """Makes a file, or whatever stands in its place."""
@@ -31,7 +32,8 @@ class Bad:
         says: Texts that the message must have beside the name of the file.
         by: See :class:`benchmarks.bad_inputs.trial.Case`.
         why: Why it is right to accept it.
-        settings: Settings that it needs.
+        names_file: False if the place is a setting, which the message names.
+        code: Exit code of the refusal.
     """
 
     file: str
@@ -39,7 +41,8 @@ class Bad:
     says: tuple[str, ...] = ()
     by: Literal["itself", "run"] | None = "run"
     why: str = ""
-    settings: tuple[str, ...] = ()
+    names_file: bool = True
+    code: int = EXIT_USER
 
 
 def _line(content: str | bytes, *says: str, **more: Any) -> Bad:
@@ -108,7 +111,7 @@ _COMMON: dict[str, Bad] = {
     "a link to itself": Bad("bad.jsonl", _link("bad.jsonl"), by="itself"),
     "a link to nothing": Bad("bad.jsonl", _link("nothing"), by="itself"),
     "a device": Bad("bad.jsonl", _link("/dev/zero"), ("neither",), by="itself"),
-    "cannot be read": Bad("bad.jsonl", _link("/proc/self/mem"), by="itself"),
+    "cannot be read": Bad("bad.jsonl", _link("/proc/self/mem"), by="itself", code=EXIT_FAILED),
     "a name that is too long": Bad("a" * 300 + ".jsonl", lambda path: None, by="itself"),
     "of another kind": Bad("bad.csv", b"prompt\nred\n", (".jsonl",), by="run"),
     "compressed": Bad("bad.jsonl.gz", b"\x1f\x8b", (".jsonl",)),
@@ -202,7 +205,7 @@ _PROMPTS: dict[str, Bad] = {
         "bad.jsonl", b"\xef\xbb\xbf" + _GOOD, by=None, why="the JSON after it is read"
     ),
     "a prompt of megabytes": _line(
-        json.dumps({"prompt": "red " * (_MEGABYTES >> 2)}),
+        json.dumps({"prompt": "red " * (1 << 20)}),
         by=None,
         why="it is longer than the policy's context: dropped, and counted in a message",
     ),
@@ -242,18 +245,24 @@ _PROMPTS: dict[str, Bad] = {
         lambda path: pq.write_table(
             pa.Table.from_arrays([pa.array(PROMPTS)] * 2, ["prompt"] * 2), path
         ),
-        by="itself",
     ),
     "one prompt many times": Bad(
-        "bad.jsonl", b'{"prompt": "red"}\n' * 16, ("1 distinct prompts", "test_prompts")
+        "bad.jsonl",
+        b'{"prompt": "red"}\n' * 16,
+        ("1 distinct prompts", "test_prompts"),
+        names_file=False,
     ),
     "fewer prompts than are held out": Bad(
         "bad.jsonl",
         _all({"prompt": "red"}, {"prompt": "blue"}),
         ("test_prompts is 4", "2 distinct prompts"),
+        names_file=False,
     ),
     "as many prompts as are held out": Bad(
-        "bad.jsonl", _all(*({"prompt": each} for each in PROMPTS[:4])), ("test_prompts is 4",)
+        "bad.jsonl",
+        _all(*({"prompt": each} for each in PROMPTS[:4])),
+        ("test_prompts is 4",),
+        names_file=False,
     ),
 }
 _HELD_OUT: dict[str, Bad] = {
@@ -265,8 +274,10 @@ _HELD_OUT: dict[str, Bad] = {
     "a FIFO": _COMMON["a FIFO"],
     "deeply nested": _PROMPTS["deeply nested"],
     "Parquet of other columns": _PROMPTS["Parquet of other columns"],
-    "Parquet with garbled pages": _COMMON["Parquet with garbled pages"],
-    "all prompts of the training": Bad("bad.jsonl", _GOOD, ("no prompts are left", "test")),
+    "Parquet with garbled pages": replace(_COMMON["Parquet with garbled pages"], by="run"),
+    "all prompts of the training": Bad(
+        "bad.jsonl", _GOOD, ("no prompts are left", "test_prompts"), names_file=False
+    ),
 }
 _DIALOGUE = {"messages": _turns("user", "assistant")}
 
@@ -304,6 +315,7 @@ _SUPERVISED: dict[str, Bad] = {
         "bad.jsonl",
         _all({"messages": _turns("user", "assistant", content="red blue " * 90)}),
         ("max_length_tokens",),
+        names_file=False,
     ),
     "JSON in one piece": Bad("bad.json", b"[]", (".jsonl",)),
     "Parquet of other columns": Bad(
@@ -325,7 +337,7 @@ _ORACLE_FILES: dict[str, Bad] = {
     "an empty folder": Bad("bad.py", _folder(), ("empty folder",), by="itself"),
     "a FIFO": Bad("bad.py", os.mkfifo, ("neither",), by="itself"),
     "a link to itself": Bad("bad.py", _link("bad.py"), by="itself"),
-    "cannot be read": Bad("bad.py", _link("/proc/self/mem"), by="itself"),
+    "cannot be read": Bad("bad.py", _link("/proc/self/mem"), by="itself", code=EXIT_FAILED),
     "NUL bytes": Bad("bad.py", b"\0\0", by="itself"),
     "not UTF-8": Bad("bad.py", b"x = '\xff'\n", by="itself"),
     "UTF-16": Bad("bad.py", "score = 3".encode("utf-16"), by="itself"),
@@ -413,6 +425,7 @@ def cases(folder: Path, config: Path) -> Iterator[Case]:
             place = folder / f"{short.replace(' ', '-')}-{number}" / bad.file
             place.parent.mkdir()
             put(place, bad.content)
-            given = [each.replace("FILE", str(place)) for each in (*settings, *bad.settings)]
-            says = bad.says if bad.by is None else (place.name, *bad.says)
-            yield Case(kind, name, ["plan", str(config), *given], says, bad.by, bad.why)
+            given = [each.replace("FILE", str(place)) for each in settings]
+            says = (place.name, *bad.says) if bad.by and bad.names_file else bad.says
+            arguments = ["plan", str(config), *given]
+            yield Case(kind, name, arguments, says, bad.by, bad.why, bad.code)

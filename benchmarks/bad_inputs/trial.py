@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_USER
+from stages.contract.errors import EXIT_OK, EXIT_USER
 from tests.forking import forked_python
 
 _LIMIT_SECONDS = 30
@@ -19,8 +19,6 @@ _OVERDUE = 124
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(r"^error ", re.MULTILINE)
 _REMEDY = re.compile(r"^remedy \S", re.MULTILINE)
-# Places that end with exit code 1: a file system may be there when the command is tried again.
-_MAY_COME_BACK = ("/proc/x",)
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,7 @@ class Case:
             which is tried before it, must not read as much as the refusal needs; None if the input
             must be accepted by both.
         why: Why it is right to accept it.
+        code: Exit code of the refusal: 1 if the file system may come back when it is tried again.
     """
 
     kind: str
@@ -44,6 +43,7 @@ class Case:
     says: tuple[str, ...] = ()
     by: Literal["itself", "run"] | None = "itself"
     why: str = ""
+    code: int = EXIT_USER
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def geb(arguments: list[str]) -> tuple[int, str]:
 
 def _faults(case: Case, codes: list[int], output: str) -> list[str]:
     """What is wrong with an answer."""
-    wanted = [EXIT_FAILED if case.arguments[-1] in _MAY_COME_BACK else EXIT_USER]
-    if case.by != "itself":
-        wanted = [EXIT_OK, EXIT_OK if case.by is None else EXIT_USER]
+    wanted = {"itself": [case.code], "run": [EXIT_OK, case.code], None: [EXIT_OK, EXIT_OK]}[case.by]
     faults = [] if codes == wanted else [f"exit codes {codes}, not {wanted}"]
     if "Traceback" in output:
         faults.append("a traceback")

@@ -45,7 +45,6 @@ from stages.contract.errors import (
 _EXIT_INTERRUPTED = 130
 # Of a failed stage's log; all of it is in the file that the message names.
 _SHOWN_LINES = 20
-_MOST_CHARACTERS = 3000
 _STOPPED = "stopped"
 
 app = typer.Typer(
@@ -149,9 +148,6 @@ def _tell(error: BaseException) -> int:
 
 
 def _say(code: int, message: str, remedy: str = "") -> int:
-    if len(message) > _MOST_CHARACTERS:
-        cut = len(message) - _MOST_CHARACTERS
-        message = f"{message[:_MOST_CHARACTERS]} … ({cut:,} more characters)"
     messages().print(f"[bold red]error[/] {escape(message)}")
     if remedy:
         messages().print(f"[bold]remedy[/] {escape(remedy)}")

@@ -18,8 +18,6 @@ FILE_SUFFIXES = (*DATA_SUFFIXES, ".json")
 """Those of files that are named; JSON beside other files of a folder is seldom its rows."""
 BATCH_ROWS = 1024
 _CHUNK_BYTES = 1 << 20
-# Of names of columns in a message.
-_SHOWN_CHARACTERS = 300
 
 Row = tuple[str, dict[str, Any]]
 """Place of a row (``prompts.jsonl, line 3``), and its columns."""
@@ -79,12 +77,6 @@ def column_names(path: Path) -> tuple[str, ...]:
         return ()
     with open_parquet(path) as file:
         return tuple(file.schema_arrow.names)
-
-
-def shown_names(names: Iterable[str]) -> str:
-    """Names of columns for a message, the first of many."""
-    text = ", ".join(names) or "none"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[Row]:

@@ -76,29 +76,32 @@ def sha256_tree(files: Mapping[str, str]) -> str:
 
 
 def files_of(place: Path) -> list[Path]:
-    """The files of a folder that make up its digest: those not hidden nor in a hidden folder."""
-    return [each for each in _visible(place) if each.is_file()]
+    """The files of a folder that make up its digest: those not hidden nor in a hidden folder.
+
+    Raises:
+        UserError: One is a link to no file: the folder would pass for a whole one without it.
+    """
+    found = [
+        each
+        for each in sorted(place.rglob("*"))
+        if not any(part.startswith(".") for part in each.relative_to(place).parts)
+    ]
+    if lost := next((each for each in found if each.is_symlink() and not each.exists()), None):
+        raise UserError(f"{lost} is a link to no file", "copy the folder again, or remove the link")
+    return [each for each in found if each.is_file()]
 
 
 def digest_of(place: Path) -> str:
     """Digest of a file's bytes, or of all files of a folder that are not hidden.
 
     Raises:
-        UserError: The folder holds no such file or a link to none, or the place is neither a file
-            nor a folder.
-        OSError: A file cannot be read.
+        UserError: The folder holds no such file, or the place is neither a file nor a folder.
     """
     if place.is_file():
         return sha256_file(place)
     if not place.is_dir():
         raise UserError(
             f"{place} is neither a file nor a folder", "name a checkpoint or a data file"
-        )
-    # A missing blob of a hub's cache, for example: the folder would pass for a whole one.
-    lost = [each for each in _visible(place) if each.is_symlink() and not each.exists()]
-    if lost:
-        raise UserError(
-            f"{lost[0]} is a link to no file", "copy the folder again, or remove the link"
         )
     files = {each.relative_to(place).as_posix(): sha256_file(each) for each in files_of(place)}
     if not files:
@@ -185,15 +188,6 @@ def check_folder(folder: Path) -> None:
 def set_aside(path: Path) -> Path:
     """Renames a damaged file or folder, so that nothing takes it for whole; returns its place."""
     return path.rename(path.with_name(f"damaged-{uuid.uuid4().hex[:8]}-{path.name}"))
-
-
-def _visible(place: Path) -> list[Path]:
-    """What is in a folder and below it, without what is hidden."""
-    return [
-        each
-        for each in sorted(place.rglob("*"))
-        if not any(part.startswith(".") for part in each.relative_to(place).parts)
-    ]
 
 
 def _damage(path: Path, accepted: Sequence[str]) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from stages.contract.checkpoints import WHOLE, check_weight_files
+from stages.contract.digests import in_threads
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.engine_errors import is_out_of_memory
@@ -30,16 +28,6 @@ def local_folder(source: ModelSource) -> Path | None:
     return None
 
 
-def check_weights(folder: Path) -> None:
-    """Checks a local checkpoint's weights as far as their reader does, which names no file."""
-    for path in check_weight_files(folder):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is no whole safetensors file: {error}", WHOLE) from error
-
-
 def check_finite_files(folder: Path) -> None:
     """Reads the weights of a local checkpoint, since an engine would load any values."""
     files = sorted(folder.glob("*.safetensors"))
@@ -48,8 +36,7 @@ def check_finite_files(folder: Path) -> None:
     # would leave them a pool of threads that are not there.
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = dict(zip(files, pool.map(_not_finite, files), strict=True))
+        found = dict(zip(files, in_threads(_not_finite, files), strict=True))
     finally:
         torch.set_num_threads(threads)
     faulty = [str(path) for path, names in found.items() if names]

@@ -15,12 +15,11 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from stages.contract.checkpoints import check_config_files
+from stages.contract.checkpoints import check_config_files, check_weight_files
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
     check_finite_files,
-    check_weights,
     explained,
     is_finite,
     local_folder,
@@ -148,7 +147,7 @@ def _load(
 ) -> Any:
     load_config(source)
     if (folder := local_folder(source)) is not None:
-        check_weights(folder)
+        check_weight_files(folder)
     # Without it transformers raises at the first weight of another shape and names no other; but
     # under ZeRO-3 no weight has its shape while it is loaded.
     names_shapes = exactly or not is_deepspeed_zero3_enabled()

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.data_files import shown_names
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.prepare.params import PrepareParams
@@ -52,7 +51,7 @@ def read_prompt(
         params: Names of the columns that are read.
         columns: All columns of the source, for messages; those of the row if empty.
     """
-    shown = shown_names(columns or row)
+    shown = ", ".join(columns or row) or "none"
     messages = _messages(row, params, shown)
     length = len(messages)
     while messages and messages[-1]["role"] == "assistant":

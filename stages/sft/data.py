@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.contract.data_files import DATA_SUFFIXES, read_data_file, shown_names
+from stages.contract.data_files import DATA_SUFFIXES, read_data_file
 from stages.contract.errors import UserError
 from stages.modeling.chat import render_conversation, render_prompt
 from stages.sft.params import SftParams
@@ -57,8 +57,7 @@ def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Convers
     if not isinstance(turns, list) or not all(_is_message(turn) for turn in turns):
         raise UserError(
             f"{place} has neither messages in {params.messages_column!r} nor text in "
-            f"{params.prompt_column!r} and {params.response_column!r} (columns: "
-            f"{shown_names(row)})",
+            f"{params.prompt_column!r} and {params.response_column!r} (columns: {', '.join(row)})",
             f"{_FORMS}, or set sft.messages_column, sft.prompt_column and sft.response_column",
         )
     conversation = [{"role": turn["role"], "content": turn["content"]} for turn in turns]

@@ -107,6 +107,10 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["in other shapes than its config.json says", "19x32 for 7x32"],
     ),
     "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
+    "a negative width": (settings("config.json", hidden_size=-32), ["hidden_size is -32"]),
+    "a huge vocabulary": (settings("config.json", vocab_size=10**13), ["vocab_size is 1000"]),
+    "layers without end": (settings("config.json", num_hidden_layers=10**9), ["num_hidden_layers"]),
+    "an adapter beside": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
     "an unknown model": (settings("config.json", model_type="nope"), ["nope"]),
@@ -132,7 +136,7 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     ),
     "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
     "a pipe for weights": (replaced_by_pipe(WEIGHTS), [WEIGHTS, "not a regular file"]),
-    "a pipe for config.json": (replaced_by_pipe("config.json"), ["not a regular file"]),
+    "a pipe for config.json": (replaced_by_pipe("config.json"), ["config.json", "not a small"]),
     **{
         f"{kind} in the index": (
             content(INDEX, json.dumps({"weight_map": {"model.norm.weight": file}})),

@@ -279,7 +279,7 @@ def test_bad_files_are_refused(store, tmp_path):
         with pytest.raises(UserError) as caught:
             prepare(store, *sources)
         assert message in caught.value.message
-        assert len(caught.value.message) < 1000
+        assert len(caught.value.message) < 1200
         assert caught.value.remedy
 
 
