@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +56,8 @@ class Outcome:
         case: The case.
         codes: Exit code of each command that was tried, in order.
         seconds: Wall time of all commands.
-        output: What the last one printed, stdout and stderr together.
+        output: What the last one printed; of ``plan`` and ``run``, which are asked for JSON on
+            stdout, the messages on stderr.
         faults: What is wrong with the answer, in words; none if it is right.
     """
 
@@ -67,34 +70,52 @@ class Outcome:
 
 def tried(case: Case) -> Outcome:
     """Tries a case; ``geb``, and the stages that it starts, are forks of loaded libraries."""
-    codes, started = [], time.monotonic()
+    codes, faults, output, started = [], [], "", time.monotonic()
     commands = [case.arguments]
     if case.by != "itself":
         commands.append(["run", *case.arguments[1:]])
     for arguments in commands:
-        code, output = geb(arguments)
+        code, document, output = geb(arguments)
         codes.append(code)
+        if document and not _is_json(document):
+            faults.append("no JSON on stdout")
         if code != EXIT_OK:
             break
     seconds = round(time.monotonic() - started, 2)
-    return Outcome(case, codes, seconds, output, _faults(case, codes, output))
+    return Outcome(case, codes, seconds, output, faults + _faults(case, codes, output))
 
 
-def geb(arguments: list[str]) -> tuple[int, str]:
-    """Exit code and output of ``geb``."""
+def geb(arguments: list[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``geb``; of what it refuses stdout has nothing to read."""
+    # The others do not all have the option.
+    as_json = ["--json"] if arguments[0] in ("plan", "run") else []
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            done = subprocess.run(
+                [forked_python(), "-m", "flows.commands.cli", *arguments, *as_json],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                timeout=_LIMIT_SECONDS,
+                check=False,
+                env=os.environ,
+            )
+            code = done.returncode
+        except subprocess.TimeoutExpired:
+            code = _OVERDUE
+        said = []
+        for stream in (out, err):
+            stream.seek(0)
+            said.append(stream.read().decode(errors="replace").strip())
+    return (code, *said) if as_json else (code, "", "\n".join(said))
+
+
+def _is_json(text: str) -> bool:
     try:
-        done = subprocess.run(
-            [forked_python(), "-m", "flows.commands.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_LIMIT_SECONDS,
-            check=False,
-            env=os.environ,
-        )
-    except subprocess.TimeoutExpired as late:
-        return _OVERDUE, (late.stdout or b"").decode(errors="replace").strip()
-    return done.returncode, done.stdout.decode(errors="replace").strip()
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _faults(case: Case, codes: list[int], output: str) -> list[str]:

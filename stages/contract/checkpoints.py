@@ -1,6 +1,7 @@
-"""Files of a checkpoint's folder, checked before a library reads them; faults by the file's name.
+"""Files of a checkpoint's folder, checked before a library reads them.
 
-No machine-learning library is needed, and no weight is read.
+No machine-learning library is needed, and no weight is read. Whatever is missing or damaged raises
+a ``UserError`` that names the file.
 """
 
 from __future__ import annotations
@@ -29,22 +30,14 @@ _WHOLE = "copy or download the checkpoint again, or pass another one"
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Checks all files of a checkpoint as far as its stages do before they load it.
-
-    Raises:
-        UserError: One is missing or damaged.
-    """
+    """Checks all files of a checkpoint as far as its stages do before they load it."""
     check_config_files(folder)
     check_weight_files(folder)
     check_tokenizer_files(folder)
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Checks that a checkpoint has a tokenizer, in files that can be read.
-
-    Raises:
-        UserError: It has none, or a file is damaged.
-    """
+    """Checks that a checkpoint has a tokenizer, in files that can be read."""
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise UserError(
             f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
@@ -55,11 +48,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_config_files(folder: Path) -> None:
-    """Checks the configuration files of a checkpoint.
-
-    Raises:
-        UserError: One is missing or damaged.
-    """
+    """Checks the configuration files of a checkpoint."""
     if (folder / ADAPTER_CONFIG).exists():
         # Beside a whole checkpoint, too: transformers would load its base in the place of that.
         raise UserError(
@@ -78,11 +67,7 @@ def check_config_files(folder: Path) -> None:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Checks the headers of a checkpoint's weights against their files, config.json and the index.
-
-    Raises:
-        UserError: There are no weights, a file of theirs is damaged, or the others do not fit.
-    """
+    """Checks the headers of a checkpoint's weights against files, config.json and index."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(
@@ -102,11 +87,7 @@ def check_weight_files(folder: Path) -> None:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; an empty one if there is no such file.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """The JSON object in a file of a checkpoint; an empty one if there is no such file."""
     try:
         return read_record(path, dict[str, Any], _WHOLE)
     except FileNotFoundError:

@@ -25,15 +25,7 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
     remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
         raise UserError(f"the tokenizer of {place} has no chat template", remedy)
-    trials = [[{"role": "user", "content": each}] for each in ("1", "2")]
-    try:
-        first, second = (_text(tokenizer, each, add_generation_prompt=True) for each in trials)
-    except UserError as error:
-        if isinstance(error.__cause__, TimeoutError):
-            raise
-        # It may want a system turn or variables, which the run's own prompts have.
-        return
-    if first == second:
+    if len({_text(tokenizer, [{"role": "user", "content": each}]) for each in "12"}) == 1:
         raise UserError(
             f"{place}: the chat template renders two prompts alike: it leaves out what they say",
             remedy,
