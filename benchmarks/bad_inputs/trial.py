@@ -85,7 +85,7 @@ def tried(case: Case) -> Outcome:
     return Outcome(case, codes, seconds, output, faults + _faults(case, codes, output))
 
 
-def geb(arguments: list[str]) -> tuple[int, str, str]:
+def geb(arguments: list[str], limit_seconds: float | None = _LIMIT_SECONDS) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of ``geb``; of what it refuses stdout has nothing to read."""
     # The others do not all have the option.
     as_json = ["--json"] if arguments[0] in ("plan", "run") else []
@@ -96,7 +96,7 @@ def geb(arguments: list[str]) -> tuple[int, str, str]:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                timeout=_LIMIT_SECONDS,
+                timeout=limit_seconds,
                 check=False,
                 env=os.environ,
             )
