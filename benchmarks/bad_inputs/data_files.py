@@ -304,7 +304,7 @@ _SUPERVISED: dict[str, Bad] = {
     "an unknown role": Bad(
         "bad.jsonl",
         _all(_DIALOGUE, {"messages": _turns("tool", "user", "assistant")}),
-        ("conversation 2", "tool"),
+        ("line 2", "tool"),
     ),
     "half a surrogate": Bad(
         "bad.jsonl",

@@ -96,7 +96,7 @@ def _text(tokenizer: Any, messages: Messages, **template_args: Any) -> str:
         raise UserError(
             f"the chat template refuses a prompt with roles "
             f"{', '.join(message['role'] for message in messages)}: {error} (tokenizer of "
-            f"{tokenizer.name_or_path})",
+            f"{tokenizer.name_or_path or 'the new model'})",
             "correct the template, or the prompt's roles (some templates know no system turn)",
         ) from error
 
