@@ -45,7 +45,6 @@ from stages.contract.errors import (
 _EXIT_INTERRUPTED = 130
 # Of a failed stage's log; all of it is in the file that the message names.
 _SHOWN_LINES = 20
-_MOST_CHARACTERS = 3000
 _STOPPED = "stopped"
 
 app = typer.Typer(
@@ -130,7 +129,9 @@ def _tell(error: BaseException) -> int:
         case OSError(filename=str() | bytes()):
             # Permissions, a full disk, a folder where a file should be.
             remedy = "check that the place exists, is yours, and has room"
-            return _say(EXIT_FAILED, f"{error.filename!s}: {error.strerror}", remedy)
+            # The one error of these that no file system takes back.
+            code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILED
+            return _say(code, f"{error.filename!s}: {error.strerror}", remedy)
     causes = list(_causes(error))
     # pydantic makes an error of its own of a signal that comes while it serialises.
     if any(isinstance(each, typer.Abort | StoppedError | KeyboardInterrupt) for each in causes):
@@ -147,9 +148,6 @@ def _tell(error: BaseException) -> int:
 
 
 def _say(code: int, message: str, remedy: str = "") -> int:
-    if len(message) > _MOST_CHARACTERS:
-        cut = len(message) - _MOST_CHARACTERS
-        message = f"{message[:_MOST_CHARACTERS]} … ({cut:,} more characters)"
     messages().print(f"[bold red]error[/] {escape(message)}")
     if remedy:
         messages().print(f"[bold]remedy[/] {escape(remedy)}")

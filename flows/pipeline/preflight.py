@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flows.pipeline.checks import images
 from flows.pipeline.config import RunConfig
@@ -14,7 +12,7 @@ from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
 from flows.pipeline.placement import EVAL
 from flows.pipeline.tracking import TRACKERS
-from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 
@@ -23,10 +21,10 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 
 def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
-    """Checks local checkpoints that have to render conversations; the hub's are their stages' task.
+    """Checks the files of local checkpoints; those of the hub are their stages' task.
 
     Raises:
-        UserError: One has no chat template, or is an adapter.
+        UserError: One is damaged or missing, or has no chat template, or is an adapter.
     """
     places = {"inputs.policy": "policy", "inputs.oracle_model": "oracle_model"}
     # A suite without an oracle of its own has the run's.
@@ -39,22 +37,17 @@ def check_checkpoints(config: RunConfig, external: Mapping[str, Sequence[Externa
         for each in external[name]:
             if not isinstance(each, FileInput):
                 continue
-            _refuse_adapter(place, Path(each.location))
-            if has_to_render and not _has_chat_template(Path(each.location)):
+            folder = Path(each.location)
+            try:
+                check_checkpoint(folder)
+            except UserError as error:
+                raise error.at(place) from error
+            if has_to_render and not _has_chat_template(folder):
                 raise UserError(
-                    f"{place}: the checkpoint {each.location} has no chat template",
+                    f"{place}: the checkpoint {folder} has no chat template",
                     "use an instruction-tuned checkpoint, or save one with "
                     "tokenizer.chat_template set",
                 )
-
-
-def _refuse_adapter(place: str, folder: Path) -> None:
-    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
-        raise UserError(
-            f"{place}: {folder} is a LoRA adapter and no whole checkpoint",
-            "merge it into its base with peft (merge_and_unload), save the result with the "
-            "tokenizer, and name that folder",
-        )
 
 
 def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -68,8 +61,9 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
     engine = config.generate.vllm
     pipeline = engine.pipeline_parallel_size
     for each in external["policy"]:
-        file = Path(each.location) / "config.json" if isinstance(each, FileInput) else None
-        sizes = (file and _read(file)) or {}
+        if not isinstance(each, FileInput):
+            continue
+        sizes = read_settings(Path(each.location) / "config.json")
         heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
         if isinstance(heads, int) and heads % engine.tensor_parallel_size:
             raise UserError(
@@ -83,15 +77,6 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
                 f"inputs.policy has {layers} layers",
                 f"set it to {layers} or less",
             )
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    """A file of a checkpoint, or None if it is too odd to tell: its stage says what is wrong."""
-    try:
-        values = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def check_interpreters(config: RunConfig) -> None:
@@ -131,7 +116,5 @@ def require_interpreter(stage: str, interpreter: str) -> None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """True if a checkpoint has a chat template, or is too odd to tell."""
-    settings = _read(folder / "tokenizer_config.json")
     by_itself = any((folder / name).exists() for name in _TEMPLATE_FILES)
-    return by_itself or settings is None or bool(settings.get("chat_template"))
+    return by_itself or bool(read_settings(folder / "tokenizer_config.json").get("chat_template"))

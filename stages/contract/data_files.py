@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def _read_json(path: Path) -> Iterator[Row]:
     """Rows of one JSON array, as a whole."""
     try:
         items = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "repair the file") from error
     if not isinstance(items, list):
         raise UserError(f"{path} holds no JSON array of rows", "write one, or JSON lines")
@@ -107,7 +108,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             place = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(
                     f"{place}: not a line of JSON ({error})",
                     "write one JSON object on each line, as UTF-8",
@@ -125,7 +126,7 @@ def _columns(place: str, row: Any) -> Row:
 
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with open_parquet(path) as file:
+    with open_parquet(path) as file, _explained(path):
         wanted = [name for name in file.schema_arrow.names if name in columns] or None
         yield from number_rows(str(path), file.iter_batches(BATCH_ROWS, columns=wanted))
 
@@ -136,8 +137,21 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     Raises:
         UserError: It is none.
     """
-    try:
+    with _explained(path):
         # Read ahead, the whole file would be in memory by the end.
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=_CHUNK_BYTES)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is not a Parquet file: {error}", "check the file") from error
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns what pyarrow raises for a damaged file into an error that names the file."""
+    try:
+        yield
+    except (OSError, ValueError, NotImplementedError) as error:
+        # The disk's error has a number, a damaged page has none.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(
+            f"{path} is not a Parquet file, or a damaged one: {error}",
+            "write it again, or convert it to JSON lines",
+        ) from error

@@ -50,9 +50,13 @@ def sha256_of(value: Any) -> str:
 def sha256_file(path: Path) -> str:
     """Digest of a file's bytes, read in chunks."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        # An error of reading does not name the file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return digest.hexdigest()
 
 
@@ -72,13 +76,19 @@ def sha256_tree(files: Mapping[str, str]) -> str:
 
 
 def files_of(place: Path) -> list[Path]:
-    """The files of a folder that make up its digest: those not hidden nor in a hidden folder."""
-    return [
+    """The files of a folder that make up its digest: those not hidden nor in a hidden folder.
+
+    Raises:
+        UserError: One is a link to no file: the folder would pass for a whole one without it.
+    """
+    found = [
         each
         for each in sorted(place.rglob("*"))
-        if each.is_file()
-        and not any(part.startswith(".") for part in each.relative_to(place).parts)
+        if not any(part.startswith(".") for part in each.relative_to(place).parts)
     ]
+    if lost := next((each for each in found if each.is_symlink() and not each.exists()), None):
+        raise UserError(f"{lost} is a link to no file", "copy the folder again, or remove the link")
+    return [each for each in found if each.is_file()]
 
 
 def digest_of(place: Path) -> str:

@@ -10,10 +10,19 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER = 64
 EXIT_STOPPED = 143
+# Of either end of a long message; a run shows it up to three times.
+_END_CHARACTERS = 500
 
 
 class GebError(Exception):
     """Base of every error that this project raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        # It may quote a file: names of thousands of columns, a line of megabytes.
+        if (beyond := len(message) - 2 * _END_CHARACTERS) > 0:
+            start, end = message[:_END_CHARACTERS], message[-_END_CHARACTERS:]
+            message = f"{start} … ({beyond:,} more characters) … {end}"
+        super().__init__(message)
 
 
 class UserError(GebError, ValueError):
@@ -26,7 +35,7 @@ class UserError(GebError, ValueError):
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
-        self.message = message
+        self.message: str = self.args[0]
         self.remedy = remedy
 
     def at(self, place: str) -> UserError:

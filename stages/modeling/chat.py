@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from stages.contract.errors import UserError
 
 Messages = Sequence[Mapping[str, str]]
+# Of the rendering of one prompt, which takes a millisecond.
+_LIMIT_SECONDS = 5
 
 
 def require_chat_template(tokenizer: Any, place: str) -> None:
-    """Checks that ``tokenizer`` can render messages."""
+    """Checks that ``tokenizer`` has a chat template, which renders what messages say.
+
+    Raises:
+        UserError: It has none, or renders two prompts alike.
+    """
+    remedy = "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set"
     if not tokenizer.chat_template:
+        raise UserError(f"the tokenizer of {place} has no chat template", remedy)
+    if len({_text(tokenizer, [{"role": "user", "content": each}]) for each in "12"}) == 1:
         raise UserError(
-            f"the tokenizer of {place} has no chat template",
-            "use an instruction-tuned checkpoint, or save one with tokenizer.chat_template set",
+            f"{place}: the chat template renders two prompts alike: it leaves out what they say",
+            remedy,
         )
 
 
@@ -69,19 +81,43 @@ def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
 
 
 def _render(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
-    from jinja2 import TemplateError
+    text = _text(tokenizer, messages, **template_args)
+    return with_one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
 
+
+def _text(tokenizer: Any, messages: Messages, **template_args: Any) -> str:
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, **template_args
-        )
-    except TemplateError as error:
+        with _time_limit():
+            return tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, **template_args
+            )
+    except Exception as error:
+        # A template is a program: besides refusing, it may divide by nothing or never end.
         raise UserError(
             f"the chat template refuses a prompt with roles "
-            f"{', '.join(message['role'] for message in messages)}: {error}",
-            "check the prompt's roles against the template (some know no system turn)",
+            f"{', '.join(message['role'] for message in messages)}: {error} (tokenizer of "
+            f"{tokenizer.name_or_path or 'the new model'})",
+            "correct the template, or the prompt's roles (some templates know no system turn)",
         ) from error
-    return with_one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raises ``TimeoutError`` in a block that takes too long; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"it took more than {_LIMIT_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def with_one_bos(tokenizer: Any, token_ids: Sequence[int]) -> list[int]:

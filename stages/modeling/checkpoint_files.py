@@ -1,35 +1,21 @@
-"""Files of a local checkpoint, checked before a library reads them; faults by the file's name."""
+"""Weights of a local checkpoint, checked before a library uses them; faults by the file's name."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.digests import in_threads
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.engine_errors import is_out_of_memory
 
-# One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
-# an empty tokenizer from the model's architecture.
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_TOKENIZER_RECORDS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    # transformers looks into it, too.
-    "config.json",
-)
-_MODEL_RECORDS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 # Of a library's message.
 _SHOWN_CHARACTERS = 300
-_WHOLE = "copy or download the checkpoint again, or pass another one"
 
 
 def local_folder(source: ModelSource) -> Path | None:
@@ -42,59 +28,6 @@ def local_folder(source: ModelSource) -> Path | None:
     return None
 
 
-def check_tokenizer_files(source: ModelSource) -> None:
-    """Checks that a local checkpoint has a tokenizer, in files that can be read."""
-    folder = local_folder(source)
-    if folder is None:
-        return
-    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
-        raise UserError(
-            f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
-            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
-        )
-    for name in _TOKENIZER_RECORDS:
-        _check_record(folder / name)
-
-
-def check_config_files(source: ModelSource) -> None:
-    """Checks the configuration files of a local checkpoint."""
-    folder = local_folder(source)
-    if folder is None:
-        return
-    if not (folder / "config.json").exists():
-        if (folder / ADAPTER_CONFIG).exists():
-            raise UserError(
-                f"{folder} is a LoRA adapter and no whole checkpoint",
-                "give its base, and the adapter beside it; or merge the two with peft "
-                "(merge_and_unload) and save the result",
-            )
-        raise UserError(
-            f"{folder} is no checkpoint: it has no config.json",
-            "pass a folder written by save_pretrained",
-        )
-    for name in _MODEL_RECORDS:
-        _check_record(folder / name)
-
-
-def check_weight_files(source: ModelSource) -> None:
-    """Checks the headers of a local checkpoint's weights against the sizes of their files."""
-    folder = local_folder(source)
-    if folder is None:
-        return
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(
-            f"the checkpoint {folder} has no weights in safetensors format",
-            "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
-        )
-    for path in files:
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
-
-
 def check_finite_files(folder: Path) -> None:
     """Reads the weights of a local checkpoint, since an engine would load any values."""
     files = sorted(folder.glob("*.safetensors"))
@@ -103,8 +36,7 @@ def check_finite_files(folder: Path) -> None:
     # would leave them a pool of threads that are not there.
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = dict(zip(files, pool.map(_not_finite, files), strict=True))
+        found = dict(zip(files, in_threads(_not_finite, files), strict=True))
     finally:
         torch.set_num_threads(threads)
     faulty = [str(path) for path, names in found.items() if names]
@@ -170,15 +102,3 @@ def some_of(names: Iterable[str]) -> str:
     """The first few names in their order, for a message."""
     listed = sorted(names)
     return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
-
-
-def _check_record(path: Path) -> None:
-    """Checks that a file, if there is one, holds a JSON object."""
-    try:
-        found: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}", _WHOLE) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no JSON object: it is a {type(found).__name__}", _WHOLE)

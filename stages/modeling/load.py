@@ -15,14 +15,14 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from stages.contract.checkpoints import check_config_files, check_weight_files
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import (
-    check_config_files,
     check_finite_files,
-    check_weight_files,
     explained,
     is_finite,
+    local_folder,
     not_finite_error,
     some_of,
 )
@@ -46,7 +46,8 @@ def default_device() -> torch.device:
 
 def load_config(source: ModelSource) -> Any:
     """Loads a checkpoint's configuration."""
-    check_config_files(source)
+    if (folder := local_folder(source)) is not None:
+        check_config_files(folder)
     with explained("the configuration", source):
         return AutoConfig.from_pretrained(
             source.name_or_path, revision=source.revision, trust_remote_code=False
@@ -145,7 +146,8 @@ def _load(
     exactly: bool = False,
 ) -> Any:
     load_config(source)
-    check_weight_files(source)
+    if (folder := local_folder(source)) is not None:
+        check_weight_files(folder)
     # Without it transformers raises at the first weight of another shape and names no other; but
     # under ZeRO-3 no weight has its shape while it is loaded.
     names_shapes = exactly or not is_deepspeed_zero3_enabled()

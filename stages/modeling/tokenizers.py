@@ -6,9 +6,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from stages.contract.checkpoints import check_tokenizer_files
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.checkpoint_files import check_tokenizer_files, explained, some_of
+from stages.modeling.checkpoint_files import explained, local_folder, some_of
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -17,7 +18,8 @@ def load_tokenizer(source: ModelSource) -> Any:
     Raises:
         UserError: There is no checkpoint, or it has no tokenizer, or a damaged one.
     """
-    check_tokenizer_files(source)
+    if (folder := local_folder(source)) is not None:
+        check_tokenizer_files(folder)
     with explained("the tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(
             source.name_or_path, revision=source.revision, trust_remote_code=False

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.checkpoint_files import check_finite_files, check_weight_files, local_folder
+from stages.modeling.checkpoint_files import check_finite_files, local_folder
 from stages.modeling.engine_errors import engine_error, is_out_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
@@ -76,10 +77,10 @@ def start_engine(
         UserError: vLLM refuses the model or a setting, or has no argument of a name in ``extra``.
         EngineError: The engine does not start, for lack of memory or another reason of the moment.
     """
-    # The engine's own error would name no file, and pass for one of the moment.
-    check_weight_files(source)
-    # It would load any values, and answer with whatever token comes of them.
     if (folder := local_folder(source)) is not None:
+        # The engine's own error would name no file, and pass for one of the moment.
+        check_weight_files(folder)
+        # It would load any values, and answer with whatever token comes of them.
         check_finite_files(folder)
 
     from vllm.engine.arg_utils import EngineArgs

@@ -136,6 +136,8 @@ def load_file(path: Path, name: str) -> PythonOracle:
 
 
 def _execute(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path} is not a file of Python", "name the file of the oracle's function")
     module = ModuleType(_MODULE_PREFIX + path.stem.replace(".", "_"))
     module.__file__ = str(path)
     # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a

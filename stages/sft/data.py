@@ -18,6 +18,8 @@ from stages.sft.params import SftParams
 from stages.training.batches import IntArray, Sample
 
 Conversation = list[dict[str, str]]
+Placed = tuple[str, Conversation]
+"""A conversation after its place (``sft.jsonl, line 3``)."""
 
 _FORMS = (
     'write rows as {"messages": [{"role": "user", "content": …}, {"role": "assistant", '
@@ -25,11 +27,12 @@ _FORMS = (
 )
 
 
-def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Conversation]:
+def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Placed]:
     """Yields the conversations of several files in order; each ends with an assistant turn.
 
     Raises:
-        UserError: A file cannot be read, or a row is no such conversation; the message names it.
+        UserError: A file has no conversation or cannot be read, or a row is no such conversation;
+            the message names it.
     """
     for path in paths:
         if path.suffix not in DATA_SUFFIXES or not path.is_file():
@@ -37,8 +40,11 @@ def read_conversations(paths: Sequence[Path], params: SftParams) -> Iterator[Con
                 f"{path} is not a data file",
                 f"pass a file that ends in {' or '.join(DATA_SUFFIXES)}",
             )
+        place = ""
         for place, row in read_data_file(path):
-            yield _conversation(row, params, place)
+            yield place, _conversation(row, params, place)
+        if not place:
+            raise UserError(f"{path} has no conversations", "check that it is the right file")
 
 
 def _conversation(row: dict[str, Any], params: SftParams, place: str) -> Conversation:
@@ -186,25 +192,23 @@ def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int
 
 
 def make_examples(
-    tokenizer: Any, conversations: Iterable[Conversation], max_length: int
+    tokenizer: Any, conversations: Iterable[Placed], max_length: int
 ) -> tuple[list[Example], int]:
     """Renders conversations of at most ``max_length`` tokens, and counts those that do not fit."""
     examples = []
     num_dropped = 0
-    for number, conversation in enumerate(conversations, 1):
+    for place, conversation in conversations:
         try:
             example = make_example(tokenizer, conversation)
         except UserError as error:
-            raise error.at(f"conversation {number} of the data") from error
+            raise error.at(place) from error
         if example.num_tokens <= max_length:
             examples.append(example)
         else:
             num_dropped += 1
     if not examples:
         raise UserError(
-            f"all {num_dropped} conversations are longer than {max_length} tokens"
-            if num_dropped
-            else "the data has no conversations",
-            "raise sft.max_length_tokens" if num_dropped else "check the data files",
+            f"all {num_dropped} conversations are longer than {max_length} tokens",
+            "raise sft.max_length_tokens",
         )
     return examples, num_dropped

@@ -19,7 +19,7 @@ from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
-    Conversation,
+    Placed,
     make_examples,
     make_word_tokenizer,
     read_conversations,
@@ -135,14 +135,14 @@ class ConversationFit(Fit[SftParams]):
     def _tokenizer(self) -> Any:
         """The checkpoint's tokenizer, or without one a tokenizer for the words of the data."""
         if self._source is None:
-            texts = (turn["content"] for each in self._conversations() for turn in each)
+            texts = (turn["content"] for _, each in self._conversations() for turn in each)
             longest = self.ctx.params.architecture.max_position_embeddings
             return make_word_tokenizer(texts, max_length=longest)
         tokenizer = load_tokenizer(self._source)
         require_chat_template(tokenizer, self._source.name_or_path)
         return tokenizer
 
-    def _conversations(self) -> Iterator[Conversation]:
+    def _conversations(self) -> Iterator[Placed]:
         return read_conversations(self.ctx.paths("data"), self.ctx.params)
 
     def _tell_dropped(self) -> None:

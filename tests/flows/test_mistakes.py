@@ -179,9 +179,20 @@ def _checkpoint_without(*names: str) -> Callable[[Path], dict[str, Any]]:
     return change
 
 
-def test_a_policy_without_chat_template_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    config = write_config(tmp_path, **_checkpoint_without("chat_template*")(tmp_path))
-    refused(geb("run", config), "inputs.policy", "has no chat template")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("chat_template*", "has no chat template"),
+        ("tokenizer*", "has no tokenizer"),
+        ("*.safetensors", "has no weights in safetensors"),
+        ("config.json", "it has no config.json"),
+    ],
+)
+def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    config = write_config(tmp_path, **_checkpoint_without(name)(tmp_path))
+    refused(geb("run", config), "inputs.policy: ", said)
     assert not (tmp_path / "store" / "artifacts").exists()
 
 
@@ -194,9 +205,8 @@ def test_a_policy_without_chat_template_is_refused_before_anything_starts(tmp_pa
             ["prompts.jsonl", "line 1", "user"],
         ),
         (_oracle("[1.0] * len(responses)"), ["are ties"]),
-        (_checkpoint_without("tokenizer*"), ["tokenizer"]),
     ],
-    ids=["empty", "no-user-turn", "all-tied", "no-tokenizer"],
+    ids=["empty", "no-user-turn", "all-tied"],
 )
 def test_wrong_data_is_refused_by_its_stage(
     finished: Path,

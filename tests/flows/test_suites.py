@@ -18,6 +18,7 @@ from flows.report.table import SUITE_COLUMNS
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
 from tests.flows.loop import ROOT, geb, inputs, plan, steps, warm_started, write_config
+from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
@@ -31,8 +32,8 @@ def steps_of(**changes: Any) -> dict[str, Step]:
 
 
 def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(tmp_path)}
+    model = make_tiny_reward_model(tmp_path / "model", chat_template=None)
+    suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(model)}
     with pytest.raises(UserError, match=r"^suites\.front\.oracle_model: .* has no chat template"):
         steps_of(suites={"front": suite})
 

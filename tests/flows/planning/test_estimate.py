@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,12 +52,20 @@ PROMPTS = 3 * 1000 + 256
 TRAIN, GENERATE = "iteration-1/train", "iteration-1/generate/0"
 
 
+def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
+    """As much of a checkpoint as a plan reads; its file of weights has none."""
+    folder.mkdir(exist_ok=True)
+    header = b"{}"
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("")
+
+
 def configured(folder: Path, size: str, *settings: str) -> RunConfig:
     """The paper's first experiment with a policy of that size and 1000 prompts an iteration."""
     model = folder / f"llama-{size}"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(SHAPES[size]))
-    (model / "chat_template.jinja").write_text("")
+    write_checkpoint(model, SHAPES[size])
     row = json.dumps({"prompt": "x" * 1024})
     (folder / "prompts.jsonl").write_text(f"{row}\n" * PROMPTS)
     places = {name: str(model) for name in ("policy", "oracle_model")}
@@ -216,8 +225,7 @@ def test_the_command_shows_steps_and_the_sum() -> None:
 
 def test_a_sum_that_lacks_steps_is_a_least_and_names_them(tmp_path: Path) -> None:
     oracle = tmp_path / "oracle"
-    oracle.mkdir()
-    (oracle / "config.json").write_text(json.dumps(LLAMA_8B | {"model_type": "mamba"}))
+    write_checkpoint(oracle, LLAMA_8B | {"model_type": "mamba"})
     config = configured(tmp_path, "8B", "iterations=1", f"inputs.oracle_model={oracle}")
     found = estimated(config)
     lacking = to_json(found)["steps_without_cost"]

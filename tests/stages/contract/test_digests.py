@@ -44,6 +44,22 @@ def test_a_pipe_is_no_empty_folder(tmp_path):
         digest_of(tmp_path)
 
 
+def test_a_link_to_no_file_is_no_part_that_may_be_missing(tmp_path):
+    write(tmp_path, "config.json")
+    (tmp_path / ".#config.json").symlink_to("an editor's lock")
+    assert digest_of(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to("../blobs/nothing")
+    with pytest.raises(UserError, match=r"model\.safetensors is a link to no file"):
+        digest_of(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "memory.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        digest_of(tmp_path / "memory.jsonl")
+    assert caught.value.filename == str(tmp_path / "memory.jsonl")
+
+
 def test_a_state_lasts_until_somebody_writes(tmp_path):
     write(tmp_path / "model", "config.json", "parts/model.safetensors", ".cache/times")
     weights = tmp_path / "model/parts/model.safetensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, ma
 
 Damage = Callable[[Path], None]
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 def content(name: str, data: str | bytes) -> Damage:
@@ -67,6 +69,14 @@ def replaced_by_folder(name: str) -> Damage:
     return damage
 
 
+def replaced_by_pipe(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
     "weights empty": (content(WEIGHTS, b""), [WEIGHTS]),
     "weights truncated": (bytes_of(WEIGHTS, lambda data: data[:-7]), [WEIGHTS]),
@@ -97,6 +107,10 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         ["in other shapes than its config.json says", "19x32 for 7x32"],
     ),
     "more layers": (settings("config.json", num_hidden_layers=3), ["lacks", "layers.2"]),
+    "a negative width": (settings("config.json", hidden_size=-32), ["hidden_size is -32"]),
+    "a huge vocabulary": (settings("config.json", vocab_size=10**13), ["vocab_size is 1000"]),
+    "layers without end": (settings("config.json", num_hidden_layers=10**9), ["num_hidden_layers"]),
+    "an adapter beside": (content("adapter_config.json", "{}"), ["is a LoRA adapter"]),
     "an unknown activation": (settings("config.json", hidden_act="zelu"), ["zelu"]),
     "a width of text": (settings("config.json", hidden_size="big"), ["hidden_size"]),
     "an unknown model": (settings("config.json", model_type="nope"), ["nope"]),
@@ -115,10 +129,26 @@ OF_THE_MODEL: dict[str, tuple[Damage, list[str]]] = {
         content("generation_config.json", "[]"),
         ["generation_config.json"],
     ),
-    "index half": (
-        content("model.safetensors.index.json", "{"),
-        ["model.safetensors.index.json"],
+    "index half": (content(INDEX, "{"), [INDEX]),
+    "header garbled": (
+        bytes_of(WEIGHTS, lambda data: data[:20] + b"\xff" * 20 + data[40:]),
+        [WEIGHTS],
     ),
+    "bytes after the weights": (bytes_of(WEIGHTS, lambda data: data + b"\0" * 64), [WEIGHTS]),
+    "a pipe for weights": (replaced_by_pipe(WEIGHTS), [WEIGHTS, "not a regular file"]),
+    "a pipe for config.json": (replaced_by_pipe("config.json"), ["config.json", "not a small"]),
+    **{
+        f"{kind} in the index": (
+            content(INDEX, json.dumps({"weight_map": {"model.norm.weight": file}})),
+            [INDEX, f"not in the folder: {file}"],
+        )
+        for kind, file in {
+            "a missing file": "model-2.safetensors",
+            "a file elsewhere": f"../{WEIGHTS}",
+            "a number": 3,
+        }.items()
+    },
+    "index without a map": (content(INDEX, '{"metadata": {}}'), [INDEX]),
 }
 
 

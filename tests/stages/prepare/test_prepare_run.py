@@ -229,6 +229,22 @@ def bad_file(path: Path, content: bytes) -> Path:
     return path
 
 
+def pages(path: Path) -> Path:
+    """A Parquet file whose footer is whole, and whose pages are not."""
+    pq.write_table(pa.table({"prompt": ["a" * 99]}), path)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\xff" * 40 + data[44:])
+    return path
+
+
+def no_text(path: Path) -> Path:
+    """A Parquet file whose column of texts holds no UTF-8."""
+    offsets, data = pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")
+    texts = pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
+    pq.write_table(pa.table({"prompt": texts}), path)
+    return path
+
+
 def test_bad_files_are_refused(store, tmp_path):
     good = jsonl(tmp_path / "good.jsonl", questions(9))
     other_folder = tmp_path / "other"
@@ -245,6 +261,14 @@ def test_bad_files_are_refused(store, tmp_path):
         ),
         ([bad_file(tmp_path / "d.jsonl", b"\n\n")], "d.jsonl holds no prompts"),
         ([bad_file(tmp_path / "e.parquet", b"no parquet")], "is not a Parquet file"),
+        ([bad_file(tmp_path / "h.jsonl", b"[" * 100_000)], "line 1: not a line of JSON"),
+        ([bad_file(tmp_path / "i.json", b"[" * 100_000)], "i.json is no JSON"),
+        ([pages(tmp_path / "j.parquet")], "j.parquet is not a Parquet file, or a damaged"),
+        ([no_text(tmp_path / "k.parquet")], "k.parquet is not a Parquet file, or a damaged"),
+        (
+            [jsonl(tmp_path / "l.jsonl", [{f"column{each}": 1 for each in range(9000)}])],
+            "line 1: no prompt in column 'messages' or 'prompt' (columns: column0, column1",
+        ),
         ([bad_file(tmp_path / "f.csv", b"prompt\nhi\n")], "is of no known kind"),
         ([other_folder], "holds no prompt files"),
         ([FileInput(location="missing.jsonl", digest="0")], "no such file or folder"),
@@ -255,6 +279,7 @@ def test_bad_files_are_refused(store, tmp_path):
         with pytest.raises(UserError) as caught:
             prepare(store, *sources)
         assert message in caught.value.message
+        assert len(caught.value.message) < 1200
         assert caught.value.remedy
 
 

@@ -46,19 +46,19 @@ def test_a_template_that_does_not_continue_the_prompt_is_refused():
         make_example(make_tiny_tokenizer(chat_template=template), CONVERSATION)
 
 
-def test_a_conversation_that_the_template_refuses_is_told_by_its_number():
+def test_a_conversation_that_the_template_refuses_is_told_by_its_place():
     template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
     tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
-    with pytest.raises(UserError, match="conversation 1 of the data: the chat template refuses"):
-        make_examples(tokenizer, [CONVERSATION], 99)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 3: the chat template refuses"):
+        make_examples(tokenizer, [("a.jsonl, line 3", CONVERSATION)], 99)
 
 
 def test_long_conversations_are_left_out_and_counted(tokenizer):
     length = make_example(tokenizer, CONVERSATION).num_tokens
-    short = CONVERSATION[-2:]
-    examples, num_dropped = make_examples(tokenizer, [CONVERSATION, short, CONVERSATION], length)
+    long, short = ("a", CONVERSATION), ("b", CONVERSATION[-2:])
+    examples, num_dropped = make_examples(tokenizer, [long, short, long], length)
     assert (len(examples), num_dropped) == (3, 0)
-    examples, num_dropped = make_examples(tokenizer, [CONVERSATION, short], length - 1)
+    examples, num_dropped = make_examples(tokenizer, [long, short], length - 1)
     assert (len(examples), num_dropped) == (1, 1)
     with pytest.raises(UserError, match="all 1 conversations are longer than"):
-        make_examples(tokenizer, [CONVERSATION], length - 1)
+        make_examples(tokenizer, [long], length - 1)

@@ -213,7 +213,7 @@ ANSWER = {"role": "assistant", "content": "Here are one cats."}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "the data has no conversations"),
+        ([], "bad.jsonl has no conversations"),
         (
             [{"messages": [USER, ANSWER]}, {"messages": [USER]}],
             "line 2 does not end with an assist",

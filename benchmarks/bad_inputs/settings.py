@@ -1,36 +1,16 @@
-"""Bad inputs to the command line, each of which must be refused with one message.
-
-    python -m benchmarks.bad_inputs                  # --only TEXT: cases that have it, --json
-
-Every setting gets values that its own declaration (`geb fields`) excludes, and commands, oracles
-and files get mistakes that a person makes. A case is right if the exit code is 64, the message
-names a remedy, no traceback is shown, and the message has at most 4,000 characters. Each case runs
-in a fork of this process, so that none pays for the start of Python. Exit code 1 if one is wrong.
-"""
+"""Settings, oracles, configuration files and commands with mistakes that a person makes."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
-import signal
-import sys
-import tempfile
-import traceback
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.commands import cli
+from benchmarks.bad_inputs.trial import Case
 from flows.pipeline.fields import run_rows
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 
-_CONFIG = str(Path(__file__).parents[1] / "configs/quickstart.yaml")
-_LIMIT_SECONDS = 60
-_MOST_CHARACTERS = 4000
-_CRASHED = 99
+_CONFIG = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
 # Values that a kind of field excludes, by the beginning of its declaration.
 _EXCLUDED = {
     "integer": ["nope", "1.5", "[]", "{}", ".nan", '"a\\0b"'],
@@ -43,6 +23,8 @@ _EXCLUDED = {
 }
 _CHOICE = ["nope", "-1.5e300", "{a: 1}"]
 _BOUND = re.compile(r"([<>≤≥]) (-?[\d.e+-]+\d|\d)")
+# A file system may be there when the command is tried again.
+_MAY_COME_BACK = "/proc/x"
 _ORACLES = {
     "raises": "def score(p, r, a):\n    raise ValueError('no')",
     "too few": "def score(p, r, a):\n    return [1.0]",
@@ -109,56 +91,28 @@ _COMMANDS = [
 ]
 
 
-# Places that end with exit code 1: a file system may be there when the command is tried again.
-_MAY_COME_BACK = ("/proc/x",)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A case with its exit code and output.
-
-    Attributes:
-        kind: Kind of input.
-        arguments: Arguments of ``geb``.
-        code: Exit code, or minus the signal that ended it.
-        output: What it printed, stdout and stderr together.
-    """
-
-    kind: str
-    arguments: list[str]
-    code: int
-    output: str
-
-    @property
-    def is_right(self) -> bool:
-        """True if one message with a remedy refused it, with the exit code of its kind."""
-        said = self.output
-        wanted = EXIT_FAILED if self.arguments[-1] in _MAY_COME_BACK else EXIT_USER
-        is_told = "error " in said and "remedy" in said
-        is_readable = len(said) <= _MOST_CHARACTERS and "\x1b[2J" not in said
-        return self.code == wanted and is_told and is_readable and "Traceback" not in said
-
-
-def cases(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Kinds and arguments of ``geb``; files that they name are written to a folder."""
+def cases(folder: Path) -> Iterator[Case]:
+    """All cases; the files that they name are written to a folder."""
     plan = ["plan", _CONFIG, "--store", str(folder / "store")]
     for row in run_rows():
-        name = row.name.replace("STAGE", "train").replace("NAME", "x")
+        setting = row.name.replace("STAGE", "train").replace("NAME", "x")
         for value in excluded(row.kind):
-            yield "settings", [*plan, "--set", f"{name}={value}"]
+            name = f"{setting}={value}"
+            yield Case("settings", name, [*plan, "--set", name])
     for name, text in _ORACLES.items():
         code = folder / f"{name.replace(' ', '_')}.py"
         code.write_text(text)
         oracle = {"score.oracle": "python", "inputs.oracle_code": code}
         given = [f"--set={key}={value}" for key, value in oracle.items()]
-        yield "oracles", [*plan, *given, "--set=score.python.function=score"]
+        yield Case("oracles", name, [*plan, *given, "--set=score.python.function=score"])
     for name, text in _CONFIGS.items():
         place = folder / name.replace(" ", "_") / "config.yaml"
         place.parent.mkdir()
         place.write_text(text)
-        yield "configuration files", ["plan", str(place)]
+        yield Case("configuration files", name, ["plan", str(place)])
     for command in _COMMANDS:
-        yield "commands", command.split(" ")
+        code = EXIT_FAILED if command.endswith(_MAY_COME_BACK) else EXIT_USER
+        yield Case("commands", command, command.split(" "), code=code)
 
 
 def excluded(kind: str) -> list[str]:
@@ -172,67 +126,3 @@ def excluded(kind: str) -> list[str]:
         step = {"<": 0.0, ">": 0.0, "≤": 1.0, "≥": -1.0}[relation]
         beyond.append(f"{float(bound) + step:g}")
     return [*found, *beyond]
-
-
-def tried(kind: str, arguments: list[str]) -> Outcome:
-    """Runs ``geb`` with the arguments in a fork."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
-        signal.alarm(_LIMIT_SECONDS)
-        sys.argv = ["geb", *arguments]
-        code = _CRASHED
-        try:
-            cli.main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading, errors="replace") as stream:
-        output = stream.read()
-    return Outcome(
-        kind, arguments, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.strip()
-    )
-
-
-def main() -> int:
-    """Tries all cases and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose arguments have this text")
-    parser.add_argument("--json", action="store_true", help="all outcomes as JSON")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["GEB_STORE"] = str(Path(name) / "store")
-        os.chdir(name)
-        control = tried("", ["plan", _CONFIG])
-        if control.code != 0:
-            raise SystemExit(f"a right configuration is refused:\n{control.output}")
-        outcomes = [
-            tried(kind, arguments)
-            for kind, arguments in cases(Path(name))
-            if asked.only in " ".join(arguments)
-        ]
-    wrong = [each for each in outcomes if not each.is_right]
-    if asked.json:
-        sys.stdout.write(json.dumps([asdict(each) for each in outcomes], indent=1))
-        return int(bool(wrong))
-    for each in wrong:
-        sys.stdout.write(f"{each.code}  geb {' '.join(each.arguments)[-200:]}\n")
-        sys.stdout.write(f"    {each.output[-300:]}\n")
-    counts = Counter(each.kind for each in outcomes)
-    of_them_wrong = Counter(each.kind for each in wrong)
-    sys.stdout.write("\n| kind | tried | wrong |\n| --- | ---: | ---: |\n")
-    for kind, number in counts.items():
-        sys.stdout.write(f"| {kind} | {number} | {of_them_wrong[kind]} |\n")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

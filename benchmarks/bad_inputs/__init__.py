@@ -1,0 +1,1 @@
+"""Bad inputs to the command line: settings, commands, oracles, data files, checkpoints."""

@@ -1,0 +1,123 @@
+"""Files of a checkpoint's folder, checked before a library reads them.
+
+No machine-learning library is needed, and no weight is read. Whatever is missing or damaged raises
+a ``UserError`` that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stages.contract.adapters import ADAPTER_CONFIG
+from stages.contract.errors import UserError
+from stages.contract.records import read_record
+
+# One of these is in every checkpoint that has a tokenizer; without the check transformers makes up
+# an empty tokenizer from the model's architecture.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZER_RECORDS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    # transformers looks into it, too.
+    "config.json",
+)
+_INDEX = "model.safetensors.index.json"
+_MODEL_RECORDS = ("config.json", "generation_config.json", _INDEX)
+# The format's own limit.
+_MAX_HEADER_BYTES = 100_000_000
+_WHOLE = "copy or download the checkpoint again, or pass another one"
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Checks all files of a checkpoint as far as its stages do before they load it."""
+    check_config_files(folder)
+    check_weight_files(folder)
+    check_tokenizer_files(folder)
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Checks that a checkpoint has a tokenizer, in files that can be read."""
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"the checkpoint {folder} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}",
+            "save the tokenizer beside the weights (tokenizer.save_pretrained)",
+        )
+    for name in _TOKENIZER_RECORDS:
+        read_settings(folder / name)
+
+
+def check_config_files(folder: Path) -> None:
+    """Checks the configuration files of a checkpoint."""
+    if (folder / ADAPTER_CONFIG).exists():
+        # Beside a whole checkpoint, too: transformers would load its base in the place of that.
+        raise UserError(
+            f"{folder} is a LoRA adapter and no whole checkpoint: it has {ADAPTER_CONFIG}",
+            "merge it into its base with peft (merge_and_unload), save the result with the "
+            "tokenizer, and name that folder",
+        )
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"{folder} is no checkpoint: it has no config.json",
+            "pass a folder written by save_pretrained",
+        )
+    config, *_ = [read_settings(folder / name) for name in _MODEL_RECORDS]
+    if not isinstance(config.get("model_type"), str):
+        raise UserError(f"{folder / 'config.json'} names no model_type", _WHOLE)
+
+
+def check_weight_files(folder: Path) -> None:
+    """Checks the headers of a checkpoint's weights against files, config.json and index."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"the checkpoint {folder} has no weights in safetensors format",
+            "save the model with save_pretrained; pickled weights (.bin, .pt) are never loaded",
+        )
+    shapes = [shape for path in files for shape in _shapes(path)]
+    _check_sizes(folder / "config.json", shapes)
+    if index := read_settings(folder / _INDEX):
+        parts = index.get("weight_map")
+        named = parts.values() if isinstance(parts, dict) and parts else [parts]
+        # A file elsewhere would be loaded, though the folder's digest does not cover it.
+        if lost := set(map(str, named)) - {path.name for path in files}:
+            raise UserError(
+                f"{folder / _INDEX} names weights that are not in the folder: {min(lost)}", _WHOLE
+            )
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; an empty one if there is no such file."""
+    try:
+        return read_record(path, dict[str, Any], _WHOLE)
+    except FileNotFoundError:
+        return {}
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """Shapes of the weights in a safetensors file, whose header must fit the file's size."""
+    try:
+        # A pipe would be waited for.
+        if not path.is_file():
+            raise ValueError("it is not a regular file")
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
+        listed = [each for name, each in header.items() if name != "__metadata__"]
+        wanted = 8 + length + max((each["data_offsets"][1] for each in listed), default=0)
+        if wanted != (found := path.stat().st_size):
+            raise ValueError(f"its header asks for {wanted:,} bytes, and it has {found:,}")
+        return [each["shape"] for each in listed]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is no whole safetensors file: {error}", _WHOLE) from error
+
+
+def _check_sizes(config: Path, shapes: list[list[int]]) -> None:
+    """Refuses sizes beyond the weights: a library allocates whatever config.json asks for."""
+    largest = max((size for shape in shapes for size in shape), default=0)
+    limits = {"hidden_size": largest, "vocab_size": largest, "num_hidden_layers": len(shapes)}
+    found = read_settings(config)
+    for name, limit in limits.items():
+        size = found.get(name)
+        if limit and isinstance(size, int) and not 0 < size <= limit:
+            raise UserError(f"{config}: {name} is {size}, which its weights do not have", _WHOLE)
