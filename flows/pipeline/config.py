@@ -37,7 +37,8 @@ InputPlace = Annotated[str, StringConstraints(pattern=r"\S")]
 
 
 class Inputs(Settings):
-    """Inputs from outside. A place is a file, a folder, or a hub id ``owner/name@revision``."""
+    """Inputs from outside. A place is a file, a folder, or a hub id ``owner/name@revision``; for
+    prompts also a task of reasoning-gym, ``reasoning_gym:TASK size=1000 seed=1``."""
 
     prompts: tuple[InputPlace, ...] = ()
     """Prompt sets: one, split into T parts, or one for each iteration."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import resolve
+from flows.pipeline.inputs import resolve_input
 from flows.planning import sizes
 
 # Below it an iteration's training is hardly more than its warm-up.
@@ -20,10 +20,10 @@ _FEW_PROMPTS = 64
 def cautions(config: RunConfig) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     places, own = config.inputs.prompts, config.inputs.test_prompts
-    data = sizes.rows_of([resolve(each, "dataset") for each in places])
+    data = sizes.rows_of([resolve_input(config, None, "prompts", each) for each in places])
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
-    test = sizes.rows_of([] if own is None else [resolve(own, "dataset")])
+    test = sizes.rows_of([] if own is None else [resolve_input(config, None, "test_prompts", own)])
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import math
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from stages.contract.errors import UserError
@@ -59,20 +56,16 @@ def _parse(text: str) -> list[Any]:
     return list(parse(text, targets, parsing_timeout=None))
 
 
-def _load_grader(timeout_seconds: float) -> Callable[[tuple[str, str]], Grade]:
+def _load_grader() -> Callable[[tuple[str, str]], Grade]:
     # It warns once in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     # Loaded here, so that the first answer's time limit does not pay for it.
     importlib.import_module("math_verify")
-    return partial(_grade_in_time, timeout_seconds)
+    return _grade_pair
 
 
-def _grade_in_time(timeout_seconds: float, pair: tuple[str, str]) -> Grade:
-    # Should the parent be killed meanwhile, SIGALRM's default action ends this process too.
-    signal.alarm(math.ceil(2 * timeout_seconds) + 1)
-    done = grade(*pair)
-    signal.alarm(0)
-    return done
+def _grade_pair(pair: tuple[str, str]) -> Grade:
+    return grade(*pair)
 
 
 class MathAnswers:
@@ -86,9 +79,8 @@ class MathAnswers:
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self.identity = f"math_verify:{importlib.metadata.version('math-verify')}"
         self._timeout_seconds = timeout_seconds
-        load = partial(_load_grader, timeout_seconds)
         self._pool: ProcessPool[tuple[str, str], Grade] = ProcessPool(
-            load, [{}] * size, timeout_seconds=timeout_seconds
+            _load_grader, [{}] * size, timeout_seconds=timeout_seconds
         )
         self.close = self._pool.close
 
