@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 KS = (1, 4, 16)
 # An answer's token has about three characters, and its sentence takes some ten tokens.
 _CHARACTERS, _SENTENCE = 3, 10
+_SYSTEM = "Reply with the answer alone, without any other words."
 _QUIET = Emitter(io.StringIO())
 _EASIER = """
 basic_arithmetic max_terms=2 max_digits=1
@@ -100,7 +101,7 @@ class Tasks:
                 "num_samples": asked.samples,
                 "max_new_tokens": asked.max_new_tokens,
                 "dtype": asked.dtype,
-                "transformers": {"batch_size": 128},
+                "transformers": {"batch_size": 192},
             }
         )
         test = file_input(prompts.path / "test.parquet")
@@ -160,10 +161,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24, help="prompts of each task")
     parser.add_argument("--samples", type=int, default=16, help="samples of each prompt")
     parser.add_argument("--seed", type=int, default=1000)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--question", type=int, default=400, help="longest question, characters")
-    parser.add_argument("--system-prompt", default="", help="system turn of all prompts")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--question", type=int, default=300, help="longest question, characters")
+    parser.add_argument("--system-prompt", default=_SYSTEM, help="system turn of all prompts")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--store", type=Path, default=ROOT / "store-reasoning-gym")
     parser.add_argument("--interpreter", type=Path, default=ROOT / ".venv-eval/bin/python")
     asked = parser.parse_args()
