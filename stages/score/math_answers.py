@@ -1,8 +1,7 @@
 """The ``math_verify`` oracle: 1 for the right final answer, 0 for any other or none.
 
-The ``math-verify`` library bounds its work by SIGALRM, which only the main thread can take and
-which cannot interrupt a single long operation (``9^{9^{9}}`` is one). So its own limits are off,
-and it works in processes that are killed when they take too long: the stage's signals stay its own.
+The ``math-verify`` library's own time limits are off, since the processes that it works in have
+one.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.modeling.process_pool import ProcessPool
+from stages.score.answer_pool import AnswerPool, Check
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
-Grade = Literal["correct", "wrong", "no answer", "unreadable reference", "timeout", "crash"]
+Grade = Literal["correct", "wrong", "no answer", "unreadable reference"]
 
 
 def grade(reference: str, response: str) -> Grade:
@@ -56,70 +53,31 @@ def _parse(text: str) -> list[Any]:
     return list(parse(text, targets, parsing_timeout=None))
 
 
-def _load_grader() -> Callable[[tuple[str, str]], Grade]:
+def load_grader() -> Check:
+    """Loads the library in a process of the pool."""
     # It warns once in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     # Loaded here, so that the first answer's time limit does not pay for it.
     importlib.import_module("math_verify")
-    return _grade_pair
+    return _verdict
 
 
-def _grade_pair(pair: tuple[str, str]) -> Grade:
-    return grade(*pair)
+def _verdict(pair: tuple[str, str]) -> Verdict:
+    reference, response = pair
+    found = grade(reference, response)
+    if found == "unreadable reference":
+        return Verdict(None, f"the reference answer {reference[:80]!r} cannot be read")
+    answered = {"answered": float(found != "no answer")}
+    return Verdict(float(found == "correct"), components=answered)
 
 
-class MathAnswers:
-    """Compares each response's final answer with the prompt's reference answer.
-
-    Args:
-        size: Number of processes that compare.
-        timeout_seconds: Wall time for one answer.
-    """
-
-    def __init__(self, size: int, timeout_seconds: float) -> None:
-        self.identity = f"math_verify:{importlib.metadata.version('math-verify')}"
-        self._timeout_seconds = timeout_seconds
-        self._pool: ProcessPool[tuple[str, str], Grade] = ProcessPool(
-            _load_grader, [{}] * size, timeout_seconds=timeout_seconds
-        )
-        self.close = self._pool.close
-
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
-        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        places = []
-        for place, row in enumerate(rows):
-            if row["reference_answer"] is None:
-                yield place, Verdict(None, "the prompt has no reference answer")
-            else:
-                places.append(place)
-        pairs = ((rows[place]["reference_answer"], rows[place]["response"]) for place in places)
-        for number, found in self._pool.stream(pairs):
-            yield places[number], self._verdict(rows[places[number]], found)
-
-    def _verdict(self, row: Mapping[str, Any], grade: Grade) -> Verdict:
-        match grade:
-            case "correct":
-                return Verdict(1.0, components={"answered": 1.0})
-            case "wrong":
-                return Verdict(0.0, components={"answered": 1.0})
-            case "no answer":
-                return Verdict(0.0, components={"answered": 0.0})
-            case "unreadable reference":
-                reference = row["reference_answer"][:80]
-                return Verdict(None, f"the reference answer {reference!r} cannot be read")
-            case "timeout":
-                return Verdict(None, f"the answer took more than {self._timeout_seconds:g} s")
-            case "crash":
-                return Verdict(None, "the process that compared the answer died")
-
-
-def load(ctx: StageContext[ScoreParams]) -> MathAnswers:
+def load(ctx: StageContext[ScoreParams]) -> AnswerPool:
     """Prepares the comparison; it needs no input beside the responses."""
-    settings = ctx.params.math_verify
     try:
-        return MathAnswers(min(settings.processes, os.cpu_count() or 1), settings.timeout_seconds)
+        identity = f"math_verify:{importlib.metadata.version('math-verify')}"
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
             "the oracle math_verify needs the library math-verify, which is not installed",
             "install the extra `torch` of this package in the score stage's environment",
         ) from None
+    return AnswerPool(identity, load_grader, ctx.params.math_verify)

@@ -1,8 +1,7 @@
 """The ``reasoning_gym`` oracle: the score that a task's own scorer gives, partial credit included.
 
 Runs if ``reasoning_gym`` is installed: the environment and the image `eval`. Some scorers evaluate
-an answer as Python or with sympy, so an answer can hang or end the process that scores it. They
-work in processes with a time limit.
+an answer as Python or with sympy, so an answer can hang or end the process that scores it.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,13 +16,11 @@ from typing_extensions import TypedDict
 
 from stages.contract.errors import UserError
 from stages.harness.context import StageContext
-from stages.modeling.process_pool import CRASH, TIMEOUT, ProcessPool
+from stages.score.answer_pool import AnswerPool, Check
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
 _LIBRARY = "reasoning-gym"
-# A task's reference answer as JSON, and a response.
-_Pair = tuple[str, str]
 
 
 class _Reference(TypedDict):
@@ -40,86 +35,46 @@ class _Reference(TypedDict):
 _REFERENCE = TypeAdapter(_Reference)
 
 
-def _load_scorer() -> Callable[[_Pair], Verdict]:
+def _load_scorer() -> Check:
     # Loaded here, so that the first answer's time limit does not pay for it.
     library, utils = map(importlib.import_module, ("reasoning_gym", "reasoning_gym.utils"))
-    scorers: dict[str, Any] = {}
+    version = importlib.metadata.version(_LIBRARY)
+    tasks: dict[str, Any] = {}
 
-    def verdict(pair: _Pair) -> Verdict:
-        reference, response = json.loads(pair[0]), pair[1]
-        name = json.dumps([reference["task"], reference["settings"]])
-        if name not in scorers:
-            scorers[name] = library.create_dataset(reference["task"], **reference["settings"])
-        tagged = utils.extract_answer(response)
-        answer = response.strip() if tagged is None else tagged
+    def verdict(pair: tuple[str, str]) -> Verdict:
+        try:
+            reference = _REFERENCE.validate_json(pair[0])
+        except ValidationError as error:
+            return Verdict(None, f"the reference answer holds no task: {error.errors()[0]['msg']}")
+        if reference["version"] != version:
+            raise UserError(
+                f"{_LIBRARY} {reference['version']} made the prompts, and the oracle has {version}",
+                "give execution.interpreters.eval, and the image, the same version",
+            )
+        task, settings = reference["task"], reference["settings"]
+        name = json.dumps([task, settings])
+        if name not in tasks:
+            tasks[name] = library.create_dataset(task, **settings)
+        tagged = utils.extract_answer(pair[1])
+        answer = pair[1].strip() if tagged is None else tagged
         parts = {"tagged": float(tagged is not None), "scorer_failed": 0.0}
         try:
-            return Verdict(
-                float(scorers[name].score_answer(answer, reference["entry"])), None, parts
-            )
+            score = float(tasks[name].score_answer(answer, reference["entry"]))
         except Exception:
-            # The scorer gave the right answer its score when the prompt was made: what it cannot
-            # read is a wrong one.
-            return Verdict(0.0, None, parts | {"scorer_failed": 1.0})
+            # The scorer has read the right answer when the prompt was made, so this one is wrong.
+            return Verdict(0.0, components=parts | {"scorer_failed": 1.0})
+        return Verdict(score, components=parts)
 
     return verdict
 
 
-class TaskScorers:
-    """Scores each response by the scorer of its prompt's task.
-
-    Args:
-        size: Number of processes that score.
-        timeout_seconds: Wall time for one answer.
-    """
-
-    def __init__(self, size: int, timeout_seconds: float) -> None:
-        self._version = importlib.metadata.version(_LIBRARY)
-        self.identity = f"reasoning_gym:{self._version}"
-        self._timeout_seconds = timeout_seconds
-        self._pool: ProcessPool[_Pair, Any] = ProcessPool(
-            _load_scorer, [{}] * size, timeout_seconds=timeout_seconds
-        )
-        self.close = self._pool.close
-
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
-        """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
-        places = []
-        for place, row in enumerate(rows):
-            try:
-                reference = _REFERENCE.validate_json(row["reference_answer"] or "null")
-            except ValidationError as error:
-                found = error.errors()[0]["msg"]
-                yield place, Verdict(None, f"the reference answer holds no task: {found}")
-                continue
-            if reference["version"] != self._version:
-                raise UserError(
-                    f"the prompts were made by {_LIBRARY} {reference['version']}, and the oracle "
-                    f"has {self._version}",
-                    "install one version for both: execution.interpreters.eval makes the prompts, "
-                    "and scores where no container or cluster does",
-                )
-            places.append(place)
-        pairs = ((rows[place]["reference_answer"], rows[place]["response"]) for place in places)
-        for number, found in self._pool.stream(pairs):
-            yield places[number], self._verdict(found)
-
-    def _verdict(self, found: Any) -> Verdict:
-        if found == TIMEOUT:
-            return Verdict(None, f"the answer took more than {self._timeout_seconds:g} s")
-        if found == CRASH:
-            return Verdict(None, "the process that scored the answer died")
-        assert isinstance(found, Verdict)
-        return found
-
-
-def load(ctx: StageContext[ScoreParams]) -> TaskScorers:
+def load(ctx: StageContext[ScoreParams]) -> AnswerPool:
     """Prepares the scorers; they need no input beside the responses."""
-    settings = ctx.params.reasoning_gym
     try:
-        return TaskScorers(min(settings.processes, os.cpu_count() or 1), settings.timeout_seconds)
+        identity = f"reasoning_gym:{importlib.metadata.version(_LIBRARY)}"
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
             f"the oracle reasoning_gym needs the library {_LIBRARY}, which is not installed",
             "run `make setup-eval`, and set execution.interpreters.eval to .venv-eval/bin/python",
         ) from None
+    return AnswerPool(identity, _load_scorer, ctx.params.reasoning_gym)

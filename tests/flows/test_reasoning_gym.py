@@ -126,7 +126,7 @@ def test_prompts_of_another_version_are_refused(tmp_path: Path) -> None:
     kept = json.loads(made(tmp_path, SUM)[0]["reference_answer"]) | {"version": "0.1.19"}
     code, said, _ = scored(tmp_path, [("1", json.dumps(kept))])
     assert code == EXIT_USER
-    assert "made by reasoning-gym 0.1.19, and the oracle has 0.1.25" in said
+    assert "reasoning-gym 0.1.19 made the prompts, and the oracle has 0.1.25" in said
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_prompts_of_another_version_are_refused(tmp_path: Path) -> None:
         ("chain_sum max_term=2", "no setting 'max_term' remedy did you mean max_terms or"),
         ("chain_sum max_terms=0", "cannot be made with"),
         ("chain_sum max_terms", "'max_terms' is not NAME=VALUE"),
-        ("rearc size=1", "gives the right answer 1.0, and 0.05 when"),
+        ("rearc size=1", "the right answer's score is 1.0, and 0.05 from a table"),
     ],
 )
 def test_a_wrong_task_is_refused_before_anything_starts(
