@@ -1,8 +1,7 @@
 """Files, folders and hub ids as inputs, addressed by content or by hub revision.
 
 A model in a GGUF file is converted once, into a checkpoint in this host's cache. Prompts of
-reasoning-gym are files there, too, made anew for each plan: the file's digest stands for the task,
-its settings and the library's version, which the rows hold.
+reasoning-gym are files there, made for each plan; rows hold task, settings and library's version.
 """
 
 from __future__ import annotations
@@ -228,16 +227,8 @@ def _generated(place: str, interpreter: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "prompts.jsonl"
-        arguments = [
-            "stages.prepare.reasoning_gym",
-            task,
-            json.dumps(settings, default=str),
-            str(made),
-        ]
-        try:
-            _run(interpreter, arguments, f"the generator of {place}")
-        except UserError as error:
-            raise error.at(place) from error
+        asked = json.dumps({"place": place, "task": task, "settings": settings}, default=str)
+        _run(interpreter, ["stages.prepare.reasoning_gym", asked, str(made)], place)
         # Containers of other users read it.
         made.chmod(0o644)
         return made.replace(folder / f"{task}-{sha256_file(made)[:16]}.jsonl")

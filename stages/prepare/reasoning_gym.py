@@ -1,58 +1,49 @@
 """Prompts of a reasoning-gym task, as JSON lines: a question, and all that its scorer needs.
 
-It is a program of its own, ``python -m stages.prepare.reasoning_gym TASK SETTINGS FILE``, for
-callers whose environment lacks the library. SETTINGS is a JSON object.
+It is a program of its own, ``python -m stages.prepare.reasoning_gym ASKED FILE``, for callers whose
+environment lacks the library. ASKED is a JSON object with the arguments of :func:`rows`.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import importlib.metadata
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import EXIT_USER, UserError
 
-# The library draws a seed where it is given none.
-_SEED = 0
 
-
-def rows(task: str, settings: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def rows(place: str, task: str, settings: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Yields a row for `prepare` for each entry of a task.
 
     Args:
+        place: The task and its settings as a person wrote them.
         task: The task's name in the library.
         settings: Fields of the task's configuration, ``size`` and ``seed`` among them.
 
     Raises:
         UserError: The library is not installed, has no such task or setting, refuses a value, or
-            the task's entries cannot be kept in a table.
+            the task's scorer needs more than a table can keep.
     """
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise UserError(
-            f"{sys.executable} lacks reasoning-gym ({error})",
+            f"{place}: {sys.executable} lacks reasoning-gym ({error})",
             "run `make setup-eval`, and set execution.interpreters.eval to .venv-eval/bin/python",
         ) from error
     version = importlib.metadata.version("reasoning-gym")
-    if task not in DATASETS:
-        raise UserError(
-            f"reasoning-gym {version} has no task {task!r}", _hint(task, sorted(DATASETS), "tasks")
-        )
+    _require_known(place, f"reasoning-gym {version} has no task", [task], sorted(DATASETS))
     known = [field.name for field in dataclasses.fields(DATASETS[task][1])]
-    for name in settings:
-        if name not in known:
-            raise UserError(
-                f"the task {task} has no setting {name!r}", _hint(name, known, "settings")
-            )
-    settings = {"seed": _SEED, **settings}
+    _require_known(place, f"the task {task} has no setting", settings, known)
+    # Without a seed the library draws one.
+    settings = {"seed": 0, **settings}
     # For generators that draw from Python's own stream.
     random.seed(settings["seed"])
     made = {"version": version, "task": task, "settings": settings}
@@ -72,27 +63,25 @@ def rows(task: str, settings: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     except Exception as error:
         # Configurations refuse values by whatever error comes first, often an assertion.
         raise UserError(
-            f"the task {task} cannot be made with {json.dumps(settings)} "
-            f"({type(error).__name__}: {error})",
+            f"{place}: the task cannot be made ({type(error).__name__}: {error})",
             f"correct the values, or choose another task; its settings are {', '.join(known)}",
         ) from error
 
 
-def _hint(name: str, known: Sequence[str], what: str) -> str:
-    near = difflib.get_close_matches(name, known)
-    return f"did you mean {' or '.join(near)}?" if near else f"{what} are {', '.join(known)}"
+def _require_known(place: str, message: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise UserError(f"{place}: {message} {name!r}", hint)
 
 
 def main() -> int:
     """Writes the rows as the command line says; 64 for a mistake in it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task")
-    parser.add_argument("settings", type=json.loads)
-    parser.add_argument("file", type=Path)
-    asked = parser.parse_args()
+    asked, place = sys.argv[1:]
     try:
-        with asked.file.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows(asked.task, asked.settings))
+        with Path(place).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows(**json.loads(asked)))
     except UserError as error:
         sys.stderr.write(f"{error.message}\n{error.remedy}\n")
         return EXIT_USER

@@ -70,14 +70,6 @@ class AnswerSettings(Settings):
     )
 
 
-class MathVerifySettings(AnswerSettings):
-    """Comparison of the final answer with the prompt's reference answer."""
-
-
-class ReasoningGymSettings(AnswerSettings):
-    """The scorer of the prompt's task, by reasoning-gym's code."""
-
-
 class ServerSettings(Settings):
     """Address of a server, and the patience with which it is asked."""
 
@@ -239,7 +231,7 @@ class ScoreParams(StageParams):
     """Settings of the oracle `reward_model`."""
     urm: UrmSettings = UrmSettings()
     """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
-    math_verify: MathVerifySettings = MathVerifySettings()
+    math_verify: AnswerSettings = AnswerSettings()
     """Settings of the oracle `math_verify`."""
     http: HttpSettings = HttpSettings()
     """Settings of the oracle `http`."""
@@ -247,7 +239,7 @@ class ScoreParams(StageParams):
     """Settings of the oracle `judge`."""
     ifeval: IfevalSettings = IfevalSettings()
     """Settings of the oracle `ifeval`; there are none."""
-    reasoning_gym: ReasoningGymSettings = ReasoningGymSettings()
+    reasoning_gym: AnswerSettings = AnswerSettings()
     """Settings of the oracle `reasoning_gym`."""
     weighted: WeightedSettings = WeightedSettings()
     """Settings of the oracle `weighted`."""
