@@ -96,6 +96,7 @@ class Sampler:
             {
                 "backend": "vllm",
                 "num_samples": asked.samples,
+                "temperature": asked.temperature,
                 "max_new_tokens": asked.max_new_tokens,
                 "dtype": asked.dtype,
                 "vllm": {"kv_cache_gib": 2, "enforce_eager": True},
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, help="checkpoint; SmolLM2-135M-Instruct if unset")
     parser.add_argument("--prompts", type=int, default=24, help="prompts of each task")
     parser.add_argument("--samples", type=int, default=16, help="samples of each prompt")
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--max-new-tokens", type=int, default=16)
     parser.add_argument("--question", type=int, default=450, help="longest question, characters")
