@@ -236,7 +236,7 @@ def _generated(place: str, interpreter: str) -> Path:
 
 def _run(interpreter: str, arguments: Sequence[str], what: str) -> None:
     """Runs a program of a stage that ends a mistake with two lines: message and remedy."""
-    # Sets of text have an order of their own in each process otherwise.
+    # A set of text has another order in each process otherwise.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [interpreter, "-m", *arguments]
     try:
