@@ -135,9 +135,8 @@ class ProcessPool(Generic[Item, Result]):
         # Not forked: the parent may hold threads and a GPU.
         context = multiprocessing.get_context("spawn")
         own, other = context.Pipe()
-        process = context.Process(
-            target=_work, args=(other, self._load, environment, self._timeout_seconds)
-        )
+        arguments = other, self._load, environment, self._timeout_seconds
+        process = context.Process(target=_work, args=arguments)
         process.start()
         # The process's alone: the pipe ends with it.
         other.close()

@@ -51,9 +51,8 @@ class AnswerPool:
                 f"the oracle {oracle} needs the library {library}, which is not installed", remedy
             ) from None
         self._timeout_seconds = settings.timeout_seconds
-        self._pool: ProcessPool[tuple[str | None, str], Any]
-        size = min(settings.processes, os.cpu_count() or 1)
-        self._pool = ProcessPool(load, [{}] * size, timeout_seconds=settings.timeout_seconds)
+        places: list[dict[str, str]] = [{}] * min(settings.processes, os.cpu_count() or 1)
+        self._pool: ProcessPool[Any, Any] = ProcessPool(load, places, settings.timeout_seconds)
         self.close = self._pool.close
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:

@@ -28,7 +28,7 @@ def load_scorer() -> Check:
     version = importlib.metadata.version(_LIBRARY)
     tasks: dict[str, Any] = {}
 
-    def score(pair: tuple[str | None, str]) -> Verdict:
+    def verdict(pair: tuple[str | None, str]) -> Verdict:
         try:
             reference = json.loads(pair[0] or "null")
             names = ("version", "task", "settings", "entry")
@@ -52,7 +52,7 @@ def load_scorer() -> Check:
             score = 0.0
         return Verdict(score, components={"tagged": float(tagged is not None)})
 
-    return score
+    return verdict
 
 
 def load(ctx: StageContext[ScoreParams]) -> AnswerPool:

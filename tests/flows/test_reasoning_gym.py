@@ -19,7 +19,6 @@ from tests.flows.test_mistakes import refused
 from tests.stage_calls import call, request_for, response, score_params
 
 pytestmark = pytest.mark.slow
-
 SUM = "reasoning_gym:chain_sum size=4 seed=7 min_terms=2 max_terms=2"
 
 
@@ -30,14 +29,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(folder: Path, *prompts: str, **execution: Any) -> Path:
-    interpreters = {"interpreters": {"eval": str(PYTHON)}} | execution
     return write_config(
         folder,
         inputs={"prompts": list(prompts)},
         iterations=len(prompts),
         prepare={"test_prompts": 1},
         score={"oracle": "reasoning_gym"},
-        execution=interpreters,
+        execution={"interpreters": {"eval": str(PYTHON)}} | execution,
     )
 
 
