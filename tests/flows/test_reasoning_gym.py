@@ -66,9 +66,7 @@ def test_the_task_its_settings_and_its_seed_are_in_the_key(tmp_path: Path) -> No
 
 
 def test_a_prompt_brings_what_its_scorer_needs(tmp_path: Path) -> None:
-    rows = made(tmp_path, SUM)
-    assert len(rows) == 4
-    for row in rows:
+    for row in made(tmp_path, SUM):
         kept = json.loads(row["reference_answer"])
         assert row["messages"] == [{"role": "user", "content": kept["entry"]["question"]}]
         assert kept["settings"] == {"size": 4, "seed": 7, "min_terms": 2, "max_terms": 2}
@@ -92,11 +90,8 @@ def scored(
 def test_a_response_gets_the_library_s_score(tmp_path: Path) -> None:
     kept = made(tmp_path, SUM)[0]["reference_answer"]
     right = json.loads(kept)["entry"]["answer"]
-    sentence = f"It is {right}"
-    answers = [
-        *(right, f" {right}\n", f"So <answer>1</answer>, no: <answer>{right}</answer>!", sentence),
-        "no idea",
-    ]
+    sentence, tagged = f"It is {right}", f"<answer>1</answer>, no: <answer>{right}</answer>!"
+    answers = [right, f" {right}\n", tagged, sentence, "no idea"]
     code, said, rows = scored(
         tmp_path, [*((each, kept) for each in answers), (right, "42")], max_null_share=0.5
     )
@@ -112,10 +107,9 @@ def test_an_answer_that_breaks_its_scorer_costs_no_run(tmp_path: Path) -> None:
     place = "reasoning_gym:spiral_matrix size=1 seed=7 max_n=3"
     kept = made(tmp_path, place)[0]["reference_answer"]
     right = json.loads(kept)["entry"]["answer"]
-    endless, deadly = "[*iter(int, 1)]", "[__import__('os')._exit(1)]"
-    answers = [(each, kept) for each in (endless, deadly, right)]
+    answers = ["[*iter(int, 1)]", "[__import__('os')._exit(1)]", right]
     settings = {"max_null_share": 0.9, "timeout_seconds": 2.0, "processes": 1}
-    code, said, rows = scored(tmp_path, answers, **settings)
+    code, said, rows = scored(tmp_path, [(each, kept) for each in answers], **settings)
     assert code == EXIT_OK, said
     assert [row["score"] for row in rows] == [None, None, 1]
     assert "took more than 2 s" in rows[0]["error"]
