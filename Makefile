@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints/torch.txt constraints/torch.lock
 setup-vllm: ## Make .venv-vllm: vLLM in an environment of its own (the CPU build where there is no GPU)
 	PYTHON=$(PYTHON) scripts/setup-vllm.sh
 
-setup-eval: ## Make .venv-eval: AlpacaEval's and lm-eval's own code, in an environment of its own
+setup-eval: ## Make .venv-eval: AlpacaEval's, lm-eval's and reasoning-gym's own code, in an environment of its own
 	PYTHON=$(PYTHON) scripts/setup-eval.sh
 
 setup-trackers: ## Make .venv-trackers: mlflow, tensorboard, trackio and wandb, in an environment of its own

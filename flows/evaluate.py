@@ -187,7 +187,7 @@ def _given(config: RunConfig, models: Models) -> dict[str, list[External]]:
         suite, places["test_prompts"] = None, (models.prompts,)
     return {
         name: [
-            resolve_input(suite if name == "test_prompts" else models.suite, name, place)
+            resolve_input(config, suite if name == "test_prompts" else models.suite, name, place)
             for place in named
         ]
         for name, named in places.items()

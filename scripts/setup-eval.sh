@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv-eval: AlpacaEval's and lm-eval's own code with this package and without torch, apart
-# from .venv so that their dependencies bind neither Prefect nor training. Run again, it does
-# nothing unless what it installs changed.
+# Makes .venv-eval: AlpacaEval's, lm-eval's and reasoning-gym's own code with this package and
+# without torch, apart from .venv so that their dependencies bind neither Prefect nor training. Run
+# again, it does nothing unless what it installs changed.
 #
 #   PYTHON     interpreter to make the environment with (default: python3)
 #   EVAL_VENV  where to make it (default: .venv-eval)

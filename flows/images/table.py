@@ -80,7 +80,7 @@ IMAGES: tuple[Image, ...] = (
         debian=("gcc", "libc6-dev"),
     ),
     Image(
-        *("eval", "scores and metrics by the code of lm-eval and AlpacaEval", ("eval",)),
+        *("eval", "scores and metrics of lm-eval, AlpacaEval, reasoning-gym", ("eval",)),
         "constraints/eval.txt",
     ),
     Image(

@@ -1,21 +1,26 @@
 """Files, folders and hub ids as inputs, addressed by content or by hub revision.
 
-A model in a GGUF file is converted once, into a checkpoint in this host's cache.
+A model in a GGUF file is converted once, into a checkpoint in this host's cache. Prompts of
+reasoning-gym are files there, made for each plan; rows hold task, settings and library's version.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from flows.pipeline.places import GENERATED
+from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.digests import digest_of, sha256_file, state_of
 from stages.contract.errors import EXIT_USER, StoreError, UserError
 from stages.contract.request import ArtifactInput, FileInput, HubInput
@@ -55,29 +60,33 @@ def inputs_resolved_once() -> Iterator[None]:
         _RESOLVED.reset(token)
 
 
-def resolve(place: str, repo_type: RepoType) -> External:
+def resolve(place: str, repo_type: RepoType, generator: str = sys.executable) -> External:
     """Turns a file, a folder or a hub id (``owner/name@revision``) into an input with an identity.
 
     Args:
-        place: Path or hub id, as in the configuration.
+        place: Path, hub id or ``reasoning_gym:TASK NAME=VALUE …``, as in the configuration.
         repo_type: Kind of repository of a hub id: model or data set.
+        generator: Python interpreter that has reasoning-gym.
 
     Raises:
-        UserError: There is no such file, and it is no hub id either.
+        UserError: There is no such file, and it is no hub id either; or reasoning-gym has no such
+            task or setting, or is not installed.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     known = _RESOLVED.get()
     if known is None:
-        return _resolve(place, repo_type)
+        return _resolve(place, repo_type, generator)
     with _LOCK:
         name = place, repo_type, state_of(Path(place).expanduser())
         if name not in known:
-            known[name] = _resolve(place, repo_type)
+            known[name] = _resolve(place, repo_type, generator)
         return known[name]
 
 
-def _resolve(place: str, repo_type: RepoType) -> External:
+def _resolve(place: str, repo_type: RepoType, generator: str) -> External:
     path = Path(place).expanduser()
+    if place.startswith(GENERATED):
+        path = _generated(place, generator)
     if repo_type == "model" and (gguf := gguf_file(path)):
         path = checkpoint_of(gguf)
     if path.exists():
@@ -198,12 +207,47 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
 
 def _convert(file: Path, target: Path, dtype: str) -> None:
     # In a process of its own: an orchestrator loads no torch.
-    command = [sys.executable, "-m", "stages.modeling.gguf", str(file), str(target), dtype]
-    done = subprocess.run(command, capture_output=True, text=True)
+    arguments = ["stages.modeling.gguf", str(file), str(target), dtype]
+    _run(sys.executable, arguments, f"the conversion of {file}")
+
+
+def _generated(place: str, interpreter: str) -> Path:
+    """File of the prompts that reasoning-gym makes; equal prompts have one file."""
+    task, *assignments = place.removeprefix(GENERATED).split() or [""]
+    settings: dict[str, Any] = {}
+    for each in assignments:
+        name, separator, text = each.partition("=")
+        if not separator or name in settings:
+            raise UserError(
+                f"{place}: {each!r} is not NAME=VALUE, each name once",
+                f"write {GENERATED}TASK size=1000 seed=1, with settings of the task's generator",
+            )
+        settings[name] = parse_yaml(text, f"{place}: the value of {name}")
+    folder = cache_home() / "prompts"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / "prompts.jsonl"
+        asked = json.dumps({"place": place, "task": task, "settings": settings}, default=str)
+        _run(interpreter, ["stages.prepare.reasoning_gym", asked, str(made)], place)
+        # Containers of other users read it.
+        made.chmod(0o644)
+        return made.replace(folder / f"{task}-{sha256_file(made)[:16]}.jsonl")
+
+
+def _run(interpreter: str, arguments: Sequence[str], what: str) -> None:
+    """Runs a program of a stage that ends a mistake with two lines: message and remedy."""
+    # A set of text has another order in each process otherwise.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [interpreter, "-m", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    except OSError as error:
+        raise UserError(
+            f"no Python interpreter at {interpreter} ({error.strerror})",
+            "run `make setup-eval`, or correct execution.interpreters",
+        ) from error
     said = done.stderr.strip().splitlines()
     if done.returncode == EXIT_USER:
         raise UserError("\n".join(said[-2:-1]), said[-1])
     if done.returncode:
-        raise StoreError(
-            f"the conversion of {file} ended with code {done.returncode}: " + "\n".join(said[-5:])
-        )
+        raise StoreError(f"{what} ended with code {done.returncode}: " + "\n".join(said[-5:]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from flows.pipeline.config import Inputs, RunConfig, Suite
 from flows.pipeline.external import External, gguf_file, inputs_resolved_once, resolve, unread
+from flows.pipeline.placement import EVAL, interpreter_of
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import UserError
 from stages.score.params import ScoreParams
@@ -84,15 +86,16 @@ def unread_input(suite: str | None, name: str, place: str) -> External:
     return unread(place, "model" if name in _MODEL_INPUTS else "dataset")
 
 
-def resolve_input(suite: str | None, name: str, place: str) -> External:
-    """Finds one input; see :func:`every_input`.
+def resolve_input(config: RunConfig, suite: str | None, name: str, place: str) -> External:
+    """Finds one input of a run; see :func:`every_input`.
 
     Raises:
         UserError: There is no such file.
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     try:
-        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset")
+        generator = interpreter_of(config.execution.interpreters, "prepare", EVAL)
+        return resolve(place, "model" if name in _MODEL_INPUTS else "dataset", generator)
     except UserError as error:
         # An oracle's may be the run's.
         if suite is None or name in ORACLE_INPUTS.values():
@@ -123,7 +126,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
             f"inputs.oracle_model: {inputs.oracle_model} is a GGUF file, which holds no classifier",
             "name a reward model in safetensors, a folder or a hub id",
         )
-    return every_input(config, resolve_input)
+    return every_input(config, partial(resolve_input, config))
 
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:

@@ -243,7 +243,7 @@ class Execution(Settings):
     so that another host can go on from it."""
     interpreters: dict[str, str] = Field(default_factory=dict)
     """Python interpreter of a stage if it is not the orchestrator's, by stage name; under `eval`
-    that of steps which need the code of lm-eval or AlpacaEval, whatever their stage; under
+    that of steps and prompts which need the code of lm-eval, AlpacaEval or reasoning-gym; under
     `trackers` that of the packages of `tracking.report_to`."""
     docker: DockerSettings = DockerSettings()
     """Containers of the docker runner."""

@@ -90,8 +90,8 @@ def check_interpreters(config: RunConfig) -> None:
         return
     if EVAL in images(config) and EVAL not in execution.interpreters:
         raise UserError(
-            "a score or a metric needs the code of lm-eval or AlpacaEval, and no interpreter is "
-            "named that has it",
+            "a score or a metric needs the code of lm-eval, AlpacaEval or reasoning-gym, and no "
+            "interpreter is named that has it",
             "run `make setup-eval`, and set execution.interpreters.eval to its "
             ".venv-eval/bin/python",
         )

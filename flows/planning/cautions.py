@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import resolve
+from flows.pipeline.inputs import resolve_input
 from flows.planning import sizes
 
 # Below it an iteration's training is hardly more than its warm-up.
@@ -20,14 +20,14 @@ _FEW_PROMPTS = 64
 def cautions(config: RunConfig) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     places, own = config.inputs.prompts, config.inputs.test_prompts
-    data = sizes.rows_of([resolve(each, "dataset") for each in places])
+    data = sizes.rows_of([resolve_input(config, None, "prompts", each) for each in places])
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
-    test = sizes.rows_of([] if own is None else [resolve(own, "dataset")])
+    test = sizes.rows_of([resolve_input(config, None, "test_prompts", own)] if own else [])
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.
     if 0 < held_out < _FEW_PROMPTS:
-        where = "prepare.test_prompts" if own is None else "inputs.test_prompts"
+        where = "inputs.test_prompts" if own else "prepare.test_prompts"
         yield (
             f"{held_out:g} held-out prompts tell little: the win rate is known to "
             f"±{98 / math.sqrt(held_out):.0f} points. Raise {where} to {_FEW_PROMPTS} or more"

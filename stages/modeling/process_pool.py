@@ -135,7 +135,8 @@ class ProcessPool(Generic[Item, Result]):
         # Not forked: the parent may hold threads and a GPU.
         context = multiprocessing.get_context("spawn")
         own, other = context.Pipe()
-        process = context.Process(target=_work, args=(other, self._load, environment))
+        arguments = other, self._load, environment, self._timeout_seconds
+        process = context.Process(target=_work, args=arguments)
         process.start()
         # The process's alone: the pipe ends with it.
         other.close()
@@ -254,18 +255,26 @@ def _await_parent() -> None:
     os._exit(EXIT_STOPPED)
 
 
-def _work(connection: Connection, load: bytes, environment: dict[str, str]) -> None:
+def _work(
+    connection: Connection, load: bytes, environment: dict[str, str], timeout_seconds: float | None
+) -> None:
     """Loads the function in a new process and answers (error, result) until the pool hangs up."""
     # The stage ends its processes; they end with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_await_parent, daemon=True).start()
     # Before torch is imported, which unpickling does.
     os.environ.update(environment)
+    # If the stage is killed while an item hangs, SIGALRM ends this process too; 0 is no alarm.
+    limit = 0 if timeout_seconds is None else math.ceil(2 * timeout_seconds) + 1
     try:
         function = pickle.loads(load)()
         connection.send((None, None))
         while True:
-            connection.send((None, function(connection.recv())))
+            item = connection.recv()
+            signal.alarm(limit)
+            result = function(item)
+            signal.alarm(0)
+            connection.send((None, result))
     except (EOFError, BrokenPipeError):
         # The pool has hung up.
         return

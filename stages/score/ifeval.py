@@ -84,10 +84,13 @@ def load(ctx: StageContext[ScoreParams]) -> InstructionChecks:
     """Loads lm-eval's checkers."""
     try:
         import nltk
+
+        # Before lm-eval's import, which would fetch it.
+        nltk.data.find(f"tokenizers/{_TOKENIZER}")
+        from langdetect import DetectorFactory
+        from lm_eval.tasks.ifeval.utils import process_results
     except ImportError as error:
         raise UserError(f"the oracle ifeval needs lm-eval's code ({error})", _REMEDY) from error
-    try:
-        nltk.data.find(f"tokenizers/{_TOKENIZER}")
     except LookupError:
         raise UserError(
             f"the oracle ifeval needs nltk's data {_TOKENIZER}, which is in none of "
@@ -95,11 +98,6 @@ def load(ctx: StageContext[ScoreParams]) -> InstructionChecks:
             f"`.venv-eval/bin/python -m nltk.downloader {_TOKENIZER}` where there is a network, or "
             f"set NLTK_DATA to a folder with tokenizers/{_TOKENIZER}",
         ) from None
-    try:
-        from langdetect import DetectorFactory
-        from lm_eval.tasks.ifeval.utils import process_results
-    except ImportError as error:
-        raise UserError(f"the oracle ifeval needs lm-eval's code ({error})", _REMEDY) from error
     DetectorFactory.seed = 0
     version = importlib.metadata.version("lm_eval")
     return InstructionChecks(f"ifeval:lm_eval-{version}", process_results)

@@ -60,13 +60,13 @@ class RewardModelSettings(ClassifierSettings):
         return {"engine": "transformers", **super().result_fields()}
 
 
-class MathVerifySettings(Settings):
-    """Comparison of the final answer with the prompt's reference answer."""
+class AnswerSettings(Settings):
+    """Processes that check answers, and the time that they have."""
 
     timeout_seconds: float = Field(10.0, gt=0)
     """Wall time for one answer; one that takes longer gets no score."""
     processes: int = speed_only(
-        8, ge=1, description="Processes that compare, at most one for each core."
+        8, ge=1, description="Processes that check answers, at most one for each core."
     )
 
 
@@ -190,6 +190,7 @@ ORACLES: Mapping[str, OracleEntry] = {
     "http": OracleEntry("stages.score.reward_server", "http"),
     "judge": OracleEntry("stages.score.judge", "judge", takes=("code",)),
     "ifeval": OracleEntry("stages.score.ifeval", "ifeval"),
+    "reasoning_gym": OracleEntry("stages.score.reasoning_gym", "reasoning_gym"),
     "weighted": OracleEntry("stages.score.weighted", "weighted"),
 }
 
@@ -211,14 +212,14 @@ class ScoreParams(StageParams):
     }
     image = "torch"
 
-    oracle: Literal[PartName, "ifeval", "weighted"] = "reward_model"
+    oracle: Literal[PartName, "ifeval", "reasoning_gym", "weighted"] = "reward_model"
     """Oracle: a function of a Python file (`python`, input ``code``), a sequence classifier
     (`reward_model`, input ``model``), the URM reward model by its gated score or its helpfulness
     mean (`urm_gated`, `urm_helpfulness`, input ``model``), the comparison of the final answer with
     the prompt's reference answer (`math_verify`), a server of your own (`http`), a chat model
-    (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), or a weighted sum of several
-    (`weighted`). Only its own section is read, and those of the oracles that it sums. See
-    docs/oracles.md."""
+    (`judge`), lm-eval's checks of verifiable instructions (`ifeval`), the scorer of the prompt's
+    task in reasoning-gym (`reasoning_gym`), or a weighted sum of several (`weighted`). Only its own
+    section is read, and those of the oracles that it sums. See docs/oracles.md."""
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     rows_per_batch: int = speed_only(
@@ -230,7 +231,7 @@ class ScoreParams(StageParams):
     """Settings of the oracle `reward_model`."""
     urm: UrmSettings = UrmSettings()
     """Settings of the oracles `urm_gated` and `urm_helpfulness`."""
-    math_verify: MathVerifySettings = MathVerifySettings()
+    math_verify: AnswerSettings = AnswerSettings()
     """Settings of the oracle `math_verify`."""
     http: HttpSettings = HttpSettings()
     """Settings of the oracle `http`."""
@@ -238,6 +239,8 @@ class ScoreParams(StageParams):
     """Settings of the oracle `judge`."""
     ifeval: IfevalSettings = IfevalSettings()
     """Settings of the oracle `ifeval`; there are none."""
+    reasoning_gym: AnswerSettings = AnswerSettings()
+    """Settings of the oracle `reasoning_gym`."""
     weighted: WeightedSettings = WeightedSettings()
     """Settings of the oracle `weighted`."""
 
@@ -261,8 +264,8 @@ class ScoreParams(StageParams):
         return frozenset(each.section for each in ORACLES.values()) - used
 
     def image_for(self, *, from_hub: bool) -> ImageName:
-        """Image with lm-eval's code for its checks."""
-        return "eval" if self.oracle == "ifeval" else self.image
+        """Image with the code of lm-eval and reasoning-gym for their checks."""
+        return "eval" if self.oracle in ("ifeval", "reasoning_gym") else self.image
 
     @property
     def compares(self) -> bool:
