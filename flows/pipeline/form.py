@@ -85,41 +85,32 @@ class FormOf:
         return section
 
 
-def _section(schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str]) -> Schema:
-    properties = {
-        name: _field(name, each, definitions, own) | {"position": position}
-        for position, (name, each) in enumerate(schema["properties"].items())
-        if (own := _within(name, shown))
-    }
-    return {
-        "type": "object",
-        "properties": properties,
-        "description": _one_line(schema.get("description", "")),
-    }
-
-
-def _within(section: str, shown: Sequence[str]) -> list[str]:
-    """Names of the shown fields of a section; of a field its own name, empty."""
-    return [
-        name.removeprefix(section).removeprefix(".")
-        for name in shown
-        if f"{name}.".startswith(f"{section}.")
-    ]
-
-
-def _field(
-    name: str, schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str]
+def _section(
+    schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str], place: str = ""
 ) -> Schema:
-    if "$ref" in schema:
-        target = definitions[schema["$ref"].rpartition("/")[2]]
-        own = {key: value for key, value in schema.items() if key not in ("$ref", "default")}
-        if "properties" in target:
-            return _section(target, definitions, shown) | own | {"title": name}
-        return _field(name, target | own, definitions, shown)
+    properties: dict[str, Schema] = {}
+    for position, (name, each) in enumerate(schema["properties"].items()):
+        whole = {**_target(each, definitions), **each}
+        if place + name in shown:
+            properties[name] = _field(whole, definitions)
+        elif any(other.startswith(f"{place}{name}.") for other in shown):
+            properties[name] = _section(whole, definitions, shown, f"{place}{name}.")
+        else:
+            continue
+        properties[name] |= {"title": name, "position": position}
+    description = _one_line(schema.get("description", ""))
+    return {"type": "object", "properties": properties, "description": description}
+
+
+def _target(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """The definition that a schema refers to; nothing if it refers to none."""
+    return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
+
+
+def _field(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    left_out = ("$ref", "default", "affects_result")
     shown = {
-        key: _inlined(value, definitions)
-        for key, value in schema.items()
-        if key not in ("default", "affects_result")
+        key: _inlined(value, definitions) for key, value in schema.items() if key not in left_out
     }
     if "anyOf" in shown:
         shown["anyOf"] = [
@@ -131,7 +122,7 @@ def _field(
         default = schema["default"]
         said = "unset" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
         help_text = f"{help_text} Default: {said}."
-    return shown | {"title": name, "description": help_text}
+    return shown | {"description": help_text}
 
 
 def _inlined(value: Any, definitions: Mapping[str, Schema]) -> Any:
@@ -141,7 +132,7 @@ def _inlined(value: Any, definitions: Mapping[str, Schema]) -> Any:
     if not isinstance(value, dict):
         return value
     if "$ref" in value:
-        return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+        return _inlined(_target(value, definitions), definitions)
     return {key: _inlined(each, definitions) for key, each in value.items()}
 
 
