@@ -314,14 +314,7 @@ _CHECKPOINTS: dict[str, Bad] = {
         "{{ ''.__class__.__mro__[1].__subclasses__() }}", "chat template"
     ),
     "a template of megabytes": _template("{{ 'x' * 10 ** 8 }}", "chat template"),
-    "template files in a folder": Bad(
-        lambda folder: (
-            (folder / "chat_template.jinja").unlink(),
-            (folder / "chat_template.jinja").mkdir(),
-        ),
-        ("chat",),
-        "itself",
-    ),
+    "a template that is a folder": Bad(replaced_by_folder("chat_template.jinja"), ("chat",)),
     "pickled weights beside": Bad(
         content("pytorch_model.bin", b"no pickle"), by=None, why="they are never read"
     ),

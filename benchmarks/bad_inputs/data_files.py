@@ -245,6 +245,8 @@ _PROMPTS: dict[str, Bad] = {
         lambda path: pq.write_table(
             pa.Table.from_arrays([pa.array(PROMPTS)] * 2, ["prompt"] * 2), path
         ),
+        by=None,
+        why="as with a key that JSON has twice, the last one counts",
     ),
     "one prompt many times": Bad(
         "bad.jsonl",

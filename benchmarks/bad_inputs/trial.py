@@ -75,7 +75,9 @@ def tried(case: Case) -> Outcome:
     if case.by != "itself":
         commands.append(["run", *case.arguments[1:]])
     for arguments in commands:
-        code, document, output = geb(arguments)
+        # A run that is accepted goes to its end.
+        limit = _LIMIT_SECONDS if case.by else 4 * _LIMIT_SECONDS
+        code, document, output = geb(arguments, limit)
         codes.append(code)
         if document and not _is_json(document):
             faults.append("no JSON on stdout")
