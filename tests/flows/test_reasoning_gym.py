@@ -69,6 +69,7 @@ def test_a_prompt_brings_what_its_scorer_needs(tmp_path: Path) -> None:
     for row in made(tmp_path, SUM):
         kept = json.loads(row["reference_answer"])
         assert row["messages"] == [{"role": "user", "content": kept["entry"]["question"]}]
+        assert kept["entry"]["metadata"]["num_terms"] == 2
         assert kept["settings"] == {"size": 4, "seed": 7, "min_terms": 2, "max_terms": 2}
         assert (kept["task"], kept["version"]) == ("chain_sum", "0.1.25")
 
