@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 CLUSTER = ROOT / "configs/cluster"
 FILES = {
-    "process": ROOT / "prefect.yaml",
+    "process": ROOT / "flows/standing/prefect.yaml",
     "kubernetes": CLUSTER / "kubernetes.yaml",
 }
 DEPLOYED = {
