@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
-from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.presets import store_of
 from flows.report.comparison import Comparison, compare_runs
-from flows.report.plots import png
-from flows.report.prefect_artifacts import failed, publish_image
+from flows.report.prefect_artifacts import failed, publish_comparison
 from stages.contract.errors import GebError
 from stages.store.opening import open_store
 
@@ -34,22 +31,8 @@ def compare(runs: list[str], name: str = "", store: str = "") -> Comparison | St
         store: The store: a folder, or s3://, gs:// or az://; empty takes that of GEB_STORE.
     """
     try:
-        found, chosen, page = compare_runs(open_store(store_of({"store": store})), runs, name)
+        found = compare_runs(open_store(store_of({"store": store})), runs, name)
     except GebError as error:
         return failed(error, name or "comparison")
-    _publish(found, chosen, page)
+    publish_comparison(found)
     return found
-
-
-@survives_outage
-def _publish(found: Comparison, name: str, page: str) -> None:
-    parts = [f"# {name}", found.verdict()]
-    for table in found.tables():
-        parts.append(f"## {table.title}\n\n{table.markdown()}\n\n{table.note}")
-    create_markdown_artifact(
-        "\n\n".join([*parts, f"```\n{page}\n```\n"]),
-        key=artifact_key(name, "report"),
-        description=f"Comparison of {', '.join(found.methods)}.",
-    )
-    for drawing, figure in found.drawings().items():
-        publish_image(png(figure), artifact_key(name, drawing), drawing)

@@ -1,24 +1,23 @@
-"""The flow `sweep`: a grid of settings over seeds, each cell a run of its own, and their table."""
+"""The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-from prefect.artifacts import create_table_artifact
 from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
-from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
-from flows.report.prefect_artifacts import failed, publish_image
-from flows.report.sweep import Finding, Sweep, write_sweep
+from flows.report.comparison import Comparison, compare_summaries, write_comparison
+from flows.report.prefect_artifacts import failed, publish_comparison
+from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.store.opening import open_store
 
@@ -34,8 +33,8 @@ def sweep(
     parallel_runs: int = 1,
     preset: Preset = DEFAULT_PRESET,
     config: Shared = NOTHING,
-) -> Sweep | State[Any]:
-    """Runs every combination of the grid under every seed, and tables mean ± standard deviation.
+) -> Comparison | State[Any]:
+    """Runs every combination of the grid under every seed, and compares them with the first.
 
     What runs have in common is computed once; finished runs are found in the store.
 
@@ -55,34 +54,41 @@ def sweep(
         return failed(error, name)
 
 
-def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Sweep:
+def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Comparison:
     """Runs all cells, as flow runs below the present one.
 
     Raises:
-        GebError: A run failed; the others went to their ends, and the table shows them.
+        GebError: A run failed; the others went to their ends, and the comparison has them.
     """
     with inputs_resolved_once():
-        found = Sweep(name, run_cells(planned, parallel_runs))
-    store = open_store(planned[0].config.store, create=True)
-    written = write_sweep(found, store.run_path(name))
-    found = replace(found, files={what: store.share(path) for what, path in written.items()})
-    if "plot" in written:
-        title = f"Sweep {name}: means with 95 % intervals over seeds, last iteration."
-        publish_image(written["plot"].read_bytes(), artifact_key(name, "plot"), title)
-    survives_outage(create_table_artifact)(
-        found.table().records(),
-        key=artifact_key(name, "table"),
-        description=f"Sweep {name}: mean ± standard deviation over seeds, and Student's 95 % "
-        "interval of the mean, last iteration.",
-    )
-    if found.failed:
-        first = found.failed[0]
+        findings = run_cells(planned, parallel_runs)
+    labels = {
+        each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings
+    }
+    found = None
+    if done := [each.summary for each in findings if each.summary]:
+        store = open_store(planned[0].config.store)
+        own = {each.run: labels[each.run] for each in done}
+        found = write_comparison(store, compare_summaries(done, own), name)
+        publish_comparison(found)
+    lost = [each for each in findings if each.summary is None]
+    if lost or found is None:
+        others = f"; the others are in {found.page}" if found else ""
         raise GebError(
-            f"{len(found.failed)} of {len(planned)} runs failed: "
-            f"{', '.join(each.cell.config.name for each in found.failed)}; the first because "
-            f"{first.error}; the others are in {found.files['table']}"
+            f"{len(lost)} of {len(planned)} runs failed: "
+            f"{', '.join(each.cell.config.name for each in lost)}; the first because "
+            f"{lost[0].error}{others}"
         )
     return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one run, or the error that ended it."""
+
+    cell: Cell
+    summary: Summary | None
+    error: str = ""
 
 
 def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from flows.commands.terminal import TerminalConsole, messages
 from flows.execution.run_record import RunRecord, runs
@@ -24,6 +25,10 @@ from flows.pipeline.step import Step
 from flows.standing.home import Home
 from stages.contract.errors import StoreError, UserError
 from stages.store.opening import location_of, open_store
+
+if TYPE_CHECKING:
+    # It takes scipy and matplotlib, which most commands do without.
+    from flows.report.comparison import Comparison
 
 _WIDE_COLUMNS = 200
 
@@ -208,6 +213,14 @@ def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:
     for each in shown:
         # The console's setting holds for the cells of a table, too.
         console.print(each, markup=not isinstance(each, str))
+
+
+def answer_comparison(as_json: bool, found: Comparison) -> None:
+    """Prints a comparison of runs: its verdict, its tables, the address of its page."""
+    shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
+    for each in found.tables():
+        shown += [each, Text(f"{each.note}\n", style="dim")]
+    answer(as_json, found.to_json() | {"page": found.page}, *shown, f"page  {found.page}")
 
 
 def print_json(value: Any) -> None:

@@ -16,6 +16,7 @@ from flows.commands.common import (
     ParallelRuns,
     RunnerName,
     answer,
+    answer_comparison,
     configured,
     prefect_session,
 )
@@ -101,7 +102,7 @@ def sweep(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of settings over seeds; ends with mean ± standard deviation and tests."""
+    """Run a grid of settings over seeds, and compare them: mean ± standard deviation, tests."""
     settings = configured(config, overrides, runner, store)
     title = name or f"{settings.name}-sweep"
     planned = cells(title, settings, parse_axes(grid or ()), _seeds(seeds))
@@ -115,8 +116,7 @@ def sweep(
 
         whole = json.loads(settings.to_json())
         found = sweep_flow(title, grid or [], _seeds(seeds), parallel_runs, NO_PRESET, whole)
-    files = (f"{what:6}  {place}" for what, place in found.files.items())
-    answer(as_json, found.to_json(), found.table(), *found.notes(), *files)
+    answer_comparison(as_json, found)
 
 
 def _seeds(text: str) -> list[int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from flows.commands.common import (
     RunName,
     StorePath,
     answer,
+    answer_comparison,
     configured_run,
     console,
     print_json,
@@ -121,11 +121,7 @@ def compare(
     # Imported here: the other commands do without scipy and matplotlib.
     from flows.report.comparison import compare_runs
 
-    found, _, page = compare_runs(open_store(store), runs, name)
-    shown: list[RenderableType] = [Text(f"{found.verdict()}\n", style="bold")]
-    for each in found.tables():
-        shown += [each, Text(f"{each.note}\n", style="dim")]
-    answer(as_json, found.to_json() | {"page": page}, *shown, f"page  {page}")
+    answer_comparison(as_json, compare_runs(open_store(store), runs, name))
 
 
 # Of artifacts that a beginning of a key fits.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +33,9 @@ class Cell:
     fields: Mapping[str, Any]
     config: RunConfig
 
-    def label(self, separator: str = ", ") -> str:
+    def label(self) -> str:
         """The grid's fields for a person; equal for all seeds."""
-        return separator.join(f"{name}={value}" for name, value in self.fields.items()) or "-"
+        return ", ".join(f"{name}={value}" for name, value in self.fields.items()) or "-"
 
 
 def parse_axes(axes: Iterable[str]) -> dict[str, list[Any]]:
@@ -98,17 +97,6 @@ def cells(
         )
         for (fields, seed), run in zip(planned, names, strict=True)
     ]
-
-
-def spread(values: Sequence[float | None], form: str) -> str:
-    """``0.595 ± 0.010``: mean and sample standard deviation of what is known."""
-    known = [each for each in values if each is not None]
-    if not known:
-        return "-"
-    mean = format(statistics.fmean(known), ".3g" if form == "d" else form)
-    if len(known) < 2:
-        return mean
-    return f"{mean} ± {format(statistics.stdev(known), '.2g')}"
 
 
 def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:

@@ -1,15 +1,16 @@
 """Comparison of runs: figures, tests against the first run and its method, and their files.
 
-Runs whose configurations differ only in seed and name are repetitions of one method. Methods are in
-the order in which their first runs are given, and are tested against the first.
+Runs whose configurations differ only in seed and name are repetitions of one method; in a sweep,
+runs of one combination of the grid are. Methods are in the order in which their first runs are
+given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from flows.report.plots import (
     histogram_figure,
     png,
     results_line,
+    spread_figure,
     svg,
 )
 from flows.report.rows import (
@@ -41,12 +43,19 @@ from flows.report.rows import (
     run_rows,
 )
 from flows.report.summary import Summary, kappa_label, summarise
-from flows.report.table import SUITE_COLUMNS, Cell, Estimate, FittedTable
+from flows.report.table import COLUMNS, DROPPED_FIRST, SUITE_COLUMNS, Cell, Estimate, FittedTable
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
+# Figures that are drawn over seeds.
+_DRAWN = {
+    "mean_reward": "mean reward, held-out prompts",
+    "win_rate": "win rate over the base, ties lost",
+}
+# With fewer runs Welch's test finds next to nothing.
+_ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
 _SIGNIFICANT = 0.05
@@ -54,10 +63,11 @@ _SIGNIFICANT = 0.05
 _NOT_OF_THE_METHOD = (
     *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
 )
+_COLUMNS = {each.name: each for each in (*COLUMNS, *SUITE_COLUMNS)}
 _CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """Several runs side by side.
 
@@ -65,15 +75,19 @@ class Comparison:
         runs: The runs, in the order given.
         methods: Label of each run's method, by the run's name.
         rows: Figures of every run.
-        paired: Each run against the first, prompt by prompt.
-        over_seeds: Methods over their seeds; empty where no method has two.
+        paired: Each run against the first, by prompt; empty if methods are tested over seeds.
+        over_seeds: Methods over their seeds; empty if no method has two.
+        name: Its name, once it is written.
+        page: Address of its page, once it is written.
     """
 
     runs: Sequence[Summary]
-    methods: dict[str, str]
+    methods: Mapping[str, str]
     rows: list[Row]
     paired: list[Paired]
     over_seeds: list[MethodRow]
+    name: str = ""
+    page: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
@@ -86,48 +100,55 @@ class Comparison:
         }
 
     def verdict(self) -> str:
-        """One sentence: which runs, or methods over seeds, are better than the first.
+        """Which runs, or methods over seeds, are better than the first, and how far to trust it.
 
         A difference can be told if its p-value, by Holm, is below 0.05.
         """
         methods, names = list(dict.fromkeys(self.methods.values())), list(self.methods)
         # Repetitions of one method alone are compared as runs are.
-        first, *others = methods if self.over_seeds and len(methods) > 1 else names
+        own = self.over_seeds if len(methods) > 1 else []
+        first, *others = methods if own else names
+        if not others:
+            return f"{first} is the only one: there is nothing to compare it with."
         tested: dict[tuple[str, ...], tuple[Estimate | None, float | None]] = {}
         for row in self.over_seeds:
-            own = row.difference, row.adjusted_p_value
-            tested[row.method, row.evaluation, row.figure] = own
+            tested[row.method, row.evaluation, row.figure] = row.difference, row.adjusted_p_value
         for each in self.paired:
             found = Estimate(each.difference, each.low, each.high)
             tested[each.run, each.evaluation, each.figure] = found, each.adjusted_p_value
         told = [_told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
-        return f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(told)}."
+        fewest = min((len(each.values) for each in own), default=_ENOUGH_SEEDS)
+        few = f" A method has {fewest} runs: too few." if fewest < _ENOUGH_SEEDS else ""
+        return f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(told)}.{few}"
 
     def tables(self) -> list[FittedTable]:
-        """The tables: figures of each evaluation, differences by prompt, and over seeds."""
-        found = [self._figures(each) for each in dict.fromkeys(r.evaluation for r in self.rows)]
-        found += [self._differences()] if self.paired else []
-        return found + ([self._seeds()] if self.over_seeds else [])
+        """The tables: methods over seeds with their tests, runs, and differences by prompt."""
+        evaluations = list(dict.fromkeys(each.evaluation for each in self.rows))
+        found = [self._over_seeds(each) for each in evaluations] if self.over_seeds else []
+        found += [self._tests()] if any(each.difference for each in self.over_seeds) else []
+        found += [self._figures(each) for each in evaluations]
+        return found + ([self._differences()] if self.paired else [])
+
+    def _over_seeds(self, evaluation: str) -> FittedTable:
+        found = [each for each in self.over_seeds if each.evaluation == evaluation]
+        cells = {(each.method, each.figure): each.shown(_form(each.figure)) for each in found}
+        counts = {each.method: [str(len(each.values))] for each in found}
+        note = "Mean ± standard deviation over seeds; Student's 95 % intervals of the mean."
+        return _table(
+            evaluation, "Methods over seeds", "over-seeds", ["seeds"], counts, cells, note
+        )
 
     def _figures(self, evaluation: str) -> FittedTable:
         found = [each for each in self.rows if each.evaluation == evaluation]
-        runs = list(dict.fromkeys(each.run for each in found))
-        known = {
-            (each.figure, each.run): Estimate(each.value, each.low, each.high) for each in found
+        cells = {
+            (each.run, each.figure): Cell.of(
+                Estimate(each.value, each.low, each.high), _form(each.figure)
+            )
+            for each in found
         }
-        rows: list[list[str | Cell]] = [["method", *(self.methods[run] for run in runs)]]
-        for figure in dict.fromkeys(each.figure for each in found):
-            cells = [Cell.of(known.get((figure, run)), ".3f") for run in runs]
-            rows.append([figure_title(figure), *cells])
-        is_suite = evaluation != HELD_OUT
-        return FittedTable(
-            f"Figures on {'suite ' if is_suite else ''}{evaluation}",
-            ["figure", *runs],
-            rows,
-            left=1,
-            note="After the last iteration; 95 % intervals over prompts. Ties lose.",
-            name=f"figures-suite-{evaluation}" if is_suite else "figures-held-out",
-        )
+        methods = {each.run: [self.methods[each.run]] for each in found}
+        note = "After the last iteration; 95 % intervals over prompts. Ties lose."
+        return _table(evaluation, "Runs", "figures", ["method"], methods, cells, note)
 
     def _differences(self) -> FittedTable:
         rows: list[list[str | Cell]] = [
@@ -147,23 +168,23 @@ class Comparison:
         title = "Differences of runs"
         return FittedTable(title, [*header, "prompts"], rows, left=1, note=note, name="differences")
 
-    def _seeds(self) -> FittedTable:
+    def _tests(self) -> FittedTable:
         rows: list[list[str | Cell]] = [
             [
-                *(each.method, each.evaluation, figure_title(each.figure), str(len(each.values))),
-                *(Cell.of(each.mean, ".3f"), Cell.of(each.difference, "+.3f")),
-                p_text(each.difference.p_value) if each.difference else "-",
-                p_text(each.adjusted_p_value) if each.difference else "-",
+                *(each.method, each.evaluation, figure_title(each.figure)),
+                Cell.of(each.difference, "+.3f"),
+                *(p_text(each.difference.p_value), p_text(each.adjusted_p_value)),
             ]
             for each in self.over_seeds
+            if each.difference and each.figure in _TESTED
         ]
-        header = ["method", "evaluation", "figure", "seeds", "mean", "against the first", "p"]
+        first = self.over_seeds[0].method
+        header = ["method", "evaluation", "figure", f"minus {first}", "p", "p by Holm"]
         note = (
-            "Student's 95 % intervals over seeds; Welch's t test against the first method. Holm's "
-            "adjustment is over the methods, figure by figure."
+            "Welch's t test over seeds, with its 95 % intervals. Holm's adjustment is over the "
+            "methods, figure by figure; other figures are in over-seeds.csv."
         )
-        title, name = "Methods over seeds", "over-seeds"
-        return FittedTable(title, [*header, "p by Holm"], rows, left=1, note=note, name=name)
+        return FittedTable("Tests over seeds", header, rows, left=3, note=note, name="tests")
 
     def drawings(self) -> dict[str, Figure]:
         """Curves by iteration and distributions of log π_ref, by the names of their files."""
@@ -179,6 +200,12 @@ class Comparison:
         if samples := {name: values for name, values in last.items() if values}:
             title = "log π_ref of the last iteration's training responses"
             drawn["log-pi-ref-of-training"] = histogram_figure(title, samples, "log π_ref")
+        rows = [each for each in self.over_seeds if each.evaluation == HELD_OUT]
+        panels = {
+            label: [each for each in rows if each.figure == name] for name, label in _DRAWN.items()
+        }
+        if known := {label: found for label, found in panels.items() if found}:
+            drawn["over-seeds"] = spread_figure("95 % intervals over seeds", known)
         return drawn
 
 
@@ -192,33 +219,65 @@ def _told(name: str, difference: Estimate | None, p_value: float | None) -> str:
     return f"{name} is {'better' if difference.value > 0 else 'worse'}, {found}"
 
 
+def _table(
+    evaluation: str,
+    title: str,
+    name: str,
+    titles: Sequence[str],
+    known: Mapping[str, Sequence[str]],
+    cells: Mapping[tuple[str, str], Cell],
+    note: str,
+) -> FittedTable:
+    """A table of one evaluation: a row for each of ``known``, a column for each figure."""
+    is_suite = evaluation != HELD_OUT
+    figures = list(dict.fromkeys(figure for _, figure in cells))
+    return FittedTable(
+        f"{title}, {'suite ' if is_suite else ''}{evaluation}",
+        [title.split()[0].lower().removesuffix("s"), *titles, *map(figure_title, figures)],
+        [
+            [label, *own, *(cells.get((label, each), Cell("-")) for each in figures)]
+            for label, own in known.items()
+        ],
+        dropped_first=DROPPED_FIRST,
+        left=1,
+        note=note,
+        name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
+    )
+
+
 def figure_title(name: str) -> str:
     """Title of a figure by its name in ``metrics.json``."""
-    titles = {each.name: each.title for each in SUITE_COLUMNS}
-    return titles.get(name, name.removeprefix("components."))
+    return _COLUMNS[name].title if name in _COLUMNS else name.removeprefix("components.")
 
 
-def compare_summaries(runs: Sequence[Summary]) -> Comparison:
+def _form(name: str) -> str:
+    return _COLUMNS[name].form if name in _COLUMNS else ".3f"
+
+
+def compare_summaries(
+    runs: Sequence[Summary], labels: Mapping[str, str] | None = None
+) -> Comparison:
     """Compares runs after their last iterations; see :class:`Comparison`.
 
+    Args:
+        runs: One or more runs.
+        labels: Label of each run's method by the run's name; None tells methods by configurations.
+
     Raises:
-        UserError: There are fewer than two runs, one is given twice, or one has no evaluation.
+        UserError: A run has no evaluation.
     """
-    names = [each.run for each in runs]
-    if len(set(names)) < 2 or len(set(names)) != len(names):
-        raise UserError(
-            f"{', '.join(names) or 'nothing'} cannot be compared",
-            "name two or more runs, each once; `geb status` lists them",
-        )
     last = {each.run: last_iteration(each) for each in runs}
     for run in (run for run, iteration in last.items() if iteration is None):
         raise UserError(f"run {run} has no evaluation", f"`geb resume {run}`, or leave it out")
-    methods = method_labels(runs)
+    methods = labels or method_labels(runs)
     rows = [row for each in runs for row in run_rows(each, methods[each.run])]
     over_seeds = method_rows(rows, list(methods.values()))
     if all(len(each.values) < 2 for each in over_seeds):
         over_seeds = []
     first, *others = runs
+    if over_seeds and len(set(methods.values())) > 1:
+        # What one run has over another says nothing of methods.
+        others = []
     paired = [
         each
         for run in others
@@ -265,31 +324,43 @@ def training_log_pi_ref(run: Summary) -> list[float]:
     return [sum(each) for side in sides for each in table[side].to_pylist()]
 
 
-def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> tuple[Comparison, str, str]:
-    """Compares runs and writes the files into the folder of the comparison in the store.
+def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Comparison:
+    """Compares runs and writes the comparison into the store; see :func:`write_comparison`.
 
     Args:
         store: The store.
         runs: Names of two or more runs, or of models of their last iterations.
         name: Name of the comparison; empty makes one of the runs' names.
 
-    Returns:
-        What was found, the name, and the address of the HTML page; other files are beside it.
-
     Raises:
         UserError: There is no such run, nothing to compare, or the name is that of a run.
     """
     summaries = [_summary(store, each) for each in runs]
-    found = compare_summaries(summaries)
-    chosen = name or _name([each.run for each in summaries])
+    names = [each.run for each in summaries]
+    if len(set(names)) < 2 or len(set(names)) != len(names):
+        raise UserError(
+            f"{', '.join(names) or 'nothing'} cannot be compared",
+            "name two or more runs, each once; `geb status` lists them",
+        )
+    chosen = name or _name(names)
     # It becomes the name of a folder beside those of runs.
     require_name(chosen, "comparison")
     if chosen in recorded(store):
         raise UserError(f"{chosen!r} is a run of the store", "give the comparison another name")
-    folder = store.run_path(chosen)
-    page, *_ = write_files(found, folder)
+    return write_comparison(store, compare_summaries(summaries), chosen)
+
+
+def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
+    """Writes the files of a comparison into a folder among the store's runs.
+
+    Returns:
+        The comparison with its name and the address of its page; other files are beside it.
+    """
+    folder = store.run_path(name)
+    named = replace(comparison, name=name)
+    page, *_ = write_files(named, folder)
     store.share(folder)
-    return found, chosen, store.share(page)
+    return replace(named, page=store.share(page))
 
 
 def _summary(store: Store, name: str) -> Summary:
@@ -321,7 +392,7 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
     drawn, tables, document = comparison.drawings(), comparison.tables(), comparison.to_json()
     page = render(
         "comparison.html.jinja",
-        title=", ".join(comparison.methods),
+        title=comparison.name,
         comparison=comparison,
         tables=tables,
         plots=[svg(each) for each in drawn.values()],

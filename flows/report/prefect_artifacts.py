@@ -21,8 +21,9 @@ from prefect.states import Failed, State
 
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.pipeline.config import RunConfig
+from flows.report.comparison import Comparison
 from flows.report.html import verdict
-from flows.report.plots import Plot
+from flows.report.plots import Plot, png
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, StageFailedError, UserError
 
@@ -79,6 +80,21 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
     )
+
+
+@survives_outage
+def publish_comparison(found: Comparison) -> None:
+    """Creates the artifacts of a comparison: its tables, and its drawings unless too large."""
+    parts = [f"# {found.name}", found.verdict()]
+    for table in found.tables():
+        parts.append(f"## {table.title}\n\n{table.markdown()}\n\n{table.note}")
+    create_markdown_artifact(
+        "\n\n".join([*parts, f"```\n{found.page}\n```\n"]),
+        key=artifact_key(found.name, "report"),
+        description=f"Comparison of {', '.join(found.methods)}.",
+    )
+    for drawing, figure in found.drawings().items():
+        publish_image(png(figure), artifact_key(found.name, drawing), drawing)
 
 
 @survives_outage

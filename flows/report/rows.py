@@ -13,7 +13,16 @@ from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS, POLICY, SUITE_COLUMNS, Cell, Column, Estimate, figure_of
+from flows.report.table import (
+    COLUMNS,
+    POLICY,
+    SUITE_COLUMNS,
+    Cell,
+    Column,
+    Estimate,
+    figure_of,
+    interval_text,
+)
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
@@ -90,6 +99,14 @@ class MethodRow:
             "adjusted_p_value": self.adjusted_p_value,
         }
 
+    def shown(self, form: str) -> Cell:
+        """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
+        mean = format(self.mean.value, ".3g" if form == "d" else form)
+        if len(self.values) < 2:
+            return Cell(mean)
+        interval = interval_text(self.mean.interval, ".3g")
+        return Cell(f"{mean} ± {format(stdev(self.values), '.2g')}", interval)
+
 
 def last_iteration(run: Summary) -> int | None:
     """The last iteration that has an evaluation on held-out prompts."""
@@ -99,13 +116,12 @@ def last_iteration(run: Summary) -> int | None:
 
 def run_rows(run: Summary, method: str) -> Iterator[Row]:
     """Figures of a run's evaluations after its last iteration, suites last."""
-    evaluated = [each for each in COLUMNS if each.stage == "evaluate"]
-    yield from rows_of(run, method, run.rows[last_iteration(run) or -1], evaluated)
+    yield from _rows(run, method, run.rows[last_iteration(run) or -1], COLUMNS)
     for suite in run.suites:
-        yield from rows_of(run, method, suite.rows[-1], suite.columns, suite.name)
+        yield from _rows(run, method, suite.rows[-1], suite.columns, suite.name)
 
 
-def rows_of(
+def _rows(
     run: Summary,
     method: str,
     row: Mapping[str, Any],

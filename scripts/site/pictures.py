@@ -56,7 +56,7 @@ def terminal(*command: str) -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     shown = recorded.replace("\r\n", "\n")
     if command[1] == "sweep":
-        title = re.search(r"^(?:\x1b\[[\d;]*m)*sweep ", shown, re.MULTILINE)
+        title = re.search(r"^(?:\x1b\[[\d;]*m)*By mean reward", shown, re.MULTILINE)
         shown = shown[title.start() if title else 0 :]
     console.print(Text.from_ansi(shown))
     # Without options: the store is wherever the pictures were taken.

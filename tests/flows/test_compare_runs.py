@@ -137,6 +137,8 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     seeds = compare_summaries(runs).verdict()
     assert seeds.startswith(f"{start.removesuffix('plain: ')}f-DPO, reverse_kl: arctanh, ")
     assert " is better, +0.710 [" in seeds and seeds.endswith(", p < 0.001.")
+    assert compare_summaries(runs[1:]).verdict().endswith(" A method has 2 runs: too few.")
+    assert compare_summaries(two[:1]).verdict().startswith("plain is the only one")
 
 
 def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
@@ -163,16 +165,13 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
     # LaTeX is escaped.
     shown, differences = compare_summaries(two).tables()
     text = shown.latex()
-    assert r"one\_minus\_pi, reverse\_kl, $\kappa$ 1" in text
+    assert r"bonus & one\_minus\_pi, reverse\_kl, $\kappa$ 1 & 0.900 [0.900, 0.900] & 1.000" in text
     assert r"95 \% intervals" in text
-    assert r"log $\pi$\_ref & -2.000 [-2.000, -2.000] & -9.000" in text
+    assert r"log $\pi$\_ref" in text
     assert r"bonus $-$ plain" in differences.latex()
 
 
-def test_what_cannot_be_compared_is_refused(two: list[Summary]) -> None:
-    for runs in ([], two[:1], [two[0], two[0]]):
-        with pytest.raises(UserError, match="cannot be compared"):
-            compare_summaries(runs)
+def test_a_run_without_an_evaluation_is_refused(two: list[Summary]) -> None:
     two[1].rows[1]["mean_reward"] = None
     with pytest.raises(UserError, match="run bonus has no evaluation"):
         compare_summaries(two)
@@ -192,7 +191,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     done = geb("compare", "small", "again", "--store", store)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
-    assert "Figures on held-out prompts" in done.stdout
+    assert "Runs, held-out prompts" in done.stdout
     assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
     told = geb("compare", "small", "again", "--store", store, "--name", "mine", "--json")
     found = json.loads(told.stdout)
@@ -213,6 +212,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
         (["small@nobody", "again"], "has no alias 'nobody'"),
         (["old:1", "again"], "no run 'gone'"),
         (["small"], "cannot be compared"),
+        (["small", "small"], "cannot be compared"),
         (["small", "nobody"], "no run 'nobody'"),
         (["small", "again", "--name", "small"], "'small' is a run of the store"),
         (["small", "again", "--name", "../up"], "cannot name a comparison"),
@@ -238,5 +238,5 @@ def test_the_flow_shows_tables_and_figures(prefect_server: str, store: Path) -> 
         with get_client(sync_client=True) as client:
             artifacts = client.read_artifacts(limit=200)
     keys = {each.key: each for each in artifacts}
-    assert "## Figures on held-out prompts" in str(keys["by-flow-report"].data)
+    assert "## Runs, held-out prompts" in str(keys["by-flow-report"].data)
     assert "by-flow-log-pi-ref-of-training" in keys

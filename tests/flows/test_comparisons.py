@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from pathlib import Path
@@ -71,12 +72,20 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
     done = geb("sweep", trained, *grid, "--json", "--parallel-runs", "2")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [row["grid"] for row in found["table"]] == ["train.kappa=0.5", "train.kappa=1"]
-    assert {row["runs"] for row in found["table"]} == {"1"}
-    assert {each["run"] for each in found["runs"]} == set(runs)
-    assert {each["error"] for each in found["runs"]} == {""}
-    assert set(found["files"]) == {"table", "runs", "plot", "json"}
-    assert all(Path(place).is_file() for place in found["files"].values())
+    assert found["methods"] == {
+        "try-kappa_0.5-s0": "train.kappa=0.5",
+        "try-kappa_1-s0": "train.kappa=1",
+    }
+    page = Path(found["page"])
+    assert page.is_relative_to(trained.parent / "store/runs/try")
+    # Seeds are few, so that the runs are compared prompt by prompt; κ = 1 is the finished run's.
+    text = page.read_text()
+    assert found["verdict"] in html.unescape(text)
+    report = geb("report", "small", "--store", trained.parent / "store", "--json")
+    last = json.loads(report.stdout)["rows"][-1]
+    own = {row["figure"]: row["value"] for row in found["figures"] if row["run"].endswith("_1-s0")}
+    for figure in ("mean_reward", "win_rate", "tied_prompts", "pairs", "loss"):
+        assert own[figure] == last[figure], figure
     listed = json.loads(geb("status", "--store", trained.parent / "store", "--json").stdout)
     assert set(runs) <= set(listed)
 
@@ -88,5 +97,5 @@ def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained: Path, tmp_path: 
     assert done.returncode == 1, done.stdout
     assert "1 of 2 runs failed" in done.stderr
     assert "/nowhere.py" in done.stderr
-    assert "half/sweep.csv" in done.stderr.replace("\n", "")
+    assert "half/comparison.html" in done.stderr.replace("\n", "")
     assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from flows.iterate import telling_name
 from flows.pipeline.config import RunConfig
-from flows.pipeline.grid import cells, parse_axes, spread
+from flows.pipeline.grid import cells, parse_axes
 from flows.pipeline.presets import NO_PRESET, configured
 from flows.report.summary import Summary
 from flows.sweep import run_cells
@@ -96,13 +96,6 @@ def test_a_wrong_axis_is_refused(axis: str, said: str) -> None:
 def test_a_wrong_cell_is_refused(axes: dict[str, list[int]], seeds: list[int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         cells("try", configured("quickstart", {}), axes, seeds)
-
-
-def test_mean_and_spread() -> None:
-    assert spread([0.5, 0.7], ".3f") == "0.600 ± 0.14"
-    assert spread([0.5, None], ".3f") == "0.500"
-    assert spread([10, 11], "d") == "10.5 ± 0.71"
-    assert spread([None], ".3f") == "-"
 
 
 def test_a_grid_over_kappa_excludes_a_target_ratio() -> None:

@@ -1,9 +1,10 @@
-"""A sweep's table over seeds, and its tests of one combination against another."""
+"""A sweep's comparison: its combinations over seeds, tested one against another."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +14,43 @@ from scipy import stats
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
+from flows.report.comparison import Comparison, compare_summaries, write_files
 from flows.report.summary import Summary
-from flows.report.sweep import Finding, Sweep, write_sweep
 from flows.report.table import COLUMNS
 from flows.sweep import run_cells
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
 
-def finding(kappa: float, seed: int, reward: float | None) -> Finding:
-    config = RunConfig(seed=seed)
-    row: dict[str, Any] = {each.name: None for each in COLUMNS}
-    row |= {"iteration": 3, "mean_reward": reward, "solved": {}, "components": {}}
-    return Finding(Cell({"train.kappa": kappa}, config), Summary("run", config, "s", rows=[row]))
-
-
-def swept(first: list[float], second: list[float]) -> Sweep:
-    found = [finding(0.5, seed, reward) for seed, reward in enumerate(first)]
-    return Sweep("try", found + [finding(1.0, seed, reward) for seed, reward in enumerate(second)])
+def swept(first: list[float], second: list[float], figure: str = "mean_reward") -> Comparison:
+    """A comparison of two combinations whose runs have one figure each."""
+    runs, labels = [], {}
+    for label, values in (("train.kappa=0.5", first), ("train.kappa=1.0", second)):
+        for seed, value in enumerate(values):
+            row: dict[str, Any] = {each.name: None for each in COLUMNS}
+            row |= {"solved": {}, "components": {}, "mean_reward": 0.0, figure: value}
+            rows = [row | {"iteration": 0}, row | {"iteration": 1}]
+            name = f"{label}-s{seed}"
+            runs.append(Summary(name, RunConfig(seed=seed), "s", rows=rows))
+            labels[name] = label
+    return compare_summaries(runs, labels)
 
 
 def test_combinations_are_tested_against_the_first_by_welch_and_holm() -> None:
-    [found] = swept(ONE, TWO).comparisons()
+    first, found = swept(ONE, TWO).over_seeds
+    assert first.difference is None
     expected = stats.ttest_ind(TWO, ONE, equal_var=False).pvalue
     assert found.method == "train.kappa=1.0"
     assert found.difference is not None
     assert found.difference.value == pytest.approx(0.3)
     assert found.difference.p_value == found.adjusted_p_value == pytest.approx(expected)
-    assert swept([0.5], [0.9]).notes() == [], "one seed"
-    assert Sweep("try", [finding(0.5, 0, 0.5)]).comparisons() == [], "one combination"
-    [note] = swept(ONE, TWO).notes()
-    assert note.startswith("train.kappa=1.0 against train.kappa=0.5: mean_reward +0.300 [+0.187")
+    told = swept(ONE, TWO).verdict()
+    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.187" in told
+    _, tests, _ = swept(ONE, TWO).tables()
+    [row] = tests.records()
+    assert row["minus train.kappa=0.5"].startswith("+0.300 [+0.187")
+    assert row["p"] == row["p by Holm"] == "p = 0.002"
+    assert swept([0.5], [0.9]).over_seeds == [], "one seed: runs are compared by prompt"
 
 
 def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,21 +69,23 @@ def test_an_interrupt_starts_no_further_cell(monkeypatch: pytest.MonkeyPatch) ->
 def shown(width: int) -> str:
     printed = io.StringIO()
     console = Console(width=width, file=printed, soft_wrap=True)
-    console.print(swept(ONE, TWO).table())
+    found = swept(ONE, TWO)
+    for run in found.runs:
+        run.rows[-1]["distinct_4"] = 0.5
+    console.print(compare_summaries(found.runs, found.methods).tables()[0])
     return printed.getvalue()
 
 
 def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
-    wide, narrow = shown(300), shown(50)
+    wide, narrow = shown(300), shown(40)
     assert "distinct-4" in wide
     assert "no room for" not in wide
-    assert max(map(len, narrow.splitlines()[:-1])) <= 50
+    assert max(map(len, narrow.splitlines()[:-1])) <= 40
     for text in ("train.kappa=0.5", "train.kappa=1.0", "0.550 ± 0.05", "[0.426, 0.674]"):
         assert text in narrow
     assert "…" not in narrow
     note = narrow.splitlines()[-1]
     assert note.startswith("no room for: ")
-    assert note.endswith("(all are in sweep.csv)")
     assert "distinct-4" in note
     assert "mean reward" not in note
     # However narrow: what is always shown is folded, not cut.
@@ -84,41 +93,39 @@ def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
 
 
 def test_files_have_a_row_per_combination_and_figure_and_one_per_run(tmp_path: Path) -> None:
-    written = write_sweep(swept(ONE, TWO), tmp_path)
-    with written["table"].open(newline="") as file:
-        first, second = csv.DictReader(file)
-    assert (first["train.kappa"], first["figure"], first["runs"]) == ("0.5", "mean_reward", "3")
+    written = {path.name: path for path in write_files(swept(ONE, TWO), tmp_path)}
+    first, second = csv.DictReader(written["over-seeds.csv"].read_text().splitlines())
+    assert (first["method"], first["figure"], first["runs"]) == (
+        *("train.kappa=0.5", "mean_reward", "3"),
+    )
     assert float(first["mean"]) == pytest.approx(0.55)
     assert float(first["low"]) == pytest.approx(0.4258, abs=1e-4)
     assert float(second["high"]) == pytest.approx(0.9742, abs=1e-4)
-    with written["runs"].open(newline="") as file:
-        runs = list(csv.DictReader(file))
-    assert [float(run["mean_reward"]) for run in runs] == ONE + TWO
+    runs = list(csv.DictReader(written["figures.csv"].read_text().splitlines()))
+    assert [float(run["value"]) for run in runs] == ONE + TWO
     assert [run["seed"] for run in runs] == ["0", "1", "2"] * 2
-    assert written["plot"].read_bytes().startswith(b"\x89PNG")
-    # Without results there is no plot.
-    failed = Sweep("try", [Finding(finding(0.5, 0, 0.5).cell, None, "out of memory")])
-    written = write_sweep(failed, tmp_path)
-    assert "plot" not in written
-    assert "out of memory" in written["runs"].read_text()
+    assert written["over-seeds.png"].read_bytes().startswith(b"\x89PNG")
+    told = json.loads(written["comparison.json"].read_text())
+    assert told["methods"]["train.kappa=1.0-s2"] == "train.kappa=1.0"
+    page = written["comparison.html"].read_text()
+    assert "train.kappa=1.0 is better" in page.split("<h2>")[0]
+    assert "0.850 ± 0.05" in page
 
 
 def test_a_row_has_student_s_interval_which_ends_where_shares_do() -> None:
     rates = [1.0, 0.8, 1.0]
-    found = swept(rates, [0.0, 0.1, 0.0])
-    for each in found.findings:
-        assert each.summary is not None
-        each.summary.rows[-1]["win_rate"] = each.summary.rows[-1]["mean_reward"]
-    first, second = found.table().records()
     # t(0.975, 2) = 4.303, so 0.933 ± 4.303 · 0.115 / √3; a reward may be above 1.
-    assert first["mean reward"] == "0.933 ± 0.12 [0.646, 1.22]"
-    assert first["distinct-1"] == "-"
+    reward = swept(rates, [0.0, 0.1, 0.0])
+    assert reward.tables()[0].records()[0]["mean reward"] == "0.933 ± 0.12 [0.646, 1.22]"
+    rate = swept(rates, [0.0, 0.1, 0.0], "win_rate")
+    first, second = rate.tables()[0].records()
+    assert first["seeds"] == "3"
     assert first["win rate"] == "0.933 ± 0.12 [0.646, 1]"
     assert second["win rate"].endswith(" [0, 0.177]")
-    written = {(row.figure, row.mean.value): row for row in found.combinations}
-    assert written["win_rate", sum(rates) / 3].mean.high == 1.0
-    reward, rate = found.comparisons()
-    assert reward.difference is not None and rate.difference is not None
-    assert reward.difference.low is not None and reward.difference.low < -1.0
-    assert rate.difference.low == -1.0
-    assert rate.difference.p_value == reward.difference.p_value
+    [reward_test] = [each.difference for each in reward.over_seeds if each.difference]
+    [rate_test] = [
+        each.difference for each in rate.over_seeds if each.difference and each.figure == "win_rate"
+    ]
+    assert reward_test.low is not None and reward_test.low < -1.0
+    assert rate_test.low == -1.0
+    assert rate_test.p_value == reward_test.p_value
