@@ -24,8 +24,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import configured
 from flows.pipeline.strict_yaml import parse_yaml
-from flows.report.rows import last_iteration
-from flows.report.summary import Summary, summarise
+from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 

@@ -43,7 +43,7 @@ def _cases(folder: Path, config: Path) -> Iterator[Case]:
 
 
 def _tell(outcome: Outcome) -> None:
-    """Shows a wrong answer at once: all cases take half an hour."""
+    """Shows a wrong answer at once: all cases take minutes."""
     case = outcome.case
     sys.stderr.write(f"{case.kind}: {case.name[-200:]}: {', '.join(outcome.faults)}\n")
     sys.stderr.write(f"    {outcome.output[-300:]}\n")

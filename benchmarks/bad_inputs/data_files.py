@@ -124,7 +124,10 @@ _COMMON: dict[str, Bad] = {
     "UTF-16 without a mark": Bad(
         "bad.jsonl", _GOOD.decode().encode("utf-16-le"), ("line 1",), by="itself"
     ),
-    "Parquet that is JSON lines": Bad("bad.parquet", _GOOD, ("not a Parquet file",), by="itself"),
+    # The good file's own bytes would be found in the store, where their content counts.
+    "Parquet that is JSON lines": Bad(
+        "bad.parquet", _GOOD + b"\n", ("not a Parquet file",), by="itself"
+    ),
     "Parquet that is empty": Bad("bad.parquet", b"", ("not a Parquet file",), by="itself"),
     "Parquet cut in half": Bad(
         "bad.parquet",

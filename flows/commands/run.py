@@ -200,7 +200,7 @@ def _show_summary(summary: Summary, page: str, as_json: bool) -> None:
         as_json,
         summary.to_json() | {"verdict": dataclasses.asdict(found), "report": page},
         Text(found.sentence, style=_TONES[found.tone]),
-        *(f"  {reason}" for reason in found.reasons),
+        *(f"  {each}" for each in (*found.reasons, *found.cautions)),
         *summary.tables(),
         *summary.places(),
         f"report      {page}",

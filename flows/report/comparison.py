@@ -37,13 +37,20 @@ from flows.report.rows import (
     Row,
     adjusted,
     compared,
-    last_iteration,
     method_rows,
     p_text,
     run_rows,
 )
-from flows.report.summary import Summary, kappa_label, summarise
-from flows.report.table import COLUMNS, DROPPED_FIRST, SUITE_COLUMNS, Cell, Estimate, FittedTable
+from flows.report.summary import Summary, kappa_label, last_iteration, summarise
+from flows.report.table import (
+    COLUMNS,
+    DROPPED_FIRST,
+    SUITE_COLUMNS,
+    Cell,
+    Estimate,
+    FittedTable,
+    ordered,
+)
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
@@ -230,7 +237,7 @@ def _table(
 ) -> FittedTable:
     """A table of one evaluation: a row for each of ``known``, a column for each figure."""
     is_suite = evaluation != HELD_OUT
-    figures = list(dict.fromkeys(figure for _, figure in cells))
+    figures = ordered(dict.fromkeys(figure for _, figure in cells))
     return FittedTable(
         f"{title}, {'suite ' if is_suite else ''}{evaluation}",
         [title.split()[0].lower().removesuffix("s"), *titles, *map(figure_title, figures)],

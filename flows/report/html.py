@@ -16,8 +16,8 @@ from flows.pipeline.config import RunConfig
 from flows.report.files import render
 from flows.report.plots import Plot
 from flows.report.status import duration
-from flows.report.summary import Summary
-from flows.report.table import interval_text
+from flows.report.summary import Summary, last_iteration
+from flows.report.table import Cell, figure_of, interval_text
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 from stages.store.base import Artifact
@@ -97,11 +97,13 @@ class Verdict:
             artifact is damaged, or a gate held the model back; `open` if no gate has decided yet.
         sentence: What was found, with its interval.
         reasons: What stands in the way: failed steps, damaged artifacts, gates, pairs that tie.
+        cautions: How far to trust it: seeds and prompts, and what became worse.
     """
 
     tone: Literal["good", "bad", "open"]
     sentence: str
     reasons: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
 
 def verdict(summary: Summary) -> Verdict:
@@ -110,12 +112,15 @@ def verdict(summary: Summary) -> Verdict:
     A run that failed, was stopped or lacks steps gets no other verdict than this.
     """
     found, status = _of_models(summary), summary.status
-    found = replace(found, reasons=(*found.reasons, *_ties(summary)))
+    cautions = tuple(_cautions(summary))
+    found = replace(found, reasons=(*found.reasons, *_ties(summary)), cautions=cautions)
     resume = resume_command(summary.run, summary.store)
     if status is not None and (status.num_done < status.num_steps or status.state in _ENDS):
         done = f"{status.num_done} of {status.num_steps} steps are done"
         if status.state == "running":
-            return Verdict("open", f"The run is at work: {done}. {found.sentence}", found.reasons)
+            return replace(
+                found, tone="open", sentence=f"The run is at work: {done}. {found.sentence}"
+            )
         ended = _ENDS.get(status.state, "is not complete")
         # The first line of a message has the cause; the remedy follows it.
         lacking = [
@@ -125,13 +130,16 @@ def verdict(summary: Summary) -> Verdict:
         ]
         lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
         sentence = f"The run {ended}: {done}. Go on with `{resume}`."
-        return Verdict("bad", f"{sentence} So far: {found.sentence}", (*lacking, *found.reasons))
+        sentence += f" So far: {found.sentence}"
+        reasons = (*lacking, *found.reasons)
+        return replace(found, tone="bad", sentence=sentence, reasons=reasons)
     if summary.damaged:
         number = len(summary.damaged)
         damaged = f"{number} {'artifact is' if number == 1 else 'artifacts are'} damaged"
         sentence = f"{damaged}, and figures are missing here. `{resume}` computes them again."
         sentence += f" {found.sentence}"
-        return Verdict("bad", sentence, (*summary.damaged, *found.reasons))
+        reasons = (*summary.damaged, *found.reasons)
+        return replace(found, tone="bad", sentence=sentence, reasons=reasons)
     return found
 
 
@@ -179,6 +187,39 @@ def _ties(summary: Summary) -> Iterator[str]:
         found = row.get("pairs") or 0, row.get("ties") or 0
         if warning := summary.config.pair.tie_warning(*found):
             yield f"iteration {row['iteration']}: {warning}"
+
+
+def _cautions(summary: Summary) -> Iterator[str]:
+    """What limits the verdict on the last model: its observations, and what became worse."""
+    t = last_iteration(summary) or 0
+    metrics = summary.read_json(f"iteration-{t}/evaluate", "metrics.json")
+    if not metrics:
+        return
+    yield (
+        f"it is one training seed on {metrics['compared_prompts']} held-out prompts: "
+        "`geb sweep --seeds` says what other seeds give"
+    )
+    base, now = summary.rows[0], summary.rows[t]
+    for name in now["components"]:
+        yield from _fall(name, f"components.{name}", base, now)
+    for suite in summary.suites:
+        for name in ("mean_reward", *suite.rows[-1]["solved"]):
+            words = f"suite {suite.name}, {name.replace('_', ' ')}"
+            yield from _fall(words, name, suite.rows[0], suite.rows[-1])
+    cut, before = (metrics[f"{model}truncated_share"] for model in ("", "base_"))
+    if cut > before:
+        shares = _percent(cut, None), _percent(before, None)
+        yield "{} of the answers are cut off, of the base's {}".format(*shares)
+    moved = [row["mean_log_pi_ref"] for row in (base, now)]
+    if None not in moved:
+        yield "log π_ref of the answers moved from {:.2f} to {:.2f} nats".format(*moved)
+
+
+def _fall(words: str, name: str, base: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old, new = (figure_of(row, name) for row in (base, now))
+    if old and new and new.value < old.value:
+        shown = Cell.of(new, ".3f")
+        yield f"{words} fell from {old.value:.3f} to {shown}"
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:

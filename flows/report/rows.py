@@ -12,7 +12,7 @@ import numpy as np
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
-from flows.report.summary import Summary
+from flows.report.summary import Summary, last_iteration
 from flows.report.table import (
     COLUMNS,
     POLICY,
@@ -106,12 +106,6 @@ class MethodRow:
             return Cell(mean)
         interval = interval_text(self.mean.interval, ".3g")
         return Cell(f"{mean} ± {format(stdev(self.values), '.2g')}", interval)
-
-
-def last_iteration(run: Summary) -> int | None:
-    """The last iteration that has an evaluation on held-out prompts."""
-    done = [row["iteration"] for row in run.rows[1:] if row["mean_reward"] is not None]
-    return done[-1] if done else None
 
 
 def run_rows(run: Summary, method: str) -> Iterator[Row]:

@@ -109,6 +109,12 @@ class Summary(Figures):
         return [*lines, f"artifacts   {self.store}/artifacts"]
 
 
+def last_iteration(run: Summary) -> int | None:
+    """The last iteration that has an evaluation on held-out prompts."""
+    done = [row["iteration"] for row in run.rows[1:] if row["mean_reward"] is not None]
+    return done[-1] if done else None
+
+
 def kappa_label(train: TrainParams) -> str:
     """κ as it was asked for: `κ 1`, `κ 1, 0.5` by iteration, or `ratio 0.001`; empty for f-DPO."""
     if train.design == "none":

@@ -56,12 +56,12 @@ COLUMNS = (
     Column("mean reward", "evaluate", "mean_reward"),
     Column("win rate", "evaluate", "win_rate", share=True),
     Column("tied", "evaluate", "tied_prompts", "d"),
-    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
     Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
     Column("pairs", "pair", "pairs", "d"),
     Column("ties", "pair", "ties", "d"),
     Column("loss", "train", "loss"),
     Column("bonus ratio", "train", "bonus_ratio", ".3g"),
+    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
 )
 
 SUITE_COLUMNS = (
@@ -105,9 +105,11 @@ class Figures:
     def table(self, title: str = "") -> FittedTable:
         """The figures with their intervals."""
         solved = dict.fromkeys(name for row in self.rows for name in row.get("solved", {}))
-        columns = [(each.title, each.name, each.form) for each in self.columns]
-        columns += [(name, name, ".3f") for name in solved]
-        columns += [(name, f"components.{name}", ".3f") for name in self.components()]
+        known = {each.name: (each.title, each.name, each.form) for each in self.columns}
+        known |= {name: (name, name, ".3f") for name in solved}
+        for name in self.components():
+            known[f"components.{name}"] = (name, f"components.{name}", ".3f")
+        columns = [known[name] for name in ordered(known)]
         rows: list[list[str | Cell]] = [
             [
                 str(row.get("iteration") or "base"),
@@ -141,6 +143,13 @@ def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
     if value is None:
         return None
     return Estimate(value, *(row.get("intervals", {}).get(name) or ()))
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Figures in a table's order: mean reward and win rate, what explains them, all others."""
+    first = [each.name for each in COLUMNS[:2]]
+    others = {each.name for each in (*COLUMNS[2:], *SUITE_COLUMNS[2:])}
+    return sorted(names, key=lambda name: 0 if name in first else 2 if name in others else 1)
 
 
 def interval_text(interval: Sequence[float] | None, form: str) -> str:

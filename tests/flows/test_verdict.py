@@ -17,6 +17,7 @@ from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.report.html import verdict, write
 from flows.report.summary import Summary, summarise
+from flows.report.table import SuiteFigures
 from stages.store.base import Store
 from tests.flows.evaluations import artifact_in
 from tests.stage_calls import checkpoint_artifact
@@ -65,8 +66,30 @@ def test_the_verdict_is_one_sentence_with_its_interval(
     assert found.sentence.endswith(end)
     assert found.reasons == (("the win rate is 0.9",) if promoted is False else ())
     bare = summary(tmp_path, promoted=None)
-    bare.rows[1] = {"iteration": 1, "components": {}}
+    bare.rows[1] = {"iteration": 1, "mean_reward": None, "components": {}}
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
+
+
+def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
+    metrics = {"compared_prompts": 64, "truncated_share": 0.125, "base_truncated_share": 0.0}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    found = summary(tmp_path, promoted=None)
+    found.artifacts["iteration-1/evaluate"] = artifact_in(tmp_path)
+    base, now = found.rows
+    base |= {"components": {"right": 1.0, "polite": 0.5}, "mean_log_pi_ref": -10.0}
+    now |= {"components": {"right": 0.975, "polite": 0.75}, "mean_log_pi_ref": -12.5}
+    now["intervals"]["components.right"] = (0.94, 1.0)
+    suites = [{"iteration": 0, "components": {}, "mean_reward": 0.5, "solved": {"accuracy": 0.25}}]
+    suites += [{"iteration": 1, "components": {}, "mean_reward": 0.4, "solved": {"accuracy": 0.5}}]
+    found.suites.append(SuiteFigures("sums", suites))
+    assert verdict(found).cautions == (
+        "it is one training seed on 64 held-out prompts: `geb sweep --seeds` says what other seeds "
+        "give",
+        "right fell from 1.000 to 0.975 [0.940, 1.000]",
+        "suite sums, mean reward fell from 0.500 to 0.400",
+        "12.5 % of the answers are cut off, of the base's 0.0 %",
+        "log π_ref of the answers moved from -10.00 to -12.50 nats",
+    )
 
 
 @pytest.mark.parametrize(
