@@ -191,7 +191,10 @@ class Comparison:
             "Welch's t test over seeds, with its 95 % intervals. Holm's adjustment is over the "
             "methods, figure by figure; other figures are in over-seeds.csv."
         )
-        return FittedTable("Tests over seeds", header, rows, left=3, note=note, name="tests")
+        title, first_out = "Tests over seeds", ("p", "evaluation")
+        return FittedTable(
+            title, header, rows, dropped_first=first_out, left=3, note=note, name="tests"
+        )
 
     def drawings(self) -> dict[str, Figure]:
         """Curves by iteration and distributions of log π_ref, by the names of their files."""
