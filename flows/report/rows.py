@@ -101,10 +101,12 @@ class MethodRow:
 
     def shown(self, form: str) -> Cell:
         """``0.595 ± 0.01``, mean and standard deviation, with the mean's interval."""
-        mean = format(self.mean.value, ".3g" if form == "d" else form)
+        # A mean of numbers of prompts is no whole number.
+        form, form_of_ends = (".1f", ".1f") if form == "d" else (form, ".3g")
+        mean = format(self.mean.value, form)
         if len(self.values) < 2:
             return Cell(mean)
-        interval = interval_text(self.mean.interval, ".3g")
+        interval = interval_text(self.mean.interval, form_of_ends)
         return Cell(f"{mean} ± {format(stdev(self.values), '.2g')}", interval)
 
 

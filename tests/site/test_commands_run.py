@@ -61,8 +61,6 @@ ELSEWHERE = {
     "test_a_run_that_goes_on_continues_its_session",
     "GEB_PICTURES=docs/operations": "tests/flows/test_browser.py::test_from_the_form_to_the_report",
     "python examples/reward_server.py": "tests/stages/score/test_reward_server.py::reward_server",
-    "python -m benchmarks.quickstart_seeds": "tests/benchmarks/test_quickstart_seeds.py::"
-    "test_the_exit_code_says_whether_both_claims_hold",
     "pip install -e '.[bucket]'": "Makefile::orchestrator,bucket",
     "python -m stages.training.node": "tests/stages/train/test_train_nodes.py::"
     "stages.training.node",
