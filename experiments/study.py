@@ -23,7 +23,6 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import configured
-from flows.pipeline.strict_yaml import parse_yaml
 from flows.report.rows import last_iteration
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
@@ -121,32 +120,28 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
             for n, each in enumerate(csv.DictReader(file), 2)
         ]
     asked = [{getattr(row, kind) for row in rows} & set(only) for kind in KINDS]
-    if unknown := set(only) - set().union(*asked):
-        known = {name for row in rows for name in row.names()}
-        raise UserError(
-            f"no cell has {', '.join(map(repr, sorted(unknown)))}",
-            f"experiments, settings, methods and divergences: {', '.join(sorted(known))}",
-        )
     found = [
         row
         for row in rows
         if all(not kept or name in kept for name, kept in zip(row.names(), asked, strict=True))
     ]
-    if not found:
+    unknown = set(only).difference(*asked)
+    if unknown or not found:
+        known = sorted({name for row in rows for name in row.names()})
         raise UserError(
-            f"no cell has {' and '.join(map(repr, only))} at once",
-            "leave one out; a dry run lists the cells",
+            f"no cell has {' and '.join(map(repr, sorted(unknown) or only))}"
+            f"{'' if unknown else ' at once'}",
+            f"name one, or several that a cell has, of: {', '.join(known)}",
         )
     return found
 
 
 def _row(values: Mapping[str, str], place: str) -> Row:
     try:
+        given = parse_axes(each for each in values["fields"].split(";") if each.strip())
         found = Row(
             **{name: values[name] for name in (*KINDS, "configuration")},
-            fields=dict(
-                _field(each, place) for each in values["fields"].split(";") if each.strip()
-            ),
+            fields={name: value for name, [value] in given.items()},
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
             seeds=tuple(map(int, values["seeds"].split())),
@@ -158,11 +153,9 @@ def _row(values: Mapping[str, str], place: str) -> Row:
     return found
 
 
-def _field(text: str, place: str) -> tuple[str, Any]:
-    name, separator, value = text.strip().partition("=")
-    if not separator:
-        raise UserError(f"{place}: {text!r} is not FIELD=VALUE", "write train.bonus_on=all")
-    return name, parse_yaml(value, f"{place}, {name}")
+def listed(fields: Mapping[str, Any]) -> str:
+    """Fields as a person reads them: ``train.kappa=0.5, train.beta=1``."""
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def tuning_runs(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from experiments.study import KINDS, Row, StudyRun, by_name, reported_runs, tuning_runs
+from experiments.study import KINDS, Row, StudyRun, by_name, listed, reported_runs, tuning_runs
 from flows.execution.plan import PlannedStep, plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.external import HubUnreachableError
@@ -40,7 +40,7 @@ def budget(
         UserError: A configuration is wrong.
     """
     runs: list[StudyRun] = []
-    listed: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for row in rows:
         first = {row: row.coefficients()[0]} if row.grid else {}
         own = tuning_runs([row], overrides, most_seeds)
@@ -48,7 +48,7 @@ def budget(
         runs += own
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
         # The bandit has no runs of the flow `iterate`.
-        listed += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
+        shown += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
     configs = [each.cell.config for each in by_name(runs).values()]
     different: dict[str, StepEstimate] = {}
     hub_asked, num_steps = True, 0
@@ -75,7 +75,7 @@ def budget(
         "gpu_hours": sum(each.gpu_hours for each in todo),
         "hub_asked": hub_asked,
         "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
-        "cells": listed,
+        "cells": shown,
     }
 
 
@@ -102,7 +102,7 @@ def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
     return {
         **dict(zip(KINDS, row.names(), strict=True)),
         "configuration": row.configuration,
-        "fields": ", ".join(f"{name}={value}" for name, value in fields.items()),
+        "fields": listed(fields),
         "seeds": [each.cell.config.seed for each in runs],
         "tunes": tunes,
         "runs": [each.name for each in runs],

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.values import paper_rows
+from experiments.paper.values import Scale, paper_rows
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -35,7 +35,7 @@ from flows.report.table import FittedTable
 
 def paper(
     scale: Annotated[
-        str, typer.Option(metavar="SCALE", help="small: tasks for this machine; full: the paper's.")
+        Scale, typer.Option(help="small: tasks for this machine; full: the paper's.")
     ] = "small",
     only: Annotated[
         list[str] | None,
@@ -76,7 +76,8 @@ def paper(
         found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
         found.copy_to(out)
-    answer(as_json, found.to_json(), found.document["coverage"], f"report  {found.page}")
+    document = found.document
+    answer(as_json, document, document["coverage"], f"report  {document['page']}")
 
 
 def _table(cells: Sequence[Mapping[str, Any]]) -> FittedTable:
