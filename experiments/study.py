@@ -12,10 +12,10 @@ that the store has whole, whose figures are rows (:meth:`StudyRun.figures`).
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flows.execution.plan import plan
@@ -213,14 +213,6 @@ def _runs(
     return [StudyRun(row, each, coefficient, tunes) for each in made]
 
 
-def by_name(runs: Iterable[StudyRun]) -> dict[str, StudyRun]:
-    """Runs by their names: one for each, however many cells ask for it."""
-    found: dict[str, StudyRun] = {}
-    for each in runs:
-        found.setdefault(each.name, each)
-    return found
-
-
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
@@ -231,15 +223,15 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
         runs: Tuning runs.
         measured: What is to be high, by the run's name.
     """
-    groups: dict[tuple[Row, str], list[StudyRun]] = {}
+    groups: dict[Row, dict[str, list[StudyRun]]] = {}
     for each in runs:
         if each.name in measured:
-            groups.setdefault((each.row, str(each.coefficient)), []).append(each)
-    means: dict[Row, list[tuple[float, Mapping[str, Any]]]] = {}
-    for (row, _), group in groups.items():
-        mean = math.fsum(measured[each.name] for each in group) / len(group)
-        means.setdefault(row, []).append((mean, group[0].coefficient))
-    return {row: max(found, key=lambda pair: pair[0])[1] for row, found in means.items()}
+            groups.setdefault(each.row, {}).setdefault(str(each.coefficient), []).append(each)
+    best = {
+        row: max(found.values(), key=lambda own: fmean(measured[each.name] for each in own))
+        for row, found in groups.items()
+    }
+    return {row: own[0].coefficient for row, own in best.items()}
 
 
 def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
@@ -248,7 +240,8 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
     A run that several cells ask for stands in each.
     """
     own = list(runs)
-    found = {name: _summary(each.cell.config) for name, each in by_name(own).items()}
+    configs = {each.name: each.cell.config for each in own}
+    found = {name: _summary(config) for name, config in configs.items()}
     return [replace(each, summary=found[each.name]) for each in own if found[each.name]]
 
 

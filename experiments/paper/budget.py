@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from experiments.study import KINDS, Row, StudyRun, by_name, listed, reported_runs, tuning_runs
+from experiments.study import KINDS, Row, StudyRun, listed, reported_runs, tuning_runs
 from flows.execution.plan import PlannedStep, plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.external import HubUnreachableError
@@ -49,7 +49,7 @@ def budget(
         groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
         # The bandit has no runs of the flow `iterate`.
         shown += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
-    configs = [each.cell.config for each in by_name(runs).values()]
+    configs = list({each.name: each.cell.config for each in runs}.values())
     different: dict[str, StepEstimate] = {}
     hub_asked, num_steps = True, 0
     for config in configs:

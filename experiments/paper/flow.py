@@ -17,7 +17,6 @@ from experiments.paper.values import BANDIT, Findings, Scale, paper_rows
 from experiments.study import (
     Row,
     StudyRun,
-    by_name,
     choose,
     finished,
     reported_runs,
@@ -116,7 +115,8 @@ def _bandit(
 
 def _compute(runs: Sequence[StudyRun], parallel_runs: int) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
-    known = {each.name for each in finished(runs)}
-    missing = [each.cell for name, each in by_name(runs).items() if name not in known]
-    found = run_cells(missing, parallel_runs)
+    cells = {each.name: each.cell for each in runs}
+    for each in finished(runs):
+        cells.pop(each.name, None)
+    found = run_cells(list(cells.values()), parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}

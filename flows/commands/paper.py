@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
 from experiments.paper.values import Scale, paper_rows
+from experiments.study import KINDS
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -24,7 +25,6 @@ from flows.commands.common import (
     chosen,
     console,
     prefect_session,
-    print_json,
     quiet_prefect,
     watched,
 )
@@ -58,15 +58,12 @@ def paper(
     rows = paper_rows(scale, only or ())
     with inputs_resolved_once():
         expected = budget(rows, laid_over, seeds, parallel_runs)
-        if dry_run and as_json:
-            print_json(expected)
-            return
-        if dry_run:
-            console.print(_table(expected["cells"]))
-        for line in budget_lines(expected):
-            watched(as_json).print(escape(line))
+    lines = budget_lines(expected)
     if dry_run:
+        answer(as_json, expected, _table(expected["cells"]), *lines)
         return
+    for line in lines:
+        watched(as_json).print(escape(line))
     quiet_prefect()
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
@@ -81,14 +78,15 @@ def paper(
 
 
 def _table(cells: Sequence[Mapping[str, Any]]) -> FittedTable:
-    words = ("experiment", "setting", "method", "divergence", "configuration", "fields")
-    header = (*words, "seeds")
-    rows = []
-    for cell in cells:
-        seeds = " ".join(map(str, cell["seeds"])) or "-"
-        shown = f"{seeds} (tuning)" if cell["tunes"] else seeds
-        rows.append([*(cell[name] for name in words), shown])
-    return FittedTable("", header, rows, kept=len(header), left=len(words))
+    header = (*KINDS, "configuration", "fields", "seeds")
+    rows = [
+        [
+            *(cell[name] for name in header[:-1]),
+            (" ".join(map(str, cell["seeds"])) or "-") + (" (tuning)" if cell["tunes"] else ""),
+        ]
+        for cell in cells
+    ]
+    return FittedTable("", header, rows, kept=len(header), left=len(header) - 1)
 
 
 def bandit(
