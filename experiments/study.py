@@ -20,7 +20,6 @@ from typing import Any
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
-from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import configured
 from flows.report.rows import last_iteration
@@ -116,8 +115,8 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
     """
     with table.open(encoding="utf-8", newline="") as file:
         rows = [
-            replace(_row(each, f"{table}:{n}"), prefix=prefix)
-            for n, each in enumerate(csv.DictReader(file), 2)
+            _row(each, prefix, f"{table}:{line}")
+            for line, each in enumerate(csv.DictReader(file), 2)
         ]
     asked = [{getattr(row, kind) for row in rows} & set(only) for kind in KINDS]
     found = [
@@ -136,7 +135,7 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
     return found
 
 
-def _row(values: Mapping[str, str], place: str) -> Row:
+def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
         given = parse_axes(each for each in values["fields"].split(";") if each.strip())
         found = Row(
@@ -145,6 +144,7 @@ def _row(values: Mapping[str, str], place: str) -> Row:
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
             seeds=tuple(map(int, values["seeds"].split())),
+            prefix=prefix,
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{place} is no cell: {error}", "compare it with the other rows") from error
@@ -240,16 +240,13 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
     A run that several cells ask for stands in each.
     """
     own = list(runs)
-    configs = {each.name: each.cell.config for each in own}
-    found = {name: _summary(config) for name, config in configs.items()}
-    return [replace(each, summary=found[each.name]) for each in own if found[each.name]]
-
-
-def _summary(config: RunConfig) -> Summary | None:
-    record = RunRecord(open_store(config.store, create=True), config.name)
-    if not (record.path / "config.json").exists():
-        return None
-    known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
-    lines = plan(config)
-    whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
-    return summarise(record) if whole else None
+    found: dict[str, Summary] = {}
+    for name, config in {each.name: each.cell.config for each in own}.items():
+        record = RunRecord(open_store(config.store, create=True), name)
+        if (record.path / "config.json").exists():
+            done = (each for each in record.steps() if each.state in ("done", "reused"))
+            keys = {each.step: each.key for each in done}
+            lines = plan(config)
+            if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
+                found[name] = summarise(record)
+    return [replace(each, summary=found[each.name]) for each in own if each.name in found]

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from experiments.study import KINDS, Row, StudyRun, listed, reported_runs, tuning_runs
-from flows.execution.plan import PlannedStep, plan
+from flows.execution.plan import plan
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
@@ -53,13 +53,12 @@ def budget(
     different: dict[str, StepEstimate] = {}
     hub_asked, num_steps = True, 0
     for config in configs:
-        steps, planned = unread_steps(config), list[PlannedStep]()
-        if hub_asked:
-            try:
-                planned = plan(config)
-            except HubUnreachableError:
-                # That takes a while to find out: once is enough.
-                hub_asked = False
+        try:
+            planned = plan(config) if hub_asked else []
+        except HubUnreachableError:
+            # That takes a while to find out: once is enough.
+            hub_asked, planned = False, []
+        steps = unread_steps(config)
         costs = estimate(config, planned, steps).steps
         different |= zip(_identities(steps), costs, strict=True)
         num_steps += len(steps)
@@ -95,14 +94,12 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
-    tunes = bool(runs and runs[0].tunes)
-    fields = {**row.fields, **(runs[0].coefficient if runs else {})}
-    if runs and row.grid and not tunes:
-        fields |= dict.fromkeys(row.grid, "chosen")
+    tunes = any(each.tunes for each in runs)
+    values = runs[0].coefficient if tunes else dict.fromkeys(row.grid, "chosen")
     return {
         **dict(zip(KINDS, row.names(), strict=True)),
         "configuration": row.configuration,
-        "fields": listed(fields),
+        "fields": listed({**row.fields, **values}),
         "seeds": [each.cell.config.seed for each in runs],
         "tunes": tunes,
         "runs": [each.name for each in runs],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ def write_report(
         for figure in ("reference.png", "policies.png"):
             images[f"{BANDIT}-{figure}"] = bandit.file(figure).read_bytes()
     tables = paper_tables(found)
-    plain = {each.name: each.plain() for each in tables}
     sections: list[dict[str, Any]] = [
         {
             "title": part.title,
@@ -75,14 +74,6 @@ def write_report(
         for part in paper_parts()
     ]
     headline, covered = coverage(found)
-    values = {
-        "scale": found.scale,
-        "head": headline,
-        "sections": sections,
-        "markdown": {name: each.markdown() for name, each in plain.items()},
-        "covered": covered,
-        "failed": found.failed,
-    }
     document: dict[str, Any] = {
         "scale": found.scale,
         "coverage": headline,
@@ -112,9 +103,9 @@ def write_report(
     page, markdown = "report.html", "report.md"
     content: dict[str, str | bytes] = {
         **images,
-        **{f"{name}.tex": each.latex() for name, each in plain.items()},
-        page: render("paper.html.jinja", **values),
-        markdown: render("paper.md.jinja", **values),
+        **{f"{each.name}.tex": each.plain().latex() for each in tables},
+        page: render("paper.html.jinja", sections=sections, covered=covered, **document),
+        markdown: render("paper.md.jinja", sections=sections, covered=covered, **document),
         "report.json": json_text(document),
     }
     written = {file: write_file(folder / file, each) for file, each in content.items()}
@@ -161,15 +152,12 @@ def kappa_figures(found: Findings) -> dict[str, Figure]:
             by_kappa.setdefault(math.log10(kappa), []).append(reward)
     drawn: dict[str, Figure] = {}
     for (setting, divergence), by_method in rewards.items():
-        shown = {method: _line(by_kappa) for method, by_kappa in by_method.items()}
+        shown: dict[str, Line] = {}
+        for method, by_kappa in by_method.items():
+            means = {kappa: over_seeds(by_kappa[kappa]) for kappa in sorted(by_kappa)}
+            ends = [each.interval for each in means.values()]
+            shown[method] = Line([*means], [each.value for each in means.values()], ends)
         if any(len(line.x) > 1 for line in shown.values()):
             figure = course_figure(f"{setting}, {divergence}", shown, "log₁₀ κ", "mean reward")
             drawn[file_name("kappa", setting, divergence)] = figure
     return drawn
-
-
-def _line(rewards: Mapping[float, Sequence[float]]) -> Line:
-    """Means over seeds, with their intervals, by log₁₀ κ."""
-    means = {x: over_seeds(rewards[x]) for x in sorted(rewards)}
-    found = means.values()
-    return Line([*means], [each.value for each in found], [each.interval for each in found])
