@@ -13,7 +13,7 @@ from pydantic import Field
 from experiments.bandit import BanditConfig, bandit_step
 from experiments.bandit import bandit as bandit_flow
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.values import BANDIT, Findings, Scale, paper_rows
+from experiments.paper.tables import BANDIT, Findings, Scale, paper_rows
 from experiments.study import (
     Row,
     StudyRun,

@@ -6,13 +6,21 @@ import base64
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.paper.tables import file_name, paper_parts, paper_tables
-from experiments.paper.values import BANDIT, BASELINE, Findings, coverage
+from experiments.paper.tables import (
+    BANDIT,
+    BASELINE,
+    Findings,
+    coverage,
+    file_name,
+    paper_parts,
+    paper_tables,
+)
 from flows.report.comparison import training_log_pi_ref
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import Line, course_figure, histogram_figure, png
@@ -116,25 +124,21 @@ def write_report(
 
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:
     """Training responses of the last iteration under KL: each design of GEB beside f-DPO."""
-    samples = {
-        row.names(): [
-            value
-            for run in found.results(row.names())
-            if run.summary
-            for value in training_log_pi_ref(run.summary)
-        ]
-        for row in found.rows
-        if row.experiment in ("main", "hard")
-        and row.divergence == "KL"
-        and row.method.startswith((BASELINE, _GEB))
-    }
+
+    @cache
+    def samples(experiment: str, setting: str, method: str) -> list[float]:
+        runs = found.results((experiment, setting, method, "KL"))
+        summaries = [run.summary for run in runs if run.summary]
+        return [value for each in summaries for value in training_log_pi_ref(each)]
+
     drawn: dict[str, Figure] = {}
-    for (experiment, setting, method, _), own in samples.items():
-        base = samples.get((experiment, setting, BASELINE, "KL"))
-        if method != BASELINE and own and base:
-            title, shown = f"{setting}, KL: training responses", {BASELINE: base, method: own}
-            name = file_name("log-pi-ref", setting, method)
-            drawn[name] = histogram_figure(title, shown, "log π_ref")
+    for experiment, setting, method, divergence in (row.names() for row in found.rows):
+        if experiment in ("main", "hard") and divergence == "KL" and method.startswith(_GEB):
+            shown = {each: samples(experiment, setting, each) for each in (BASELINE, method)}
+            if all(shown.values()):
+                title = f"{setting}, KL: training responses"
+                name = file_name("log-pi-ref", setting, method)
+                drawn[name] = histogram_figure(title, shown, "log π_ref")
     return drawn
 
 
@@ -142,22 +146,22 @@ def kappa_figures(found: Findings) -> dict[str, Figure]:
     """Mean reward over κ, for each setting and divergence a figure, for each design a line."""
     rewards: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
     for run in found.tuning:
-        row, kappa = run.row, float(run.coefficient.get("train.kappa", 0.0))
+        experiment, setting, method, divergence = run.row.names()
+        kappa = float(run.coefficient.get("train.kappa", 0.0))
         reward = run.figures().get("mean_reward")
         # The designs of GEB on rejected responses, as in the paper; ten lines hide each other.
-        drawn_in_paper = row.method.startswith(_GEB) and row.experiment != "responses"
-        if drawn_in_paper and kappa > 0 and reward is not None:
-            by_method = rewards.setdefault((row.setting, row.divergence), {})
-            by_kappa = by_method.setdefault(row.method, {})
-            by_kappa.setdefault(math.log10(kappa), []).append(reward)
+        in_paper = method.startswith(_GEB) and experiment != "responses"
+        if in_paper and kappa > 0 and reward is not None:
+            line = rewards.setdefault((setting, divergence), {}).setdefault(method, {})
+            line.setdefault(math.log10(kappa), []).append(reward)
     drawn: dict[str, Figure] = {}
     for (setting, divergence), by_method in rewards.items():
-        shown: dict[str, Line] = {}
+        lines: dict[str, Line] = {}
         for method, by_kappa in by_method.items():
             means = {kappa: over_seeds(by_kappa[kappa]) for kappa in sorted(by_kappa)}
             ends = [each.interval for each in means.values()]
-            shown[method] = Line([*means], [each.value for each in means.values()], ends)
-        if any(len(line.x) > 1 for line in shown.values()):
-            figure = course_figure(f"{setting}, {divergence}", shown, "log₁₀ κ", "mean reward")
+            lines[method] = Line([*means], [each.value for each in means.values()], ends)
+        if any(len(line.x) > 1 for line in lines.values()):
+            figure = course_figure(f"{setting}, {divergence}", lines, "log₁₀ κ", "mean reward")
             drawn[file_name("kappa", setting, divergence)] = figure
     return drawn

@@ -1,32 +1,125 @@
-"""The paper's tables in its order, ours with its interval or its test beside the paper's own."""
+"""The paper's cells, figures and tables: ours over seeds, beside the paper's own."""
 
 from __future__ import annotations
 
+import csv
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple, get_args
 
-from experiments.paper.values import (
-    BASELINE,
-    DIVERGENCES,
-    PASS,
-    Figure,
-    Findings,
-    Names,
-    Published,
-    published,
-)
+from experiments.study import Row, StudyRun, listed, read_rows
+from flows.pipeline.presets import configs_folder
 from flows.pipeline.strict_yaml import read_yaml
+from flows.report.prompt_figures import LENGTH_CONTROLLED
 from flows.report.rows import p_text
-from flows.report.statistics import Estimate, holm, welch
-from flows.report.table import Cell, FittedTable
+from flows.report.statistics import Estimate, holm, over_seeds, welch
+from flows.report.table import Cell, FittedTable, figure_of
 from stages.contract.params import Settings
 
+Scale = Literal["small", "full"]
+SCALES: tuple[str, ...] = get_args(Scale)
+BANDIT = "bandit"
+"""Experiment that is a run of the flow of the same name."""
+BASELINE = "f-DPO"
+DIVERGENCES = ("KL", "Hellinger", "forward KL")
+PASS = "pass@16"
 AVERAGE = "average"
 """In place of a divergence: the mean over all of them."""
 MISSING = "–"
+Names = tuple[str, str, str, str]
+"""Experiment, setting, method and divergence of a cell."""
+Published = dict[tuple[str, str], dict[tuple[str, str, str], str]]
+
+
+class Figure(NamedTuple):
+    """A figure of the paper among those of a run.
+
+    Attributes:
+        suite: Suite that it is measured on; None for held-out prompts.
+        name: Its name in ``metrics.json``.
+        whole: The largest share in the paper's unit, 1 or 100; None if the figure is no share.
+        form: Format with as many decimals as the paper gives.
+    """
+
+    suite: str | None
+    name: str
+    whole: float | None = 100.0
+    form: str = ".2f"
+
+    @classmethod
+    def called(cls, title: str) -> Figure:
+        """The figure of a column; any other title is a suite, for its pass@16."""
+        return _FIGURES.get(title, cls(title, PASS))
+
+
+_FIGURES = {
+    "WR": Figure(None, "win_rate"),
+    "AvgR": Figure(None, "mean_reward", None, ".4f"),
+    PASS: Figure(None, PASS),
+    **{f"dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    "Alpaca": Figure("alpaca_eval", LENGTH_CONTROLLED),
+    "Math": Figure("math500", "accuracy"),
+    "coherence": Figure("coherence", "mean_reward", None),
+}
+
+
+def paper_rows(scale: str, only: Sequence[str] = ()) -> list[Row]:
+    """The cells of a scale, ``small`` or ``full``; see :func:`experiments.study.read_rows`."""
+    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+
+
+def published() -> Published:
+    """The paper's figures as it prints them, ``74.26 ± 2.01``.
+
+    They are by table and setting, and there by method, divergence and figure.
+    """
+    found: Published = {}
+    place = configs_folder() / "paper" / "cells" / "published.csv"
+    with place.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            table = found.setdefault((row["table"], row["setting"]), {})
+            value = " ± ".join(filter(None, (row["value"], row["deviation"])))
+            table[row["method"], row["divergence"], row["figure"]] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that the report is made of.
+
+    Attributes:
+        scale: ``small`` or ``full``.
+        rows: All cells of the scale.
+        reported: Finished runs that are reported.
+        tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
+        chosen: Coefficients that were chosen.
+        failed: Errors by the names of runs that failed.
+    """
+
+    scale: str
+    rows: Sequence[Row]
+    reported: Sequence[StudyRun]
+    tuning: Sequence[StudyRun]
+    chosen: Mapping[Row, Mapping[str, Any]]
+    failed: Mapping[str, str]
+
+    def results(self, cell: Names) -> list[StudyRun]:
+        """Finished runs of one cell, one for each seed."""
+        return [each for each in self.reported if each.row.names() == cell]
+
+    def over_seeds(self, cell: Names, figure: Figure) -> tuple[list[float], Estimate | None]:
+        """A cell's figure in the paper's unit: its value in each run, and their mean.
+
+        Its interval is Student's over seeds; that over prompts if there is one run.
+        """
+        found = [figure_of(run.figures(figure.suite), figure.name) for run in self.results(cell)]
+        known, unit = [each for each in found if each is not None], figure.whole or 1.0
+        values = [unit * each.value for each in known]
+        if len(known) == 1:
+            return values, Estimate(*values, *(unit * end for end in known[0].interval or ()))
+        return values, over_seeds(values, figure.whole) if values else None
 
 
 @dataclass(frozen=True)
@@ -158,21 +251,15 @@ def paper_tables(found: Findings) -> list[PaperTable]:
     """All tables in the paper's order; settings that are not run have its figures alone."""
     given, tables = published(), list[PaperTable]()
     for part in paper_parts():
-        in_paper = [each.setting for each in given if each.table == part.name]
         settings = [each.setting for each in found.rows if each.experiment in part.experiments]
-        for setting in dict.fromkeys([*settings, *in_paper]):
-            table = _table(found, part, setting, given)
-            if table.computed or setting in in_paper:
-                tables.append(table)
+        settings += [setting for table, setting in given if table == part.name]
+        made = [_table(found, part, each, given) for each in dict.fromkeys(settings)]
+        tables += [each for each in made if each.computed or (part.name, each.setting) in given]
     return tables
 
 
-def _table(found: Findings, part: Part, setting: str, given: Sequence[Published]) -> PaperTable:
-    paper = {
-        (each.method, each.divergence, each.figure): str(each)
-        for each in given
-        if (each.table, each.setting) == (part.name, setting)
-    }
+def _table(found: Findings, part: Part, setting: str, given: Published) -> PaperTable:
+    paper = given.get((part.name, setting), {})
     names = [each.names() for each in found.rows]
     names = [each for each in names if each[0] in part.experiments and each[1] == setting]
     # Main tables have the cells of one experiment in a setting; others have those of one anyway.
@@ -204,13 +291,13 @@ def _table(found: Findings, part: Part, setting: str, given: Sequence[Published]
     return PaperTable(file_name(part.name, setting), part.title, setting, part.note, header, rows)
 
 
-def _solved(found: Findings, setting: str, given: Sequence[Published]) -> list[str]:
+def _solved(found: Findings, setting: str, given: Published) -> list[str]:
     """Held-out prompts if pass@16 is asked of them, the runs' suites, and the paper's."""
     own = [each.cell.config for each in found.reported if each.row.names()[:2] == ("hard", setting)]
-    asked = any(16 in each.evaluation.pass_at_k for each in own)
-    suites = [name for each in own for name in each.suites]
-    suites += [each.figure for each in given if (each.table, each.setting) == ("hard", setting)]
-    return list(dict.fromkeys([PASS, *suites] if asked else suites))
+    titles = [PASS] if any(16 in each.evaluation.pass_at_k for each in own) else []
+    titles += [name for each in own for name in each.suites]
+    titles += [figure for _, _, figure in given.get(("hard", setting), {})]
+    return list(dict.fromkeys(titles))
 
 
 def file_name(*words: str) -> str:
@@ -218,3 +305,28 @@ def file_name(*words: str) -> str:
     text = "-".join(words).lower().replace("π", "pi")
     plain = "".join(each if each.isascii() and each.isalnum() else "-" for each in text)
     return "-".join(filter(None, plain.split("-")))
+
+
+def coverage(found: Findings) -> tuple[str, list[list[str]]]:
+    """Seeds of each cell that are computed and asked for: a sentence, and a row for each cell.
+
+    A cell without seeds, of the κ experiment, counts over its grid.
+    """
+    rows, whole, some = [], 0, 0
+    for row in found.rows:
+        if row.experiment == BANDIT:
+            continue
+        tuned = sum(each.row == row for each in found.tuning)
+        done = sum(each.row == row for each in found.reported) if row.seeds else tuned
+        asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)
+        whole, some = whole + (done >= asked), some + (0 < done < asked)
+        chosen = listed(found.chosen.get(row, {}))
+        shown = f"{chosen} (of {tuned} runs)" if chosen else "–"
+        configuration = ", ".join(filter(None, (row.configuration, listed(row.fields))))
+        rows.append([*row.names(), configuration, shown, f"{done} of {asked}"])
+    runs = len({each.name for each in (*found.reported, *found.tuning)})
+    return (
+        f"{whole} of {len(rows)} cells are computed whole, {some} in part; {runs} runs are "
+        "finished, those that chose coefficients included.",
+        rows,
+    )

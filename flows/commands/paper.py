@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.values import Scale, paper_rows
+from experiments.paper.tables import Scale, paper_rows
 from experiments.study import KINDS
 from flows.commands.common import (
     AsJson,
@@ -60,7 +59,10 @@ def paper(
         expected = budget(rows, laid_over, seeds, parallel_runs)
     lines = budget_lines(expected)
     if dry_run:
-        answer(as_json, expected, _table(expected["cells"]), *lines)
+        header = (*KINDS, "configuration", "fields", "seeds", "tunes")
+        cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
+        table = FittedTable("", header, cells, kept=len(header), left=len(header))
+        answer(as_json, expected, table, *lines)
         return
     for line in lines:
         watched(as_json).print(escape(line))
@@ -75,18 +77,6 @@ def paper(
         found.copy_to(out)
     document = found.document
     answer(as_json, document, document["coverage"], f"report  {document['page']}")
-
-
-def _table(cells: Sequence[Mapping[str, Any]]) -> FittedTable:
-    header = (*KINDS, "configuration", "fields", "seeds")
-    rows = [
-        [
-            *(cell[name] for name in header[:-1]),
-            (" ".join(map(str, cell["seeds"])) or "-") + (" (tuning)" if cell["tunes"] else ""),
-        ]
-        for cell in cells
-    ]
-    return FittedTable("", header, rows, kept=len(header), left=len(header) - 1)
 
 
 def bandit(

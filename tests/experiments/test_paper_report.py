@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from experiments.paper.report import kappa_figures, write_report
-from experiments.paper.tables import PaperFigure, PaperTable, paper_tables
-from experiments.paper.values import Findings, paper_rows
+from experiments.paper.tables import Findings, PaperFigure, PaperTable, paper_rows, paper_tables
 from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
