@@ -70,10 +70,8 @@ def paper(
         with inputs_resolved_once():
             errors = _compute(tuning_runs(asked, config, seeds), parallel_runs)
             tuning = finished(tuning_runs(rows, config))
-            rewards = {each.name: each.figures().get("mean_reward") for each in tuning}
-            chosen = choose(
-                tuning, {run: each for run, each in rewards.items() if each is not None}
-            )
+            done = {each.name: each.figures() for each in tuning}
+            chosen = choose(tuning, {run: row["mean_reward"] for run, row in done.items() if row})
             errors |= _compute(reported_runs(asked, config, chosen, seeds), parallel_runs)
             reported = finished(reported_runs(rows, config, chosen))
         name = report_name(scale)

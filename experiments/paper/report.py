@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def write_report(
         {
             "title": part.title,
             "note": part.note,
-            "tables": [each for each in tables if each.title == part.title],
+            "tables": [each for each in tables if each.name.startswith(f"{part.name}-")],
             "images": {
                 file: base64.b64encode(image).decode()
                 for file, image in images.items()
@@ -88,13 +88,23 @@ def write_report(
         "failed": dict(found.failed),
         "tables": [
             {
-                **{name: getattr(each, name) for name in ("name", "title", "setting", "header")},
+                "name": each.name,
+                "title": section["title"],
+                "setting": each.setting,
+                "header": each.header,
                 "rows": [
-                    {"method": method, "figures": [asdict(one) for one in figures]}
-                    for method, figures in each.rows
+                    {
+                        "method": method,
+                        "figures": [
+                            {"ours": one.text, "interval": one.interval, "paper": one.paper}
+                            for one in figures
+                        ],
+                    }
+                    for method, figures in each.figures().items()
                 ],
             }
-            for each in tables
+            for section in sections
+            for each in section["tables"]
         ],
         "runs": [
             {
@@ -111,7 +121,7 @@ def write_report(
     page, markdown = "report.html", "report.md"
     content: dict[str, str | bytes] = {
         **images,
-        **{f"{each.name}.tex": each.plain().latex() for each in tables},
+        **{f"{each.name}.tex": each.latex() for each in tables},
         page: render("paper.html.jinja", sections=sections, covered=covered, **document),
         markdown: render("paper.md.jinja", sections=sections, covered=covered, **document),
         "report.json": json_text(document),

@@ -27,7 +27,6 @@ DIVERGENCES = ("KL", "Hellinger", "forward KL")
 PASS = "pass@16"
 AVERAGE = "average"
 """In place of a divergence: the mean over all of them."""
-MISSING = "–"
 Names = tuple[str, str, str, str]
 """Experiment, setting, method and divergence of a cell."""
 Published = dict[tuple[str, str], dict[tuple[str, str, str], str]]
@@ -47,11 +46,6 @@ class Figure(NamedTuple):
     name: str
     whole: float | None = 100.0
     form: str = ".2f"
-
-    @classmethod
-    def called(cls, title: str) -> Figure:
-        """The figure of a column; any other title is a suite, for its pass@16."""
-        return _FIGURES.get(title, cls(title, PASS))
 
 
 _FIGURES = {
@@ -123,54 +117,40 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class PaperFigure:
-    """One figure of a table.
+class PaperFigure(Cell):
+    """One figure of a table: ours as in any cell, a dash if it is not computed.
 
     Attributes:
-        ours: Ours; a dash if it is not computed.
-        interval: Its 95 % interval, and p-values if it is tested.
         paper: The paper's own figure; empty if it gives none.
     """
 
-    ours: str = MISSING
-    interval: str = ""
     paper: str = ""
 
     def __str__(self) -> str:
-        own = f"{self.ours} {self.interval}".rstrip()
-        return f"{own} (paper: {self.paper})" if self.paper else own
+        return f"{super().__str__()} (paper: {self.paper})" if self.paper else super().__str__()
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """One table of the paper in one setting.
+MISSING = PaperFigure("–")
 
-    Attributes:
-        name: Name of its files.
-        title: Number and title of the table.
-        setting: The model or the task.
-        note: What its figures are.
-        header: Titles of the columns, the first that of the methods.
-        rows: For each method its name and its figures.
-    """
 
-    name: str
-    title: str
-    setting: str
-    note: str
-    header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[PaperFigure]]]
+@dataclass
+class PaperTable(FittedTable):
+    """One table of the paper in one setting: a method in each row, then its figures."""
+
+    setting: str = ""
+    """The model or the task."""
+
+    def figures(self) -> dict[str, list[PaperFigure]]:
+        """The figures of each method, a column each."""
+        return {
+            str(method): [each for each in row if isinstance(each, PaperFigure)]
+            for method, *row in self.rows
+        }
 
     @property
     def computed(self) -> bool:
         """True if this project computed at least one of the figures."""
-        return any(each.ours != MISSING for _, row in self.rows for each in row)
-
-    def plain(self) -> FittedTable:
-        """The same for LaTeX and Markdown."""
-        rows = [[method, *map(str, figures)] for method, figures in self.rows]
-        title = f"{self.title}: {self.setting}"
-        return FittedTable(title, self.header, rows, note=self.note, name=self.name)
+        return any(each.text != MISSING.text for row in self.figures().values() for each in row)
 
 
 def _mean(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
@@ -187,7 +167,7 @@ def _spread(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """Mean ± standard deviation over seeds; nothing of one seed."""
     values, form = found.over_seeds(cell, figure)[0], figure.form
     if len(values) < 2:
-        return PaperFigure()
+        return MISSING
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     return PaperFigure(f"{mean:{form}} ± {deviation:{form}} (n = {len(values)})")
 
@@ -204,17 +184,14 @@ def _test(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
     difference = tests.get(cell)
     if difference is None or difference.p_value is None:
-        return PaperFigure()
+        return MISSING
     shown = _shown(difference, f"+{figure.form}")
     p_values = f"{p_text(difference.p_value)}, by Holm {p_text(adjusted[cell])}"
     return replace(shown, interval=f"{shown.interval}, {p_values}")
 
 
 def _shown(estimate: Estimate | None, form: str) -> PaperFigure:
-    if estimate is None:
-        return PaperFigure()
-    cell = Cell.of(estimate, form)
-    return PaperFigure(cell.text, cell.interval)
+    return MISSING if estimate is None else PaperFigure.of(estimate, form)
 
 
 _SHOWN = {"mean": _mean, "spread": _spread, "test": _test}
@@ -277,18 +254,22 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
         # The runs with the bonus on rejected responses are the main table's.
         own = "main" if responses == "rejected only" else experiment
         cell = own, setting, method, divergence
-        figure = _SHOWN[part.shows](found, cell, Figure.called(name))
+        # Any other title is a suite, for its pass@16.
+        asked = _FIGURES.get(name, Figure(name, PASS))
+        figure = _SHOWN[part.shows](found, cell, asked)
         return replace(figure, paper=paper.get((method, divergence, title), ""))
 
     methods = dict.fromkeys([*(each[2] for each in names), *(method for method, *_ in paper)])
     if part.shows == "test":
         methods.pop(BASELINE, None)
-    rows = [
-        (method, [figure_of(method, divergence, title) for divergence, title, _ in columns])
-        for method in methods
-    ]
-    header = ["method", *(title for *_, title in columns)]
-    return PaperTable(file_name(part.name, setting), part.title, setting, part.note, header, rows)
+    return PaperTable(
+        f"{part.title}: {setting}",
+        ["method", *(title for *_, title in columns)],
+        [[each, *(figure_of(each, *column[:2]) for column in columns)] for each in methods],
+        note=part.note,
+        name=file_name(part.name, setting),
+        setting=setting,
+    )
 
 
 def _solved(found: Findings, setting: str, given: Published) -> list[str]:
@@ -313,9 +294,7 @@ def coverage(found: Findings) -> tuple[str, list[list[str]]]:
     A cell without seeds, of the κ experiment, counts over its grid.
     """
     rows, whole, some = [], 0, 0
-    for row in found.rows:
-        if row.experiment == BANDIT:
-            continue
+    for row in (each for each in found.rows if each.experiment != BANDIT):
         tuned = sum(each.row == row for each in found.tuning)
         done = sum(each.row == row for each in found.reported) if row.seeds else tuned
         asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)

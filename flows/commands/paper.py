@@ -72,11 +72,11 @@ def paper(
     from experiments.paper.flow import report_name
 
     with prefect_session(expected["store"], report_name(scale), as_json):
-        found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
+        written = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
-        found.copy_to(out)
-    document = found.document
-    answer(as_json, document, document["coverage"], f"report  {document['page']}")
+        written.copy_to(out)
+    found = written.document
+    answer(as_json, found, found["coverage"], f"report  {found['page']}")
 
 
 def bandit(
