@@ -1,12 +1,8 @@
 """Building blocks of a study: cells from a table, their runs, and the figures of finished runs.
 
 A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
-preset. Runs that several cells ask for have one name, and are computed once.
-
-A study of one's own takes four steps: :func:`read_rows` reads its table; :func:`tuning_runs` and
-:func:`reported_runs` give the runs, each a whole configuration, which ``run_cells`` of
-``flows/sweep.py`` computes; :func:`choose` picks the coefficients; :func:`finished` finds the runs
-that the store has whole, whose figures are rows (:meth:`StudyRun.figures`).
+preset. Runs that several cells ask for have one name, and are computed once. docs/paper.md has the
+steps of a study of one's own.
 """
 
 from __future__ import annotations

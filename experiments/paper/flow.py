@@ -10,18 +10,9 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import State
 from pydantic import Field
 
-from experiments.bandit import BanditConfig, bandit_step
-from experiments.bandit import bandit as bandit_flow
+from experiments import bandit, study
 from experiments.paper.report import WrittenReport, write_report
 from experiments.paper.tables import BANDIT, Findings, Scale, paper_rows
-from experiments.study import (
-    Row,
-    StudyRun,
-    choose,
-    finished,
-    reported_runs,
-    tuning_runs,
-)
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING, Shared
@@ -37,11 +28,6 @@ from stages.store.base import Artifact
 from stages.store.opening import open_store
 
 _ALL: list[str] = []
-
-
-def report_name(scale: str) -> str:
-    """Name of the report's folder among the store's runs."""
-    return f"paper-{scale}"
 
 
 @stage_flow("paper", "paper, {scale} scale")
@@ -64,17 +50,19 @@ def paper(
         parallel_runs: Runs at the same time.
         config: What is to differ from the cells' configurations in all runs.
     """
+    name = f"paper-{scale}"
     try:
         asked, rows = paper_rows(scale, only), paper_rows(scale)
         store = open_store(store_of(config), create=True)
         with inputs_resolved_once():
-            errors = _compute(tuning_runs(asked, config, seeds), parallel_runs)
-            tuning = finished(tuning_runs(rows, config))
+            errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
+            tuning = study.finished(study.tuning_runs(rows, config))
             done = {each.name: each.figures() for each in tuning}
-            chosen = choose(tuning, {run: row["mean_reward"] for run, row in done.items() if row})
-            errors |= _compute(reported_runs(asked, config, chosen, seeds), parallel_runs)
-            reported = finished(reported_runs(rows, config, chosen))
-        name = report_name(scale)
+            chosen = study.choose(
+                tuning, {run: row["mean_reward"] for run, row in done.items() if row}
+            )
+            errors |= _compute(study.reported_runs(asked, config, chosen, seeds), parallel_runs)
+            reported = study.finished(study.reported_runs(rows, config, chosen))
         found = Findings(scale, rows, reported, tuning, chosen, errors)
         written = write_report(store, name, found, _bandit(rows, asked, config))
         page = written.document["page"]
@@ -91,30 +79,30 @@ def paper(
             )
         return written
     except GebError as error:
-        return failed(error, report_name(scale))
+        return failed(error, name)
 
 
 def _bandit(
-    rows: Sequence[Row], asked: Sequence[Row], overrides: Mapping[str, Any]
+    rows: Sequence[study.Row], asked: Sequence[study.Row], overrides: Mapping[str, Any]
 ) -> Artifact | None:
     """Artifact of the bandit experiment: run if it is asked for, else looked up in the store."""
     for row in rows:
         if row.experiment == BANDIT:
             path = configs_folder() / f"{row.configuration}.yaml"
             named = [f"store={json.dumps(store_of(overrides))}"]
-            settings = load_settings(path, named, BanditConfig)
+            settings = load_settings(path, named, bandit.BanditConfig)
             if row in asked:
-                return bandit_flow(settings)
-            step = bandit_step(settings)
+                return bandit.bandit(settings)
+            step = bandit.bandit_step(settings)
             key = sha256_of(key_fields(step.params, step.seed, {}))
             return open_store(settings.store, create=True).load(step.stage, key)
     return None
 
 
-def _compute(runs: Sequence[StudyRun], parallel_runs: int) -> dict[str, str]:
+def _compute(runs: Sequence[study.StudyRun], parallel_runs: int) -> dict[str, str]:
     """Runs what the store lacks; the errors of those that failed, by their names."""
     cells = {each.name: each.cell for each in runs}
-    for each in finished(runs):
+    for each in study.finished(runs):
         cells.pop(each.name, None)
     found = run_cells(list(cells.values()), parallel_runs)
     return {each.cell.config.name: each.error for each in found if each.summary is None}

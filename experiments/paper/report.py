@@ -12,15 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.paper.tables import (
-    BANDIT,
-    BASELINE,
-    Findings,
-    coverage,
-    file_name,
-    paper_parts,
-    paper_tables,
-)
+from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
 from flows.report.comparison import training_log_pi_ref
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import Line, course_figure, histogram_figure, png
@@ -66,7 +58,7 @@ def write_report(
     images = {f"{file}.png": png(figure) for file, figure in drawn.items()}
     if bandit is not None:
         for figure in ("reference.png", "policies.png"):
-            images[f"{BANDIT}-{figure}"] = bandit.file(figure).read_bytes()
+            images[f"bandit-{figure}"] = bandit.file(figure).read_bytes()
     tables = paper_tables(found)
     sections: list[dict[str, Any]] = [
         {
@@ -79,7 +71,7 @@ def write_report(
                 if file.startswith(f"{part.name}-")
             },
         }
-        for part in paper_parts()
+        for part in PARTS
     ]
     headline, covered = coverage(found)
     document: dict[str, Any] = {

@@ -218,16 +218,15 @@ class Part(Settings):
     """What is shown over seeds: the mean, mean ± deviation, or the difference from f-DPO."""
 
 
-def paper_parts() -> list[Part]:
-    """The paper's tables and figures, in its order."""
-    found = read_yaml(Path(__file__).with_name("parts.yaml"))
-    return [Part.model_validate(each) for each in found]
+_WRITTEN = read_yaml(Path(__file__).with_name("parts.yaml"))
+PARTS = [Part.model_validate(each) for each in _WRITTEN]
+"""The paper's tables and figures, in its order."""
 
 
 def paper_tables(found: Findings) -> list[PaperTable]:
     """All tables in the paper's order; settings that are not run have its figures alone."""
     given, tables = published(), list[PaperTable]()
-    for part in paper_parts():
+    for part in PARTS:
         settings = [each.setting for each in found.rows if each.experiment in part.experiments]
         settings += [setting for table, setting in given if table == part.name]
         made = [_table(found, part, each, given) for each in dict.fromkeys(settings)]

@@ -69,9 +69,8 @@ def paper(
     quiet_prefect()
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
-    from experiments.paper.flow import report_name
 
-    with prefect_session(expected["store"], report_name(scale), as_json):
+    with prefect_session(expected["store"], f"paper-{scale}", as_json):
         written = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
         written.copy_to(out)
