@@ -64,7 +64,7 @@ def budget(
         num_steps += len(steps)
     todo = [each for each in different.values() if not each.cached]
     return {
-        "store": configs[0].store if configs else store_of(overrides),
+        "store": store_of(overrides),
         "runs": len(configs),
         "steps": num_steps,
         "different_steps": len(different),
@@ -87,9 +87,7 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
         f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
     ]
     if not found["hub_asked"]:
-        lines.append(
-            "the hub does not answer: what the store has of runs with inputs from it is unknown"
-        )
+        lines.append("the hub does not answer: what the store has of runs that need it is unknown")
     return lines + [f"warning: {each}" for each in found["warnings"]]
 
 

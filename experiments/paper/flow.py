@@ -58,9 +58,8 @@ def paper(
             errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
             tuning = study.finished(study.tuning_runs(rows, config))
             done = {each.name: each.figures() for each in tuning}
-            chosen = study.choose(
-                tuning, {run: row["mean_reward"] for run, row in done.items() if row}
-            )
+            rewards = {run: row["mean_reward"] for run, row in done.items() if row}
+            chosen = study.choose(tuning, rewards)
             errors |= _compute(study.reported_runs(asked, config, chosen, seeds), parallel_runs)
             reported = study.finished(study.reported_runs(rows, config, chosen))
         found = Findings(scale, rows, reported, tuning, chosen, errors)
