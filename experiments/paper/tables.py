@@ -238,7 +238,7 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
     paper = given.get((part.name, setting), {})
     names = [each.names() for each in found.rows]
     names = [each for each in names if each[0] in part.experiments and each[1] == setting]
-    # Main tables have the cells of one experiment in a setting; others have those of one anyway.
+    # All cells of a setting are of one experiment: a hard setting has no cell in `main`.
     experiment = names[0][0] if names else ""
     divergences = {each[3] for each in names} | {divergence for _, divergence, _ in paper}
     if divergences.issuperset(DIVERGENCES):
@@ -248,7 +248,7 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
     if part.pass_at_16:
         columns += [("KL", each, each) for each in _solved(found, setting, given)]
 
-    def figure_of(method: str, divergence: str, title: str) -> PaperFigure:
+    def figure_in(method: str, divergence: str, title: str) -> PaperFigure:
         name, _, responses = title.partition(", ")
         # The runs with the bonus on rejected responses are the main table's.
         own = "main" if responses == "rejected only" else experiment
@@ -264,7 +264,7 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
     return PaperTable(
         f"{part.title}: {setting}",
         ["method", *(title for *_, title in columns)],
-        [[each, *(figure_of(each, *column[:2]) for column in columns)] for each in methods],
+        [[each, *(figure_in(each, *column[:2]) for column in columns)] for each in methods],
         note=part.note,
         name=file_name(part.name, setting),
         setting=setting,
