@@ -51,18 +51,14 @@ def bandit(config: BanditConfig) -> Artifact:
     with step_tasks(StepExecutor(config)) as tasks:
         tasks.submit(bandit_step(config))
         artifact = tasks.wait()["bandit"]
-    _show(artifact)
+    table = artifact.file("table.md").read_text()
+    survives_outage(create_markdown_artifact)(table, key="bandit-table")
+    for figure in ("reference", "policies"):
+        image = artifact.file(f"{figure}.png").read_bytes()
+        publish_image(image, f"bandit-{figure}", f"The bandit: {figure}.")
     return artifact
 
 
 def bandit_step(config: BanditConfig) -> Step:
     """The one step of the experiment."""
     return Step("bandit", config.bandit, {}, derive_seed(config.seed, "bandit"))
-
-
-@survives_outage
-def _show(artifact: Artifact) -> None:
-    create_markdown_artifact(artifact.file("table.md").read_text(), key="bandit-table")
-    for figure in ("reference", "policies"):
-        image = artifact.file(f"{figure}.png").read_bytes()
-        publish_image(image, f"bandit-{figure}", f"The bandit: {figure}.")

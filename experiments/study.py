@@ -1,29 +1,23 @@
 """Building blocks of a study: cells from a table, their runs, and the figures of finished runs.
 
 A cell is a row of a CSV file: a method under a divergence in a setting. Its runs start from a
-preset. Runs that several cells ask for have one name, and are computed once.
-
-A study of one's own takes four steps: :func:`read_rows` reads its table; :func:`tuning_runs` and
-:func:`reported_runs` give the runs, each a whole configuration, which ``run_cells`` of
-``flows/sweep.py`` computes; :func:`choose` picks the coefficients; :func:`finished` finds the runs
-that the store has whole, whose figures are rows (:meth:`StudyRun.figures`).
+preset. Runs that several cells ask for have one name, and are computed once. docs/paper.md has the
+steps of a study of one's own.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
-from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import configured
-from flows.pipeline.strict_yaml import parse_yaml
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
@@ -116,39 +110,36 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
     """
     with table.open(encoding="utf-8", newline="") as file:
         rows = [
-            replace(_row(each, f"{table}:{n}"), prefix=prefix)
-            for n, each in enumerate(csv.DictReader(file), 2)
+            _row(each, prefix, f"{table}:{line}")
+            for line, each in enumerate(csv.DictReader(file), 2)
         ]
     asked = [{getattr(row, kind) for row in rows} & set(only) for kind in KINDS]
-    if unknown := set(only) - set().union(*asked):
-        known = {name for row in rows for name in row.names()}
-        raise UserError(
-            f"no cell has {', '.join(map(repr, sorted(unknown)))}",
-            f"experiments, settings, methods and divergences: {', '.join(sorted(known))}",
-        )
     found = [
         row
         for row in rows
         if all(not kept or name in kept for name, kept in zip(row.names(), asked, strict=True))
     ]
-    if not found:
+    unknown = set(only).difference(*asked)
+    if unknown or not found:
+        known = sorted({name for row in rows for name in row.names()})
         raise UserError(
-            f"no cell has {' and '.join(map(repr, only))} at once",
-            "leave one out; a dry run lists the cells",
+            f"no cell has {' and '.join(map(repr, sorted(unknown) or only))}"
+            f"{'' if unknown else ' at once'}",
+            f"name one, or several that a cell has, of: {', '.join(known)}",
         )
     return found
 
 
-def _row(values: Mapping[str, str], place: str) -> Row:
+def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
+        given = parse_axes(each for each in values["fields"].split(";") if each.strip())
         found = Row(
             **{name: values[name] for name in (*KINDS, "configuration")},
-            fields=dict(
-                _field(each, place) for each in values["fields"].split(";") if each.strip()
-            ),
+            fields={name: value for name, [value] in given.items()},
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
             seeds=tuple(map(int, values["seeds"].split())),
+            prefix=prefix,
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{place} is no cell: {error}", "compare it with the other rows") from error
@@ -157,11 +148,9 @@ def _row(values: Mapping[str, str], place: str) -> Row:
     return found
 
 
-def _field(text: str, place: str) -> tuple[str, Any]:
-    name, separator, value = text.strip().partition("=")
-    if not separator:
-        raise UserError(f"{place}: {text!r} is not FIELD=VALUE", "write train.bonus_on=all")
-    return name, parse_yaml(value, f"{place}, {name}")
+def listed(fields: Mapping[str, Any]) -> str:
+    """Fields as a person reads them: ``train.kappa=0.5, train.beta=1``."""
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def tuning_runs(
@@ -219,14 +208,6 @@ def _runs(
     return [StudyRun(row, each, coefficient, tunes) for each in made]
 
 
-def by_name(runs: Iterable[StudyRun]) -> dict[str, StudyRun]:
-    """Runs by their names: one for each, however many cells ask for it."""
-    found: dict[str, StudyRun] = {}
-    for each in runs:
-        found.setdefault(each.name, each)
-    return found
-
-
 def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row, Mapping[str, Any]]:
     """The coefficient of each row: the one with the highest mean over the tuning seeds.
 
@@ -237,15 +218,15 @@ def choose(runs: Iterable[StudyRun], measured: Mapping[str, float]) -> dict[Row,
         runs: Tuning runs.
         measured: What is to be high, by the run's name.
     """
-    groups: dict[tuple[Row, str], list[StudyRun]] = {}
+    groups: dict[Row, dict[str, list[StudyRun]]] = {}
     for each in runs:
         if each.name in measured:
-            groups.setdefault((each.row, str(each.coefficient)), []).append(each)
-    means: dict[Row, list[tuple[float, Mapping[str, Any]]]] = {}
-    for (row, _), group in groups.items():
-        mean = math.fsum(measured[each.name] for each in group) / len(group)
-        means.setdefault(row, []).append((mean, group[0].coefficient))
-    return {row: max(found, key=lambda pair: pair[0])[1] for row, found in means.items()}
+            groups.setdefault(each.row, {}).setdefault(str(each.coefficient), []).append(each)
+    best = {
+        row: max(found.values(), key=lambda own: fmean(measured[each.name] for each in own))
+        for row, found in groups.items()
+    }
+    return {row: own[0].coefficient for row, own in best.items()}
 
 
 def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
@@ -254,15 +235,13 @@ def finished(runs: Iterable[StudyRun]) -> list[StudyRun]:
     A run that several cells ask for stands in each.
     """
     own = list(runs)
-    found = {name: _summary(each.cell.config) for name, each in by_name(own).items()}
-    return [replace(each, summary=found[each.name]) for each in own if found[each.name]]
-
-
-def _summary(config: RunConfig) -> Summary | None:
-    record = RunRecord(open_store(config.store, create=True), config.name)
-    if not (record.path / "config.json").exists():
-        return None
-    known = {step.step: step.key for step in record.steps() if step.state in ("done", "reused")}
-    lines = plan(config)
-    whole = all(line.action == "reuse" and known.get(line.step) == line.key for line in lines)
-    return summarise(record) if whole else None
+    found: dict[str, Summary] = {}
+    for name, config in {each.name: each.cell.config for each in own}.items():
+        record = RunRecord(open_store(config.store, create=True), name)
+        if (record.path / "config.json").exists():
+            done = (each for each in record.steps() if each.state in ("done", "reused"))
+            keys = {each.step: each.key for each in done}
+            lines = plan(config)
+            if all(each.action == "reuse" and keys.get(each.step) == each.key for each in lines):
+                found[name] = summarise(record)
+    return [replace(each, summary=found[each.name]) for each in own if each.name in found]

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from experiments.paper.values import BANDIT
-from experiments.study import KINDS, Row, StudyRun, by_name, reported_runs, tuning_runs
-from flows.execution.plan import PlannedStep, plan
+from experiments.study import KINDS, Row, StudyRun, listed, reported_runs, tuning_runs
+from flows.execution.plan import plan
 from flows.pipeline.algorithm import unread_steps
-from flows.pipeline.config import RunConfig
 from flows.pipeline.external import HubUnreachableError
 from flows.pipeline.presets import store_of
 from flows.pipeline.step import Output, Step
 from flows.planning.estimate import StepEstimate, estimate
 from flows.planning.show import count, duration
 from stages.contract.digests import sha256_of
-from stages.contract.request import key_fields
-
-
-@dataclass(frozen=True)
-class _Identity:
-    """Stands for the content of an output that is not there yet."""
-
-    digest: str
+from stages.contract.request import FileInput, key_fields
 
 
 def budget(
@@ -42,32 +33,40 @@ def budget(
         parallel_runs: Runs at the same time, which share the time evenly.
 
     Returns:
-        Values for a JSON document: tokens, time, GPU-hours and disk of what the store lacks, and a
+        Values for a JSON document: tokens, time and GPU-hours of what the store lacks, and a
         record for each cell; cells with a grid once for each value, and once for the reported runs.
 
     Raises:
         UserError: A configuration is wrong.
     """
-    own = [row for row in rows if row.experiment != BANDIT]
-    first = {row: row.coefficients()[0] for row in own if row.grid}
-    runs = [
-        *tuning_runs(own, overrides, most_seeds),
-        *reported_runs(own, overrides, first, most_seeds),
-    ]
-    groups: dict[tuple[Row, bool, str], list[StudyRun]] = {}
-    for each in runs:
-        groups.setdefault((each.row, each.tunes, str(each.coefficient)), []).append(each)
-    cells = [(row, _cell(row, [])) for row in rows if row.experiment == BANDIT]
-    cells += [(row, _cell(row, group)) for (row, *_), group in groups.items()]
-    cells.sort(key=lambda pair: rows.index(pair[0]))
-    configs = [each.cell.config for each in by_name(runs).values()]
-    costs, hub_asked = _costs(configs)
-    different = {identity: cost for own in costs for identity, cost in own.items()}
+    runs: list[StudyRun] = []
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        first = {row: row.coefficients()[0]} if row.grid else {}
+        own = tuning_runs([row], overrides, most_seeds)
+        own += reported_runs([row], overrides, first, most_seeds)
+        runs += own
+        groups = groupby(own, key=lambda each: (each.tunes, each.coefficient))
+        # The bandit has no runs of the flow `iterate`.
+        shown += [_cell(row, list(group)) for _, group in groups] or [_cell(row, [])]
+    configs = list({each.name: each.cell.config for each in runs}.values())
+    different: dict[str, StepEstimate] = {}
+    hub_asked, num_steps = True, 0
+    for config in configs:
+        try:
+            planned = plan(config) if hub_asked else []
+        except HubUnreachableError:
+            # That takes a while to find out: once is enough.
+            hub_asked, planned = False, []
+        steps = unread_steps(config)
+        costs = estimate(config, planned, steps).steps
+        different |= zip(_identities(steps), costs, strict=True)
+        num_steps += len(steps)
     todo = [each for each in different.values() if not each.cached]
     return {
-        "store": configs[0].store if configs else store_of(overrides),
+        "store": store_of(overrides),
         "runs": len(configs),
-        "steps": sum(map(len, costs)),
+        "steps": num_steps,
         "different_steps": len(different),
         "steps_to_compute": len(todo),
         "tokens": sum(each.cost.tokens for each in todo),
@@ -75,7 +74,7 @@ def budget(
         "gpu_hours": sum(each.gpu_hours for each in todo),
         "hub_asked": hub_asked,
         "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
-        "cells": [cell for _, cell in cells],
+        "cells": shown,
     }
 
 
@@ -88,56 +87,35 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
         f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
     ]
     if not found["hub_asked"]:
-        lines.append(
-            "the hub does not answer: what the store has of runs with inputs from it is unknown"
-        )
+        lines.append("the hub does not answer: what the store has of runs that need it is unknown")
     return lines + [f"warning: {each}" for each in found["warnings"]]
 
 
 def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:
-    tunes = bool(runs and runs[0].tunes)
-    fields = {**row.fields, **(runs[0].coefficient if runs else {})}
-    if runs and row.grid and not tunes:
-        fields |= dict.fromkeys(row.grid, "chosen")
+    tunes = any(each.tunes for each in runs)
+    values = runs[0].coefficient if tunes else dict.fromkeys(row.grid, "chosen")
     return {
         **dict(zip(KINDS, row.names(), strict=True)),
         "configuration": row.configuration,
-        "fields": ", ".join(f"{name}={value}" for name, value in fields.items()),
+        "fields": listed({**row.fields, **values}),
         "seeds": [each.cell.config.seed for each in runs],
         "tunes": tunes,
         "runs": [each.name for each in runs],
     }
 
 
-def _costs(configs: Sequence[RunConfig]) -> tuple[list[dict[str, StepEstimate]], bool]:
-    """Costs of each run's steps by their identities; False if the hub did not answer."""
-    costs: list[dict[str, StepEstimate]] = []
-    hub_answers = True
-    for config in configs:
-        own = unread_steps(config)
-        lines = [PlannedStep(each.name, each.stage, "run", "", None) for each in own]
-        if hub_answers:
-            try:
-                lines = plan(config)
-            except HubUnreachableError:
-                # That takes a while to find out: once is enough.
-                hub_answers = False
-        names = _identities(own)
-        estimated = estimate(config, lines, own).steps
-        costs.append({names[each.step]: each for each in estimated})
-    return costs, hub_answers
-
-
-def _identities(steps: Sequence[Step]) -> dict[str, str]:
-    """An identity for each step by its name: what its key would be, were its inputs there."""
-    found: dict[str, str] = {}
+def _identities(steps: Sequence[Step]) -> Iterator[str]:
+    """An identity for each step: what its key would be, were its inputs there."""
+    made: dict[str, str] = {}
     for step in steps:
         inputs = {
             name: [
-                _Identity(f"{found[each.step]}/{each.path}") if isinstance(each, Output) else each
+                FileInput(location="", digest=f"{made[each.step]}/{each.path}")
+                if isinstance(each, Output)
+                else each
                 for each in group
             ]
             for name, group in step.inputs.items()
         }
-        found[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
-    return found
+        made[step.name] = sha256_of(key_fields(step.params, step.seed, inputs))
+        yield made[step.name]

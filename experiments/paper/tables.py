@@ -1,309 +1,283 @@
-"""The paper's tables in its order, ours with its interval or its test beside the paper's own."""
+"""The paper's cells, figures and tables: ours over seeds, beside the paper's own."""
 
 from __future__ import annotations
 
+import csv
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
-from experiments.paper.values import AVERAGE, PASS, Findings, whole_of
+from experiments.study import Row, StudyRun, listed, read_rows
+from flows.pipeline.presets import configs_folder
+from flows.pipeline.strict_yaml import read_yaml
+from flows.report.prompt_figures import LENGTH_CONTROLLED
 from flows.report.rows import p_text
-from flows.report.statistics import Estimate, holm, welch
-from flows.report.table import Cell, FittedTable
+from flows.report.statistics import Estimate, holm, over_seeds, welch
+from flows.report.table import Cell, FittedTable, figure_of
+from stages.contract.params import Settings
 
-DIVERGENCES = ("KL", "Hellinger", "forward KL")
+Scale = Literal["small", "full"]
+SCALES: tuple[str, ...] = get_args(Scale)
+BANDIT = "bandit"
+"""Experiment that is a run of the flow of the same name."""
 BASELINE = "f-DPO"
-MISSING = "–"
-_MAIN = ("main", "hard")
-
+DIVERGENCES = ("KL", "Hellinger", "forward KL")
+PASS = "pass@16"
+AVERAGE = "average"
+"""In place of a divergence: the mean over all of them."""
 Names = tuple[str, str, str, str]
 """Experiment, setting, method and divergence of a cell."""
+Published = dict[tuple[str, str], dict[tuple[str, str, str], str]]
+
+
+class Figure(NamedTuple):
+    """A figure of the paper among those of a run.
+
+    Attributes:
+        suite: Suite that it is measured on; None for held-out prompts.
+        name: Its name in ``metrics.json``.
+        whole: The largest share in the paper's unit, 1 or 100; None if the figure is no share.
+        form: Format with as many decimals as the paper gives.
+    """
+
+    suite: str | None
+    name: str
+    whole: float | None = 100.0
+    form: str = ".2f"
+
+
+_FIGURES = {
+    "WR": Figure(None, "win_rate"),
+    "AvgR": Figure(None, "mean_reward", None, ".4f"),
+    PASS: Figure(None, PASS),
+    **{f"dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    "Alpaca": Figure("alpaca_eval", LENGTH_CONTROLLED),
+    "Math": Figure("math500", "accuracy"),
+    "coherence": Figure("coherence", "mean_reward", None),
+}
+
+
+def paper_rows(scale: str, only: Sequence[str] = ()) -> list[Row]:
+    """The cells of a scale, ``small`` or ``full``; see :func:`experiments.study.read_rows`."""
+    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+
+
+def published() -> Published:
+    """The paper's figures as it prints them, ``74.26 ± 2.01``.
+
+    They are by table and setting, and there by method, divergence and figure.
+    """
+    found: Published = {}
+    place = configs_folder() / "paper" / "cells" / "published.csv"
+    with place.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            table = found.setdefault((row["table"], row["setting"]), {})
+            value = " ± ".join(filter(None, (row["value"], row["deviation"])))
+            table[row["method"], row["divergence"], row["figure"]] = value
+    return found
 
 
 @dataclass(frozen=True)
-class PaperFigure:
-    """One figure of a table.
+class Findings:
+    """Everything that the report is made of.
 
     Attributes:
-        ours: Ours; a dash if it is not computed.
-        interval: Its 95 % interval, and p-values if it is tested.
+        scale: ``small`` or ``full``.
+        rows: All cells of the scale.
+        reported: Finished runs that are reported.
+        tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
+        chosen: Coefficients that were chosen.
+        failed: Errors by the names of runs that failed.
+    """
+
+    scale: str
+    rows: Sequence[Row]
+    reported: Sequence[StudyRun]
+    tuning: Sequence[StudyRun]
+    chosen: Mapping[Row, Mapping[str, Any]]
+    failed: Mapping[str, str]
+
+    def results(self, cell: Names) -> list[StudyRun]:
+        """Finished runs of one cell, one for each seed."""
+        return [each for each in self.reported if each.row.names() == cell]
+
+    def over_seeds(self, cell: Names, figure: Figure) -> tuple[list[float], Estimate | None]:
+        """A cell's figure in the paper's unit: its value in each run, and their mean.
+
+        Its interval is Student's over seeds; that over prompts if there is one run.
+        """
+        found = [figure_of(run.figures(figure.suite), figure.name) for run in self.results(cell)]
+        known, unit = [each for each in found if each is not None], figure.whole or 1.0
+        values = [unit * each.value for each in known]
+        if len(known) == 1:
+            return values, Estimate(*values, *(unit * end for end in known[0].interval or ()))
+        return values, over_seeds(values, figure.whole) if values else None
+
+
+@dataclass(frozen=True)
+class PaperFigure(Cell):
+    """One figure of a table: ours as in any cell, a dash if it is not computed.
+
+    Attributes:
         paper: The paper's own figure; empty if it gives none.
     """
 
-    ours: str = MISSING
-    interval: str = ""
     paper: str = ""
 
     def __str__(self) -> str:
-        own = f"{self.ours} {self.interval}".rstrip()
-        return f"{own} (paper: {self.paper})" if self.paper else own
+        return f"{super().__str__()} (paper: {self.paper})" if self.paper else super().__str__()
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """One table of the paper in one setting.
+MISSING = PaperFigure("–")
 
-    Attributes:
-        name: Name of its files.
-        title: Number and title of the table.
-        setting: The model or the task.
-        note: What its figures are.
-        header: Titles of the columns, the first that of the methods.
-        rows: For each method its name and its figures.
-    """
 
-    name: str
-    title: str
-    setting: str
-    note: str
-    header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[PaperFigure]]]
+@dataclass
+class PaperTable(FittedTable):
+    """One table of the paper in one setting: a method in each row, then its figures."""
+
+    setting: str = ""
+    """The model or the task."""
+
+    def figures(self) -> dict[str, list[PaperFigure]]:
+        """The figures of each method, a column each."""
+        return {
+            str(method): [each for each in row if isinstance(each, PaperFigure)]
+            for method, *row in self.rows
+        }
 
     @property
     def computed(self) -> bool:
         """True if this project computed at least one of the figures."""
-        return any(each.ours != MISSING for _, row in self.rows for each in row)
-
-    def plain(self) -> FittedTable:
-        """The same for LaTeX and Markdown."""
-        rows = [[method, *map(str, figures)] for method, figures in self.rows]
-        title = f"{self.title}: {self.setting}"
-        return FittedTable(title, self.header, rows, note=self.note, name=self.name)
+        return any(each.text != MISSING.text for row in self.figures().values() for each in row)
 
 
-def _mean(found: Findings, cell: Names, figure: str) -> PaperFigure:
+def _mean(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """The mean over seeds; under ``average`` the mean over the divergences."""
-    if cell[3] == AVERAGE:
-        each_mean = [found.over_seeds((*cell[:3], each), figure)[1] for each in DIVERGENCES]
-        known = [each.value for each in each_mean if each is not None]
-        if len(known) < len(DIVERGENCES):
-            return PaperFigure()
-        return PaperFigure(format(statistics.fmean(known), form_of(figure)))
-    return _shown(found.over_seeds(cell, figure)[1], figure)
+    if cell[3] != AVERAGE:
+        return _shown(found.over_seeds(cell, figure)[1], figure.form)
+    means = [found.over_seeds((*cell[:3], each), figure)[1] for each in DIVERGENCES]
+    known = [each.value for each in means if each is not None]
+    mean = Estimate(statistics.fmean(known)) if len(known) == len(DIVERGENCES) else None
+    return _shown(mean, figure.form)
 
 
-def _shown(estimate: Estimate | None, figure: str, sign: str = "") -> PaperFigure:
-    if estimate is None:
-        return PaperFigure()
-    cell = Cell.of(estimate, f"{sign}{form_of(figure)}")
-    return PaperFigure(cell.text, cell.interval)
-
-
-def _spread(found: Findings, cell: Names, figure: str) -> PaperFigure:
+def _spread(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """Mean ± standard deviation over seeds; nothing of one seed."""
-    values, _ = found.over_seeds(cell, figure)
+    values, form = found.over_seeds(cell, figure)[0], figure.form
     if len(values) < 2:
-        return PaperFigure()
-    form, mean, deviation = form_of(figure), statistics.fmean(values), statistics.stdev(values)
+        return MISSING
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
     return PaperFigure(f"{mean:{form}} ± {deviation:{form}} (n = {len(values)})")
 
 
-def _tested(found: Findings, cell: Names, figure: str) -> PaperFigure:
+def _test(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     """Difference from f-DPO under the same divergence, p of Welch's test over seeds, p by Holm."""
-    difference = against_baseline(found, cell, figure)
+    tests: dict[Names, Estimate] = {}
+    for row in found.rows:
+        if row.names()[:2] == cell[:2] and row.method != BASELINE:
+            own, _ = found.over_seeds(row.names(), figure)
+            base, _ = found.over_seeds((*cell[:2], BASELINE, row.divergence), figure)
+            if own and base:
+                tests[row.names()] = welch(base, own, figure.whole)
+    adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
+    difference = tests.get(cell)
     if difference is None or difference.p_value is None:
-        return PaperFigure()
-    family: list[Names] = [
-        (*cell[:2], method, divergence)
-        for method in found.methods(cell[1], cell[0])
-        for divergence in DIVERGENCES
-        if method != BASELINE
-    ]
-    tests = [against_baseline(found, each, figure) for each in family]
-    adjusted = dict(zip(family, holm([t.p_value if t else None for t in tests]), strict=True))
-    shown = _shown(difference, figure, "+")
-    p_values = f"{p_text(difference.p_value)}, by Holm {p_text(adjusted.get(cell))}"
+        return MISSING
+    shown = _shown(difference, f"+{figure.form}")
+    p_values = f"{p_text(difference.p_value)}, by Holm {p_text(adjusted[cell])}"
     return replace(shown, interval=f"{shown.interval}, {p_values}")
 
 
-def _bonus_on(found: Findings, cell: Names, figure: str) -> PaperFigure:
-    """``WR, all`` is a figure of the experiment; ``WR, rejected only`` is the main table's."""
-    name, _, responses = figure.partition(", ")
-    own = cell if responses == "all" else ("main", *cell[1:])
-    return _shown(found.over_seeds(own, name)[1], name)
+def _shown(estimate: Estimate | None, form: str) -> PaperFigure:
+    return MISSING if estimate is None else PaperFigure.of(estimate, form)
 
 
-_Columns = Callable[[Findings, str], list[tuple[str, str, str]]]
+_SHOWN = {"mean": _mean, "spread": _spread, "test": _test}
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A table of the paper, whatever the setting.
-
-    Attributes:
-        name: Name in ``published.csv``.
-        title: Number and title.
-        note: What its figures are.
-        experiments: Experiments whose cells it has.
-        columns: Divergence, figure and title of each column, given all results and the setting.
-        fill: What computes a figure of a cell.
-        left_out: A method that it does not show.
-    """
+class Part(Settings):
+    """A table of the paper, whatever the setting, or a figure, which has no columns."""
 
     name: str
+    """Name in ``published.csv``, with which the names of its files begin."""
     title: str
-    note: str
-    experiments: tuple[str, ...]
-    columns: _Columns
-    fill: Callable[[Findings, Names, str], PaperFigure] = _mean
-    left_out: str = ""
+    """Number and title."""
+    note: str = ""
+    """What its figures are."""
+    experiments: tuple[str, ...] = ()
+    """Experiments whose cells it has."""
+    divergences: tuple[str, ...] = DIVERGENCES
+    """Divergences, and ``average``."""
+    figures: tuple[str, ...] = ()
+    """Its figures under each divergence."""
+    pass_at_16: bool = False
+    """Whether it has pass@16 of hard prompts besides."""
+    shows: Literal["mean", "spread", "test"] = "mean"
+    """What is shown over seeds: the mean, mean ± deviation, or the difference from f-DPO."""
 
 
-def _of(divergences: Sequence[str], figures: Sequence[str]) -> _Columns:
-    columns = [(each, figure, f"{each} {figure}") for each in divergences for figure in figures]
-    return lambda found, setting: columns
-
-
-def _hard_columns(found: Findings, setting: str) -> list[tuple[str, str, str]]:
-    """Held-out prompts if pass@16 is asked of them, the runs' suites, and the paper's."""
-    own = [each for each in found.reported if each.row.names()[:2] == ("hard", setting)]
-    asked = any(16 in each.cell.config.evaluation.pass_at_k for each in own)
-    figures = [PASS] if asked else []
-    figures += [name for each in own for name in each.cell.config.suites]
-    figures += [p.figure for p in found.published if (p.table, p.setting) == ("hard", setting)]
-    return [("KL", figure, figure) for figure in dict.fromkeys(figures)]
-
-
-def _tested_columns(found: Findings, setting: str) -> list[tuple[str, str, str]]:
-    """Win rate and mean reward; on hard prompts pass@16 as well."""
-    hard = _hard_columns(found, setting) if setting in found.settings("hard") else []
-    return [*_of(DIVERGENCES, ("WR", "AvgR"))(found, setting), *hard]
-
-
-_WITH_AVERAGE = (*DIVERGENCES, AVERAGE)
-_KINDS = (
-    _Kind(
-        "in-domain",
-        "Table 2 · In-domain evaluation",
-        "WR: share of prompts, in percent, on which the policy's mean reward is above the "
-        "base's; ties lose. AvgR: mean reward. Over seeds with Student's 95 % interval; of one "
-        "seed with a bootstrap over prompts.",
-        _MAIN,
-        _of(_WITH_AVERAGE, ("WR", "AvgR")),
-    ),
-    _Kind(
-        "out-of-domain",
-        "Table 3 · Out-of-domain evaluation",
-        "Alpaca: length-controlled win rate of AlpacaEval 2. Math: accuracy on MATH-500. Both "
-        "in percent, of suites of the same names.",
-        ("main",),
-        _of(_WITH_AVERAGE, ("Alpaca", "Math")),
-    ),
-    _Kind(
-        "distinct",
-        "Table 4 · Distinct n-grams",
-        "Share of different n-grams among all n-grams of the samples on held-out prompts, last "
-        "iteration. The paper does not say of which of its models its figures are.",
-        _MAIN,
-        _of(("KL",), [f"dist-{n}" for n in range(1, 5)]),
-    ),
-    _Kind(
-        "hard",
-        "Table 5 · Hard prompts, pass@16",
-        "Chance in percent that one of 16 samples is right, estimated without bias. "
-        f"{PASS}: on held-out prompts; the others are suites.",
-        ("hard",),
-        _hard_columns,
-    ),
-    _Kind(
-        "repeats",
-        "Table 6 · Repeated runs",
-        "Mean ± standard deviation over seeds.",
-        _MAIN,
-        _of(DIVERGENCES, ("WR", "AvgR")),
-        _spread,
-    ),
-    _Kind(
-        "p-values",
-        f"Table 7 · p-values of the difference from {BASELINE}",
-        "Difference of means over seeds with its 95 % interval, p of Welch's t test as it is, and "
-        "by Holm over the methods and divergences of a setting, figure by figure: below 0.05 the "
-        "difference is shown. A dash: fewer than two seeds, or no variation at all.",
-        _MAIN,
-        _tested_columns,
-        _tested,
-        left_out=BASELINE,
-    ),
-    _Kind(
-        "coherence",
-        "Table 8 · Coherence",
-        "Mean of a judge's scores of the last iteration's responses, 0 (coherent) to 3 "
-        "(nonsense), of a suite of that name.",
-        ("main",),
-        _of(DIVERGENCES, ("coherence",)),
-    ),
-    _Kind(
-        "responses",
-        "Table 9 · Responses that get the bonus",
-        "All responses, or the rejected ones only (the runs of Table 2).",
-        ("responses",),
-        _of(
-            DIVERGENCES,
-            [f"{figure}, {on}" for figure in ("WR", "AvgR") for on in ("all", "rejected only")],
-        ),
-        _bonus_on,
-    ),
-)
+_WRITTEN = read_yaml(Path(__file__).with_name("parts.yaml"))
+PARTS = [Part.model_validate(each) for each in _WRITTEN]
+"""The paper's tables and figures, in its order."""
 
 
 def paper_tables(found: Findings) -> list[PaperTable]:
     """All tables in the paper's order; settings that are not run have its figures alone."""
-    return [table for kind in _KINDS for table in _tables(found, kind)]
+    given, tables = published(), list[PaperTable]()
+    for part in PARTS:
+        settings = [each.setting for each in found.rows if each.experiment in part.experiments]
+        settings += [setting for table, setting in given if table == part.name]
+        made = [_table(found, part, each, given) for each in dict.fromkeys(settings)]
+        tables += [each for each in made if each.computed or (part.name, each.setting) in given]
+    return tables
 
 
-def _tables(found: Findings, kind: _Kind) -> list[PaperTable]:
-    """A table for each setting, ours first, then those that only the paper has."""
-    published = [each for each in found.published if each.table == kind.name]
-    settings = [*found.settings(*kind.experiments), *(each.setting for each in published)]
-    tables = [_table(found, kind, setting) for setting in dict.fromkeys(settings)]
-    in_paper = {each.setting for each in published}
-    return [each for each in tables if each.computed or each.setting in in_paper]
+def _table(found: Findings, part: Part, setting: str, given: Published) -> PaperTable:
+    paper = given.get((part.name, setting), {})
+    names = [each.names() for each in found.rows]
+    names = [each for each in names if each[0] in part.experiments and each[1] == setting]
+    # All cells of a setting are of one experiment: a hard setting has no cell in `main`.
+    experiment = names[0][0] if names else ""
+    divergences = {each[3] for each in names} | {divergence for _, divergence, _ in paper}
+    if divergences.issuperset(DIVERGENCES):
+        divergences.add(AVERAGE)
+    shown = [each for each in part.divergences if each in divergences]
+    columns = [(each, figure, f"{each} {figure}") for each in shown for figure in part.figures]
+    if part.pass_at_16:
+        columns += [("KL", each, each) for each in _solved(found, setting, given)]
+
+    def figure_in(method: str, divergence: str, title: str) -> PaperFigure:
+        name, _, responses = title.partition(", ")
+        # The runs with the bonus on rejected responses are the main table's.
+        own = "main" if responses == "rejected only" else experiment
+        cell = own, setting, method, divergence
+        # Any other title is a suite, for its pass@16.
+        asked = _FIGURES.get(name, Figure(name, PASS))
+        figure = _SHOWN[part.shows](found, cell, asked)
+        return replace(figure, paper=paper.get((method, divergence, title), ""))
+
+    methods = dict.fromkeys([*(each[2] for each in names), *(method for method, *_ in paper)])
+    if part.shows == "test":
+        methods.pop(BASELINE, None)
+    return PaperTable(
+        f"{part.title}: {setting}",
+        ["method", *(title for *_, title in columns)],
+        [[each, *(figure_in(each, *column[:2]) for column in columns)] for each in methods],
+        note=part.note,
+        name=file_name(part.name, setting),
+        setting=setting,
+    )
 
 
-def _table(found: Findings, kind: _Kind, setting: str) -> PaperTable:
-    in_paper = {
-        (each.method, each.divergence, each.figure): str(each)
-        for each in found.published
-        if (each.table, each.setting) == (kind.name, setting)
-    }
-    cells = [
-        row for row in found.rows if row.experiment in kind.experiments and row.setting == setting
-    ]
-    having = {row.experiment for row in cells}
-    experiment = next((each for each in kind.experiments if each in having), kind.experiments[0])
-    known = {row.divergence for row in cells} | {divergence for _, divergence, _ in in_paper}
-    if len(known) >= len(DIVERGENCES):
-        known.add(AVERAGE)
-    columns = [each for each in kind.columns(found, setting) if each[0] in known]
-    own = {row.method for row in cells}
-    methods = dict.fromkeys([*(row.method for row in cells), *(method for method, *_ in in_paper)])
-    rows = []
-    for method in methods:
-        figures = [
-            replace(
-                kind.fill(found, (experiment, setting, method, divergence), figure),
-                paper=in_paper.get((method, divergence, figure), ""),
-            )
-            for divergence, figure, _ in columns
-        ]
-        shown = method in own or any(each != PaperFigure() for each in figures)
-        if shown and method != kind.left_out:
-            rows.append((method, figures))
-    header = ["method", *(title for *_, title in columns)]
-    return PaperTable(file_name(kind.name, setting), kind.title, setting, kind.note, header, rows)
-
-
-def against_baseline(found: Findings, cell: Names, figure: str) -> Estimate | None:
-    """A method's figure minus that of f-DPO under its divergence; None if one is missing."""
-    experiment, setting, _, divergence = cell
-    own, _ = found.over_seeds(cell, figure)
-    base, _ = found.over_seeds((experiment, setting, BASELINE, divergence), figure)
-    return welch(base, own, whole_of(figure)) if own and base else None
-
-
-def form_of(figure: str) -> str:
-    """Format of a figure by its name: as many decimals as the paper gives."""
-    return ".4f" if figure == "AvgR" or figure.startswith("dist-") else ".2f"
+def _solved(found: Findings, setting: str, given: Published) -> list[str]:
+    """Held-out prompts if pass@16 is asked of them, the runs' suites, and the paper's."""
+    own = [each.cell.config for each in found.reported if each.row.names()[:2] == ("hard", setting)]
+    titles = [PASS] if any(16 in each.evaluation.pass_at_k for each in own) else []
+    titles += [name for each in own for name in each.suites]
+    titles += [figure for _, _, figure in given.get(("hard", setting), {})]
+    return list(dict.fromkeys(titles))
 
 
 def file_name(*words: str) -> str:
@@ -311,3 +285,26 @@ def file_name(*words: str) -> str:
     text = "-".join(words).lower().replace("π", "pi")
     plain = "".join(each if each.isascii() and each.isalnum() else "-" for each in text)
     return "-".join(filter(None, plain.split("-")))
+
+
+def coverage(found: Findings) -> tuple[str, list[list[str]]]:
+    """Seeds of each cell that are computed and asked for: a sentence, and a row for each cell.
+
+    A cell without seeds, of the κ experiment, counts over its grid.
+    """
+    rows, whole, some = [], 0, 0
+    for row in (each for each in found.rows if each.experiment != BANDIT):
+        tuned = sum(each.row == row for each in found.tuning)
+        done = sum(each.row == row for each in found.reported) if row.seeds else tuned
+        asked = len(row.seeds) or len(row.coefficients()) * len(row.tuning_seeds)
+        whole, some = whole + (done >= asked), some + (0 < done < asked)
+        chosen = listed(found.chosen.get(row, {}))
+        shown = f"{chosen} (of {tuned} runs)" if chosen else "–"
+        configuration = ", ".join(filter(None, (row.configuration, listed(row.fields))))
+        rows.append([*row.names(), configuration, shown, f"{done} of {asked}"])
+    runs = len({each.name for each in (*found.reported, *found.tuning)})
+    return (
+        f"{whole} of {len(rows)} cells are computed whole, {some} in part; {runs} runs are "
+        "finished, those that chose coefficients included.",
+        rows,
+    )

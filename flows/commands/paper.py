@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.values import paper_rows
+from experiments.paper.tables import Scale, paper_rows
+from experiments.study import KINDS
 from flows.commands.common import (
     AsJson,
     ConfigStore,
@@ -24,7 +24,6 @@ from flows.commands.common import (
     chosen,
     console,
     prefect_session,
-    print_json,
     quiet_prefect,
     watched,
 )
@@ -35,7 +34,7 @@ from flows.report.table import FittedTable
 
 def paper(
     scale: Annotated[
-        str, typer.Option(metavar="SCALE", help="small: tasks for this machine; full: the paper's.")
+        Scale, typer.Option(help="small: tasks for this machine; full: the paper's.")
     ] = "small",
     only: Annotated[
         list[str] | None,
@@ -58,36 +57,25 @@ def paper(
     rows = paper_rows(scale, only or ())
     with inputs_resolved_once():
         expected = budget(rows, laid_over, seeds, parallel_runs)
-        if dry_run and as_json:
-            print_json(expected)
-            return
-        if dry_run:
-            console.print(_table(expected["cells"]))
-        for line in budget_lines(expected):
-            watched(as_json).print(escape(line))
+    lines = budget_lines(expected)
     if dry_run:
+        header = (*KINDS, "configuration", "fields", "seeds", "tunes")
+        cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
+        table = FittedTable("", header, cells, kept=len(header), left=len(header))
+        answer(as_json, expected, table, *lines)
         return
+    for line in lines:
+        watched(as_json).print(escape(line))
     quiet_prefect()
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
-    from experiments.paper.flow import report_name
 
-    with prefect_session(expected["store"], report_name(scale), as_json):
-        found = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
+    with prefect_session(expected["store"], f"paper-{scale}", as_json):
+        written = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
     if out is not None:
-        found.copy_to(out)
-    answer(as_json, found.to_json(), found.document["coverage"], f"report  {found.page}")
-
-
-def _table(cells: Sequence[Mapping[str, Any]]) -> FittedTable:
-    words = ("experiment", "setting", "method", "divergence", "configuration", "fields")
-    header = (*words, "seeds")
-    rows = []
-    for cell in cells:
-        seeds = " ".join(map(str, cell["seeds"])) or "-"
-        shown = f"{seeds} (tuning)" if cell["tunes"] else seeds
-        rows.append([*(cell[name] for name in words), shown])
-    return FittedTable("", header, rows, kept=len(header), left=len(words))
+        written.copy_to(out)
+    found = written.document
+    answer(as_json, found, found["coverage"], f"report  {found['page']}")
 
 
 def bandit(

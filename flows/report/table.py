@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -85,7 +85,7 @@ class Cell:
     interval: str = ""
 
     @classmethod
-    def of(cls, estimate: Estimate | None, form: str) -> Cell:
+    def of(cls, estimate: Estimate | None, form: str) -> Self:
         """An estimate as a cell; numbers of prompts are whole, whatever the form."""
         if estimate is None:
             return cls("-")

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.values import BANDIT, SCALES, paper_rows, published
+from experiments.paper.tables import BANDIT, SCALES, paper_rows, published
 from experiments.study import (
     Row,
-    by_name,
     choose,
     read_rows,
     reported_runs,
@@ -53,11 +52,11 @@ def test_what_the_paper_figures_has_a_cell() -> None:
     known = {row.names() for row in paper_rows("full")}
     experiments = {"in-domain": "main", "out-of-domain": "main", "repeats": "main"}
     experiments |= {"p-values": "main", "hard": "hard", "responses": "responses"}
-    for each in published():
-        assert float(each.value) >= 0
-        if each.table in experiments and each.divergence != "average":
-            wanted = experiments[each.table], each.setting, each.method, each.divergence
-            assert wanted in known, each
+    for (name, setting), figures in published().items():
+        for (method, divergence, _), value in figures.items():
+            assert float(value.partition(" ± ")[0]) >= 0
+            if name in experiments and divergence != "average":
+                assert (experiments[name], setting, method, divergence) in known
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -69,7 +68,7 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
     first = {row: row.coefficients()[0] for row in rows if row.grid}
     runs = [*tuning_runs(rows, {}), *reported_runs(rows, {}, first)]
     assert {each.row for each in runs} == set(rows)
-    for each in by_name(runs).values():
+    for each in runs:
         method = each.row.method.removesuffix(", token")
         train = each.cell.config.train
         assert train.design == designs.get(method, method.lower())
@@ -93,7 +92,7 @@ def test_one_run_serves_all_cells_that_ask_for_it(tmp_path: Path) -> None:
     rows = read_rows(table(tmp_path, FDPO, twice))
     runs = reported_runs(rows, {}, {})
     assert len(runs) == 4
-    assert len(by_name(runs)) == 2
+    assert len({each.name for each in runs}) == 2
 
 
 def test_a_part_is_named_by_what_its_cells_have(tmp_path: Path) -> None:

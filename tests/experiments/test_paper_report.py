@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from experiments.paper.report import kappa_figures, write_report
-from experiments.paper.tables import PaperFigure, PaperTable, paper_tables
-from experiments.paper.values import Findings, paper_rows
+from experiments.paper.tables import Findings, PaperFigure, PaperTable, paper_rows, paper_tables
 from experiments.study import Row, StudyRun
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
@@ -73,8 +72,7 @@ def table(found: Findings, name: str, setting: str = MISTRAL) -> PaperTable:
 
 
 def figures(found: PaperTable, method: str) -> dict[str, PaperFigure]:
-    rows = dict(found.rows)
-    return dict(zip(found.header[1:], rows[method], strict=True))
+    return dict(zip(found.header[1:], found.figures()[method], strict=True))
 
 
 def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
@@ -82,24 +80,24 @@ def test_alpaca_s_column_is_the_length_controlled_win_rate() -> None:
     solved = {"LC win rate": 0.31}
     run = result(row, 0, suite="alpaca_eval", win_rate=0.5, solved=solved)
     shown = figures(table(findings([row], run), "out-of-domain"), "GEB-π")
-    assert shown["KL Alpaca"].ours == "31.00"
+    assert shown["KL Alpaca"].text == "31.00"
 
 
 def test_ours_stands_beside_the_paper_s(two: Findings) -> None:
     shown = figures(table(two, "in-domain"), "GEB-π")
-    assert shown["KL WR"].ours == "61.00", "percent, as in the paper"
+    assert shown["KL WR"].text == "61.00", "percent, as in the paper"
     assert shown["KL WR"].paper == "81.00"
     half = stats.t.ppf(0.975, 2) * 1.0 / 3**0.5
     assert shown["KL WR"].interval == f"[{61 - half:.2f}, {61 + half:.2f}]"
-    assert shown["KL AvgR"].ours == "0.6100"
+    assert shown["KL AvgR"].text == "0.6100"
 
 
 def test_a_cell_that_is_not_computed_is_a_dash_with_the_paper_s_figure(two: Findings) -> None:
     shown = table(two, "in-domain")
     hellinger = figures(shown, "GEB-π")["Hellinger WR"]
-    assert (hellinger.ours, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
+    assert (hellinger.text, hellinger.interval, hellinger.paper) == ("–", "", "75.48")
     assert str(hellinger) == "– (paper: 75.48)"
-    assert figures(shown, "GEB-π")["average WR"].ours == "–", "of three divergences one is there"
+    assert figures(shown, "GEB-π")["average WR"].text == "–", "of three divergences one is there"
     assert figures(shown, "XPO")["KL AvgR"].paper == "0.7492", "a method without any run"
     assert not table(two, "in-domain", "LLaMA-3-8B-SFT").computed
 
@@ -111,13 +109,13 @@ def test_tables_are_in_the_paper_s_order(two: Findings) -> None:
 
 def test_repeats_have_deviations_and_p_values_are_welch_s(two: Findings) -> None:
     repeats = figures(table(two, "repeats"), "f-DPO")
-    assert repeats["KL AvgR"].ours == "0.5100 ± 0.0100 (n = 3)"
+    assert repeats["KL AvgR"].text == "0.5100 ± 0.0100 (n = 3)"
     assert repeats["KL AvgR"].paper == "0.7426 ± 0.0201"
     tested = table(two, "p-values")
-    assert "f-DPO" not in dict(tested.rows)
+    assert "f-DPO" not in tested.figures()
     p_value = stats.ttest_ind(GEB, FDPO, equal_var=False).pvalue
     assert p_value < 0.001
-    assert figures(tested, "GEB-π")["KL AvgR"].ours == "+0.1000"
+    assert figures(tested, "GEB-π")["KL AvgR"].text == "+0.1000"
     assert figures(tested, "GEB-π")["KL WR"].paper == "0.003"
 
 
@@ -136,7 +134,7 @@ def test_p_values_are_adjusted_over_the_methods_of_a_setting() -> None:
     assert shown.interval.endswith(f"], p = {p_value:.3f}, by Holm p = {p_value:.3f}")
     p_value = 2 * stats.ttest_ind(rewards[1], FDPO, equal_var=False).pvalue
     assert figures(tested, "GEB-π")["KL AvgR"].interval.endswith(f"by Holm p = {p_value:.3f}")
-    assert figures(tested, "VPO")["KL AvgR"].ours == "–"
+    assert figures(tested, "VPO")["KL AvgR"].text == "–"
 
 
 def test_hard_prompts_show_the_suites_of_the_runs() -> None:
