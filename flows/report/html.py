@@ -195,10 +195,8 @@ def _cautions(summary: Summary) -> Iterator[str]:
     metrics = summary.read_json(f"iteration-{t}/evaluate", "metrics.json")
     if not metrics:
         return
-    yield (
-        f"it is one training seed on {metrics['compared_prompts']} held-out prompts: "
-        "`geb sweep --seeds` says what other seeds give"
-    )
+    prompts = metrics["compared_prompts"]
+    yield f"one training seed, {prompts} held-out prompts; geb sweep --seeds tries other seeds"
     base, now = summary.rows[0], summary.rows[t]
     for name in now["components"]:
         yield from _fall(name, f"components.{name}", base, now)
