@@ -18,18 +18,15 @@ def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
     assert error.last_lines == ("one", "two")
 
 
-def test_a_mistake_keeps_its_remedy_and_is_still_one() -> None:
-    error = with_others(UserError("a: no such file", "name another"), ["b"])
-    assert isinstance(error, UserError)
-    assert (error.message, error.remedy) == ("a: no such file; also failed: b", "name another")
-
-
 def test_a_single_failure_is_passed_on_as_it_is() -> None:
     error = StageFailedError("a: boom")
     assert with_others(error, []) is error
 
 
-def test_a_preemption_and_a_damaged_record_stay_what_they_are() -> None:
+def test_an_error_stays_what_it_is() -> None:
+    error = with_others(UserError("a: no such file", "name another"), ["b"])
+    assert isinstance(error, UserError)
+    assert (error.message, error.remedy) == ("a: no such file; also failed: b", "name another")
     taken = with_others(PreemptedError("a: the node is gone", ("one",)), ["b"])
     assert isinstance(taken, PreemptedError)
     assert str(taken) == "a: the node is gone; also failed: b"

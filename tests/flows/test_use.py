@@ -166,25 +166,20 @@ def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
     assert resolve_model("kept", store) == [HUB, artifact.ref("checkpoint")]
 
 
-def test_an_adapter_whose_base_is_gone_is_damaged(tmp_path: Path) -> None:
+def test_an_adapter_whose_base_is_gone_or_an_empty_folder_is_damaged(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    base = trained(store, "1" * 64, HUB, "checkpoint/config.json")
+    made = trained(store, "1" * 64, HUB, "checkpoint/config.json")
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
-    trained(store, "2" * 64, base.ref("checkpoint"), *files)
+    trained(store, "2" * 64, made.ref("checkpoint"), *files)
     assert geb("verify", "--store", store.root).returncode == 0
-    shutil.rmtree(base.path)
+    shutil.rmtree(made.path)
     done = geb("verify", "--store", store.root)
     assert done.returncode == 1
     assert f"lacks its base: there is no train/{'1' * 12}" in " ".join(done.stdout.split())
-
-
-def test_an_adapter_whose_base_is_an_empty_folder_by_now_is_damaged(tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "base").mkdir()
     base = FileInput(location=str(tmp_path / "base"), digest="0" * 64)
-    files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
-    artifact = trained(store, "2" * 64, base, *files)
-    assert f"{base.location} is an empty folder" in str(fault_of_base(store, artifact.manifest))
+    other = trained(store, "3" * 64, base, *files)
+    assert f"{base.location} is an empty folder" in str(fault_of_base(store, other.manifest))
 
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:
