@@ -73,9 +73,11 @@ def publish(summary: Summary, report: str, plots: Sequence[Plot]) -> None:
     tables += [f"## Suite {each.name}\n\n{each.table().markdown()}" for each in summary.suites]
     joined = "\n\n".join(tables)
     places = "\n".join([*summary.places(), f"report      {report}"])
+    found = verdict(summary)
+    listed = "\n".join(f"- {each}" for each in (*found.reasons, *found.cautions))
     drawn = "\n\n".join(_drawing(each) for each in plots)
     create_markdown_artifact(
-        f"# {summary.run}\n\n{verdict(summary).sentence}\n\n{joined}\n\n```\n{places}\n```\n\n"
+        f"# {summary.run}\n\n{found.sentence}\n\n{listed}\n\n{joined}\n\n```\n{places}\n```\n\n"
         f"{drawn}\n",
         key=artifact_key(summary.run, "report"),
         description=f"What run {summary.run} found.",
