@@ -8,7 +8,7 @@ variables and working folder.
 The server's stdin is a socket of packets. Each packet asks for one start: a JSON object
 ``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS}`` with the descriptors of the
 supervisor's stdin, stdout and stderr. That stdin is a socket: the supervisor writes its process id
-there, as four bytes, and at its end its exit code, as one.
+there, as a line, and at its end its exit code, as another.
 """
 
 from __future__ import annotations
@@ -25,24 +25,20 @@ import socket
 import sys
 from typing import NoReturn
 
-from stages.harness.supervisor import die_with_parent, supervise
+from stages.harness.supervisor import supervise
 
-PACKET_BYTES = 1 << 16
-"""Largest packet."""
-PID_BYTES = 4
-"""Length of the process id that a supervisor writes."""
+_PACKET_BYTES = 1 << 16
 # Every stage imports it while it runs: pyarrow does, when pandas is installed.
 _LATE_MODULES = ("pandas",)
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
     """Forks a supervisor and its stage for each packet, until the other end is closed."""
-    requests = socket.socket(fileno=os.dup(0))
+    requests = socket.socket(fileno=0)
     # The kernel takes ended forks away; nobody here asks for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        packet, streams, _, _ = socket.recv_fds(requests, PACKET_BYTES, 3)
+        packet, streams, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 3)
         if not packet:
             # A fork whose parent is gone would stand outside the orchestrator's tree of processes.
             with contextlib.suppress(ChildProcessError):
@@ -54,7 +50,6 @@ def main() -> None:
         os.dup2(streams[2], 2)
         _load(order["program"][0])
         if os.fork() == 0:
-            requests.close()
             _supervise(order["program"], order["grace_seconds"], streams)
         for each in streams:
             os.close(each)
@@ -81,54 +76,30 @@ def _load(program: str) -> None:
 def _supervise(program: list[str], grace_seconds: float, streams: list[int]) -> NoReturn:
     """Supervises the stage, in the first fork."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, each in enumerate(streams):
         os.dup2(each, target)
         os.close(each)
     _name_process("stages.harness.supervisor", "--grace", str(grace_seconds), "--", *program)
-    # The orchestrator may be gone.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(0, os.getpid().to_bytes(PID_BYTES, "big"))
-    code = supervise(lambda: _fork(program), grace_seconds)
-    with contextlib.suppress(BrokenPipeError):
-        os.write(0, bytes([code]))
+    _tell(os.getpid())
+    _tell(supervise(lambda: _run(program), grace_seconds))
     os._exit(0)
 
 
-def _fork(program: list[str]) -> int:
-    """Starts the stage as a fork with a process group of its own; returns its process id."""
-    # Until the stage has handlers of its own, the supervisor's would swallow its signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)
-        _become(program)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    # Whoever comes first: the group must be there before it is signalled.
-    with contextlib.suppress(PermissionError, ProcessLookupError):
-        os.setpgid(pid, pid)
-    return pid
+def _tell(number: int) -> None:
+    # The orchestrator may be gone.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(0, f"{number}\n".encode())
 
 
-def _become(program: list[str]) -> NoReturn:
-    """Runs a program as ``python -m`` does, in this process."""
-    die_with_parent()
-    # The supervisor's handlers are not the stage's.
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+def _run(program: list[str]) -> NoReturn:
+    """Runs a stage as ``python -m`` does, in the second fork."""
     _name_process(*program)
     sys.argv = list(program)
     try:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    # A stage's program ends its process by itself.
     os._exit(1)
 
 

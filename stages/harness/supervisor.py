@@ -1,7 +1,7 @@
 """The small parent of every stage: it ends the stage when the orchestrator is gone.
 
-``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a session
-of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
+``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a process
+group of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
 that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
 
@@ -23,14 +23,15 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 DEFAULT_GRACE_SECONDS = 30.0
 _SIGN_POLL_SECONDS = 2.0
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -111,24 +112,32 @@ def _read_line() -> bytes:
     return line
 
 
-def supervise(start: Callable[[], int], grace_seconds: float, sign: _Sign | None = None) -> int:
-    """Starts a program and waits until it ends by itself or is told to; returns its exit code.
+def supervise(
+    program: Callable[[], NoReturn], grace_seconds: float, sign: _Sign | None = None
+) -> int:
+    """Runs a program in a fork, until it ends by itself or is told to; returns its exit code.
 
     Args:
-        start: Starts the program in a process group of its own; returns its process id.
+        program: Runs in the fork, which has a process group of its own and no stdin.
         grace_seconds: Time between SIGTERM and SIGKILL.
         sign: Sign of life of an orchestrator on another host.
-
-    Raises:
-        OSError: It cannot be started.
     """
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Kept back until this process has handlers, which the program must not inherit.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    pid = os.fork()
+    if pid == 0:
+        _become(program)
+    # Whoever comes first: the group must be there before it is signalled.
+    with contextlib.suppress(PermissionError):
+        os.setpgid(pid, pid)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in _ENDING:
         signal.signal(signum, lambda signum, frame: None)
-    pid = start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
     _wait_for_end_or_wish(ended, wake_read, sign)
     _signal_group(pid, signal.SIGTERM)
@@ -138,6 +147,15 @@ def supervise(start: Callable[[], int], grace_seconds: float, sign: _Sign | None
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     _kill_leftovers(pid)
     return code if code >= 0 else 128 - code
+
+
+def _become(program: Callable[[], NoReturn]) -> NoReturn:
+    die_with_parent()
+    os.setpgid(0, 0)
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    program()
 
 
 def main() -> None:
@@ -152,25 +170,14 @@ def main() -> None:
     secrets = json.loads(_read_line() or "{}") if options.secrets else {}
     sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
 
-    # Kept until the end: Popen reaps a dead child when it is collected, before `supervise` waits.
-    started: list[subprocess.Popen[bytes]] = []
+    def execute() -> NoReturn:
+        try:
+            os.execvpe(options.command[0], options.command, os.environ | secrets)
+        except OSError as error:
+            sys.stderr.write(f"cannot start {options.command[0]}: {error.strerror}\n")
+            os._exit(127)
 
-    def start() -> int:
-        child = subprocess.Popen(
-            options.command,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | secrets,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        started.append(child)
-        return child.pid
-
-    try:
-        sys.exit(supervise(start, options.grace, sign))
-    except OSError as error:
-        sys.stderr.write(f"cannot start {options.command[0]}: {error.strerror}\n")
-        sys.exit(127)
+    sys.exit(supervise(execute, options.grace, sign))
 
 
 if __name__ == "__main__":

@@ -59,15 +59,16 @@ def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
 
 # `false` has ended before the supervisor looks at it.
 ENDS_AT_ONCE = """
-import os, subprocess
+import os
 from stages.harness import supervisor
 
-class Ended(subprocess.Popen):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+look = os.pidfd_open
 
-subprocess.Popen = Ended
+def look_late(pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return look(pid)
+
+os.pidfd_open = look_late
 supervisor.main()
 """
 
