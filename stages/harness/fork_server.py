@@ -5,10 +5,9 @@ A stage on a CPU spends seconds in importing torch and transformers, often longe
 forks a supervisor and the stage below it for each start. All forks have the server's environment
 variables and working folder.
 
-The server's stdin is a socket of packets. Each packet asks for one start: a JSON object
-``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS}`` with the descriptors of the
-supervisor's stdin, stdout and stderr. That stdin is a socket: the supervisor writes its process id
-there, as a line, and at its end its exit code, as another.
+The server's stdin is a socket of packets. Each packet asks for one start: the supervisor's command
+line as a JSON array, with the descriptors of its stdin, stdout and stderr. That stdin is a socket:
+the supervisor writes its process id there, as a line, and at its end its exit code, as another.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ import runpy
 import signal
 import socket
 import sys
+from argparse import Namespace
 from typing import NoReturn
 
-from stages.harness.supervisor import supervise
+from stages.harness.supervisor import parse_options, supervise
 
 _PACKET_BYTES = 1 << 16
 # Every stage imports it while it runs: pyarrow does, when pandas is installed.
@@ -44,20 +44,21 @@ def main() -> None:
             with contextlib.suppress(ChildProcessError):
                 os.wait()
             return
-        order = json.loads(packet)
         # What libraries print as they are loaded, and this server's own errors.
         os.dup2(streams[2], 1)
         os.dup2(streams[2], 2)
-        _load(order["program"][0])
+        command = json.loads(packet)
+        options = parse_options(command[3:])
+        _load(f"{options.command[2]}.run")
         if os.fork() == 0:
-            _supervise(order["program"], order["grace_seconds"], streams)
+            _name_process(command)
+            _supervise(options, streams)
         for each in streams:
             os.close(each)
 
 
-def _load(program: str) -> None:
-    """Imports a stage's modules."""
-    name = f"{program}.run"
+def _load(name: str) -> None:
+    """Imports a stage's module and those that it imports late."""
     if name in sys.modules:
         return
     # The stage meets the same error when it imports the module itself, and tells it.
@@ -73,15 +74,14 @@ def _load(program: str) -> None:
     gc.freeze()
 
 
-def _supervise(program: list[str], grace_seconds: float, streams: list[int]) -> NoReturn:
-    """Supervises the stage, in the first fork."""
+def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
+    """Does what ``python -m stages.harness.supervisor`` does, in the first fork."""
     os.setsid()
     for target, each in enumerate(streams):
         os.dup2(each, target)
         os.close(each)
-    _name_process("stages.harness.supervisor", "--grace", str(grace_seconds), "--", *program)
     _tell(os.getpid())
-    _tell(supervise(lambda: _run(program), grace_seconds))
+    _tell(supervise(options, _run))
     os._exit(0)
 
 
@@ -91,23 +91,22 @@ def _tell(number: int) -> None:
         os.write(0, f"{number}\n".encode())
 
 
-def _run(program: list[str]) -> NoReturn:
-    """Runs a stage as ``python -m`` does, in the second fork."""
-    _name_process(*program)
-    sys.argv = list(program)
+def _run(command: list[str]) -> NoReturn:
+    """Does what ``python -m`` does with a stage, in the second fork."""
+    _name_process(command)
+    sys.argv = command[2:]
     try:
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     # A stage's program ends its process by itself.
     os._exit(1)
 
 
-def _name_process(*words: str) -> None:
+def _name_process(command: list[str]) -> None:
     """Shows the command line that `ps` would show had the program been started by itself."""
     with contextlib.suppress(ModuleNotFoundError):
-        title = importlib.import_module("setproctitle").setproctitle
-        title(" ".join((sys.executable, "-m", *words)))
+        importlib.import_module("setproctitle").setproctitle(" ".join(command))
 
 
 if __name__ == "__main__":

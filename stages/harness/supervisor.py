@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import io
 import json
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -73,22 +74,18 @@ class _Sign:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path
         self._seconds = seconds
-        self._seen = self._look()
+        self._seen: tuple[int, int] | None = None
         self._seen_at = time.monotonic()
+        self.is_overdue()
 
     def is_overdue(self) -> bool:
         """True if the file has not changed for so long."""
-        seen = self._look()
-        if seen is not None and seen != self._seen:
-            self._seen, self._seen_at = seen, time.monotonic()
-        return time.monotonic() - self._seen_at > self._seconds
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
+        with contextlib.suppress(OSError):
             found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+            if self._seen != (found.st_ino, found.st_mtime_ns):
+                self._seen = found.st_ino, found.st_mtime_ns
+                self._seen_at = time.monotonic()
+        return time.monotonic() - self._seen_at > self._seconds
 
 
 def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
@@ -104,31 +101,51 @@ def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
             return
 
 
-def _read_line() -> bytes:
-    """The first line of stdin and no byte more: what follows is its end, which is waited for."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
-    return line
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the supervisor's command line, by default this process's."""
+    parser = argparse.ArgumentParser(prog="python -m stages.harness.supervisor")
+    parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--secrets", action="store_true", help="read them from stdin")
+    parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
+    parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("command", nargs="+")
+    return parser.parse_args(arguments)
+
+
+def execute(command: list[str]) -> NoReturn:
+    """Becomes a program."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+        os._exit(127)
 
 
 def supervise(
-    program: Callable[[], NoReturn], grace_seconds: float, sign: _Sign | None = None
+    options: argparse.Namespace, become: Callable[[list[str]], NoReturn] = execute
 ) -> int:
     """Runs a program in a fork, until it ends by itself or is told to; returns its exit code.
 
     Args:
-        program: Runs in the fork, which has a process group of its own and no stdin.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-        sign: Sign of life of an orchestrator on another host.
+        options: Those of :func:`parse_options`.
+        become: Runs the program's command line in the fork.
     """
+    if options.secrets:
+        # Unbuffered, no byte more than the line: what follows is the end, which is waited for.
+        os.environ.update(json.loads(io.FileIO(0, closefd=False).readline() or "{}"))
+    sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Kept back until this process has handlers, which the program must not inherit.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     pid = os.fork()
     if pid == 0:
-        _become(program)
+        die_with_parent()
+        os.setpgid(0, 0)
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        become(options.command)
     # Whoever comes first: the group must be there before it is signalled.
     with contextlib.suppress(PermissionError):
         os.setpgid(pid, pid)
@@ -141,7 +158,7 @@ def supervise(
     ended = os.pidfd_open(pid)
     _wait_for_end_or_wish(ended, wake_read, sign)
     _signal_group(pid, signal.SIGTERM)
-    select.select([ended], [], [], grace_seconds)
+    select.select([ended], [], [], options.grace)
     # To a stage that has ended this does nothing.
     _signal_group(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -149,36 +166,5 @@ def supervise(
     return code if code >= 0 else 128 - code
 
 
-def _become(program: Callable[[], NoReturn]) -> NoReturn:
-    die_with_parent()
-    os.setpgid(0, 0)
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    program()
-
-
-def main() -> None:
-    """Parses the command line and supervises."""
-    parser = argparse.ArgumentParser(prog="python -m stages.harness.supervisor")
-    parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
-    parser.add_argument("--secrets", action="store_true", help="read them from stdin")
-    parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
-    parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
-    parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
-    secrets = json.loads(_read_line() or "{}") if options.secrets else {}
-    sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
-
-    def execute() -> NoReturn:
-        try:
-            os.execvpe(options.command[0], options.command, os.environ | secrets)
-        except OSError as error:
-            sys.stderr.write(f"cannot start {options.command[0]}: {error.strerror}\n")
-            os._exit(127)
-
-    sys.exit(supervise(execute, options.grace, sign))
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(supervise(parse_options()))

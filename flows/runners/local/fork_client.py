@@ -25,26 +25,18 @@ _servers: dict[tuple[object, ...], _Server] = {}
 _lock = threading.Lock()
 
 
-def start_forked(
-    interpreter: str,
-    environment: Mapping[str, str],
-    program: list[str],
-    grace_seconds: float,
-    log: int,
-) -> ForkedProcess:
+def start_forked(command: list[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
     """Starts a stage and its supervisor as forks; returns before its libraries are loaded.
 
     Args:
-        interpreter: Path of the stage's Python.
+        command: The supervisor's command line (:func:`flows.runners.base.supervised`).
         environment: All environment variables.
-        program: Module and arguments.
-        grace_seconds: Time between SIGTERM and SIGKILL.
         log: Descriptor of their stderr.
 
     Raises:
         OSError: The interpreter cannot be started.
     """
-    order = json.dumps({"program": program, "grace_seconds": grace_seconds}).encode()
+    interpreter, order = command[0], json.dumps(command).encode()
     key = (interpreter, Path.cwd(), *sorted(environment.items()))
     control, its_stdin = socket.socketpair()
     reading, writing = os.pipe()

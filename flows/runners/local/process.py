@@ -112,14 +112,15 @@ class ProcessRunner:
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = [f"stages.{request.stage}", write_request(request)]
+        command = supervised(interpreter, self._grace_seconds, program=program)
         environment = _environment(request, gpus)
         with self._changed:
             process: Process
             if self._fork_server and _gains_by_fork(request):
-                process = start_forked(interpreter, environment, program, self._grace_seconds, log)
+                process = start_forked(command, environment, log)
             else:
                 process = subprocess.Popen(
-                    supervised(interpreter, self._grace_seconds, program=program),
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -60,7 +60,7 @@ def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
 # `false` has ended before the supervisor looks at it.
 ENDS_AT_ONCE = """
 import os
-from stages.harness import supervisor
+from stages.harness.supervisor import parse_options, supervise
 
 look = os.pidfd_open
 
@@ -69,7 +69,7 @@ def look_late(pid):
     return look(pid)
 
 os.pidfd_open = look_late
-supervisor.main()
+raise SystemExit(supervise(parse_options()))
 """
 
 
