@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-DEFAULT_GRACE_SECONDS = 30.0
 _SIGN_POLL_SECONDS = 2.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -43,19 +42,13 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _signal_group(group: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signum)
-
-
 def _children() -> list[int]:
     """Direct children of this process; as it is a subreaper, orphaned descendants become these."""
     tasks = Path("/proc/self/task").glob("*/children")
     return [int(pid) for task in tasks for pid in task.read_text().split()]
 
 
-def _kill_leftovers(group: int) -> None:
-    _signal_group(group, signal.SIGKILL)
+def _kill_leftovers() -> None:
     # A killed child hands its own children to us: repeat until none is left.
     while children := _children():
         for pid in children:
@@ -104,7 +97,7 @@ def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the supervisor's command line, by default this process's."""
     parser = argparse.ArgumentParser(prog="python -m stages.harness.supervisor")
-    parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--secrets", action="store_true", help="read them from stdin")
     parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
     parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
@@ -157,12 +150,12 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
     _wait_for_end_or_wish(ended, wake_read, sign)
-    _signal_group(pid, signal.SIGTERM)
+    # A group is there until its first process was waited for.
+    os.killpg(pid, signal.SIGTERM)
     select.select([ended], [], [], options.grace)
-    # To a stage that has ended this does nothing.
-    _signal_group(pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    _kill_leftovers(pid)
+    _kill_leftovers()
     return code if code >= 0 else 128 - code
 
 
