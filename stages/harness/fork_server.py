@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import runpy
@@ -65,7 +64,7 @@ def _load(name: str) -> None:
     with contextlib.suppress(Exception):
         stage = importlib.import_module(name).STAGE
         for each in (*_LATE_MODULES, *stage.params.late_modules):
-            if importlib.util.find_spec(each.partition(".")[0]):
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(each)
     # What stays in a buffer here is written by every fork.
     sys.stdout.flush()

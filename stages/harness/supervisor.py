@@ -42,54 +42,35 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _children() -> list[int]:
-    """Direct children of this process; as it is a subreaper, orphaned descendants become these."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
-
-
 def _kill_leftovers() -> None:
+    """Kills all descendants: orphaned ones become children of this process, a subreaper."""
+    children = Path("/proc/thread-self/children")
     # A killed child hands its own children to us: repeat until none is left.
-    while children := _children():
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+    while pids := children.read_text().split():
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(int(pid), 0)
 
 
-class _Sign:
-    """A file that changes as long as the orchestrator lives.
+def _wait_for_end_or_wish(ended: int, wake: int, sign: Path | None, sign_seconds: float) -> None:
+    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue.
 
-    Times are this host's own: clocks of hosts differ.
+    The sign is a file that changes as long as the orchestrator lives. Its times are not compared
+    with this host's: clocks of hosts differ.
     """
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._path = path
-        self._seconds = seconds
-        self._seen: tuple[int, int] | None = None
-        self._seen_at = time.monotonic()
-        self.is_overdue()
-
-    def is_overdue(self) -> bool:
-        """True if the file has not changed for so long."""
-        with contextlib.suppress(OSError):
-            found = self._path.stat()
-            if self._seen != (found.st_ino, found.st_mtime_ns):
-                self._seen = found.st_ino, found.st_mtime_ns
-                self._seen_at = time.monotonic()
-        return time.monotonic() - self._seen_at > self._seconds
-
-
-def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
-    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue."""
     watched = select.poll()
     watched.register(ended, select.POLLIN)
     watched.register(wake, select.POLLIN)
     # No read event: only the end of a pipe or socket counts, never a terminal or /dev/null.
     watched.register(0, select.POLLRDHUP)
+    seen, seen_at = None, time.monotonic()
     while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
-        if sign is not None and sign.is_overdue():
+        assert sign is not None
+        with contextlib.suppress(OSError):
+            found = sign.stat()
+            if seen != (found.st_ino, found.st_mtime_ns):
+                seen, seen_at = (found.st_ino, found.st_mtime_ns), time.monotonic()
+        if time.monotonic() - seen_at > sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")
             return
 
@@ -126,7 +107,6 @@ def supervise(
     if options.secrets:
         # Unbuffered, no byte more than the line: what follows is the end, which is waited for.
         os.environ.update(json.loads(io.FileIO(0, closefd=False).readline() or "{}"))
-    sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Kept back until this process has handlers, which the program must not inherit.
@@ -149,7 +129,7 @@ def supervise(
         signal.signal(signum, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
-    _wait_for_end_or_wish(ended, wake_read, sign)
+    _wait_for_end_or_wish(ended, wake_read, options.sign, options.sign_seconds)
     # A group is there until its first process was waited for.
     os.killpg(pid, signal.SIGTERM)
     select.select([ended], [], [], options.grace)

@@ -114,9 +114,11 @@ class ProcessRunner:
         program = [f"stages.{request.stage}", write_request(request)]
         command = supervised(interpreter, self._grace_seconds, program=program)
         environment = _environment(request, gpus)
+        # vLLM forks by itself, and a GPU's work is long.
+        gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with self._changed:
             process: Process
-            if self._fork_server and _gains_by_fork(request):
+            if self._fork_server and gains_by_fork:
                 process = start_forked(command, environment, log)
             else:
                 process = subprocess.Popen(
@@ -141,11 +143,6 @@ class ProcessRunner:
             with self._changed:
                 self._live.remove(process)
                 self._changed.notify_all()
-
-
-def _gains_by_fork(request: Request) -> bool:
-    """True for stages that a fork server serves: vLLM forks by itself, and a GPU's work is long."""
-    return request.image in ("core", "torch") and not request.resources.gpus
 
 
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
