@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
-from flows.runners.base import supervised
+from flows.runners.base import supervised, time_limit
 from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
 from stages.contract.errors import EXIT_OK, UserError
@@ -103,17 +103,11 @@ def _try(
         except OSError:
             # The check of interpreters names one that is missing.
             return False
-        with trial:
-            assert trial.stdin is not None
-            assert trial.stdout is not None
-            overdue = threading.Timer(_LIMIT_SECONDS, trial.stdin.close)
-            overdue.start()
-            try:
-                said = parse_event(trial.stdout.read())
-                code = trial.wait()
-            finally:
-                overdue.cancel()
-                trial.stdin.close()
+        assert trial.stdin is not None
+        assert trial.stdout is not None
+        with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close):
+            said = parse_event(trial.stdout.read())
+            code = trial.wait()
     if code == EXIT_OK and said is None:
         raise UserError(
             "the oracle was tried before the run, and ended the process that called it",

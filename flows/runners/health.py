@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import interpreter_of
-from flows.runners.base import LOOK_STEP, Runner
+from flows.runners.base import LOOK_STEP, Runner, time_limit
 from stages.contract.errors import GebError
 from stages.contract.events import Event, Log
 from stages.contract.manifest import stages_digest
@@ -92,12 +91,10 @@ def _try(make: Callable[[], Runner], store: str, request: Request) -> tuple[bool
         Path(folder).chmod(0o755)
         tried = Store.open(f"{folder}/store", create=True)
         runner = make()
-        timer = threading.Timer(_WAIT_SECONDS, runner.stop_all)
-        timer.start()
         try:
-            runner.run(request.model_copy(update={"store": str(tried.root)}), hear)
+            with time_limit(_WAIT_SECONDS, runner.stop_all):
+                runner.run(request.model_copy(update={"store": str(tried.root)}), hear)
         finally:
-            timer.cancel()
             runner.stop_all()
     if not heard:
         return False, "it ended well and told nothing"

@@ -5,10 +5,9 @@ A stage on a CPU spends seconds in importing torch and transformers, often longe
 forks a supervisor and the stage below it for each start. All forks have the server's environment
 variables and working folder.
 
-The server's stdin is a socket of packets. Each packet asks for one start: a JSON object
-``{"program": [MODULE, ARGUMENT…], "grace_seconds": SECONDS}`` with the descriptors of the
-supervisor's stdin, stdout and stderr. That stdin is a socket: the supervisor writes its process id
-there, as four bytes, and at its end its exit code, as one.
+The server's stdin is a socket of packets. Each packet asks for one start: the supervisor's command
+line as a JSON array, with the descriptors of its stdin, stdout and stderr. That stdin is a socket:
+the supervisor writes its process id there, as a line, and at its end its exit code, as another.
 """
 
 from __future__ import annotations
@@ -16,60 +15,56 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import runpy
 import signal
 import socket
 import sys
+from argparse import Namespace
 from typing import NoReturn
 
-from stages.harness.supervisor import die_with_parent, supervise
+from stages.harness.supervisor import parse_options, supervise
 
-PACKET_BYTES = 1 << 16
-"""Largest packet."""
-PID_BYTES = 4
-"""Length of the process id that a supervisor writes."""
+_PACKET_BYTES = 1 << 16
 # Every stage imports it while it runs: pyarrow does, when pandas is installed.
 _LATE_MODULES = ("pandas",)
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
     """Forks a supervisor and its stage for each packet, until the other end is closed."""
-    requests = socket.socket(fileno=os.dup(0))
+    requests = socket.socket(fileno=0)
     # The kernel takes ended forks away; nobody here asks for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        packet, streams, _, _ = socket.recv_fds(requests, PACKET_BYTES, 3)
+        packet, streams, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 3)
         if not packet:
             # A fork whose parent is gone would stand outside the orchestrator's tree of processes.
             with contextlib.suppress(ChildProcessError):
                 os.wait()
             return
-        order = json.loads(packet)
         # What libraries print as they are loaded, and this server's own errors.
         os.dup2(streams[2], 1)
         os.dup2(streams[2], 2)
-        _load(order["program"][0])
+        command = json.loads(packet)
+        options = parse_options(command[3:])
+        _load(f"{options.command[2]}.run")
         if os.fork() == 0:
-            requests.close()
-            _supervise(order["program"], order["grace_seconds"], streams)
+            _name_process(command)
+            _supervise(options, streams)
         for each in streams:
             os.close(each)
 
 
-def _load(program: str) -> None:
-    """Imports a stage's modules."""
-    name = f"{program}.run"
+def _load(name: str) -> None:
+    """Imports a stage's module and those that it imports late."""
     if name in sys.modules:
         return
     # The stage meets the same error when it imports the module itself, and tells it.
     with contextlib.suppress(Exception):
         stage = importlib.import_module(name).STAGE
         for each in (*_LATE_MODULES, *stage.params.late_modules):
-            if importlib.util.find_spec(each.partition(".")[0]):
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(each)
     # What stays in a buffer here is written by every fork.
     sys.stdout.flush()
@@ -78,65 +73,39 @@ def _load(program: str) -> None:
     gc.freeze()
 
 
-def _supervise(program: list[str], grace_seconds: float, streams: list[int]) -> NoReturn:
-    """Supervises the stage, in the first fork."""
+def _supervise(options: Namespace, streams: list[int]) -> NoReturn:
+    """Does what ``python -m stages.harness.supervisor`` does, in the first fork."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, each in enumerate(streams):
         os.dup2(each, target)
         os.close(each)
-    _name_process("stages.harness.supervisor", "--grace", str(grace_seconds), "--", *program)
-    # The orchestrator may be gone.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(0, os.getpid().to_bytes(PID_BYTES, "big"))
-    code = supervise(lambda: _fork(program), grace_seconds)
-    with contextlib.suppress(BrokenPipeError):
-        os.write(0, bytes([code]))
+    _tell(os.getpid())
+    _tell(supervise(options, _run))
     os._exit(0)
 
 
-def _fork(program: list[str]) -> int:
-    """Starts the stage as a fork with a process group of its own; returns its process id."""
-    # Until the stage has handlers of its own, the supervisor's would swallow its signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)
-        _become(program)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    # Whoever comes first: the group must be there before it is signalled.
-    with contextlib.suppress(PermissionError, ProcessLookupError):
-        os.setpgid(pid, pid)
-    return pid
+def _tell(number: int) -> None:
+    # The orchestrator may be gone.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(0, f"{number}\n".encode())
 
 
-def _become(program: list[str]) -> NoReturn:
-    """Runs a program as ``python -m`` does, in this process."""
-    die_with_parent()
-    # The supervisor's handlers are not the stage's.
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    _name_process(*program)
-    sys.argv = list(program)
+def _run(command: list[str]) -> NoReturn:
+    """Does what ``python -m`` does with a stage, in the second fork."""
+    _name_process(command)
+    sys.argv = command[2:]
     try:
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    # A stage's program ends its process by itself.
     os._exit(1)
 
 
-def _name_process(*words: str) -> None:
+def _name_process(command: list[str]) -> None:
     """Shows the command line that `ps` would show had the program been started by itself."""
     with contextlib.suppress(ModuleNotFoundError):
-        title = importlib.import_module("setproctitle").setproctitle
-        title(" ".join((sys.executable, "-m", *words)))
+        importlib.import_module("setproctitle").setproctitle(" ".join(command))
 
 
 if __name__ == "__main__":

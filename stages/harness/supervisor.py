@@ -1,7 +1,7 @@
 """The small parent of every stage: it ends the stage when the orchestrator is gone.
 
-``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a session
-of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
+``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a process
+group of its own and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
 that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
 
@@ -19,18 +19,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import io
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-DEFAULT_GRACE_SECONDS = 30.0
 _SIGN_POLL_SECONDS = 2.0
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -41,137 +42,102 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _signal_group(group: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signum)
-
-
-def _children() -> list[int]:
-    """Direct children of this process; as it is a subreaper, orphaned descendants become these."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
-
-
-def _kill_leftovers(group: int) -> None:
-    _signal_group(group, signal.SIGKILL)
+def _kill_leftovers() -> None:
+    """Kills all descendants: orphaned ones become children of this process, a subreaper."""
+    children = Path("/proc/thread-self/children")
     # A killed child hands its own children to us: repeat until none is left.
-    while children := _children():
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+    while pids := children.read_text().split():
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(int(pid), 0)
 
 
-class _Sign:
-    """A file that changes as long as the orchestrator lives.
+def _wait_for_end_or_wish(ended: int, wake: int, sign: Path | None, sign_seconds: float) -> None:
+    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue.
 
-    Times are this host's own: clocks of hosts differ.
+    The sign is a file that changes as long as the orchestrator lives. Its times are not compared
+    with this host's: clocks of hosts differ.
     """
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._path = path
-        self._seconds = seconds
-        self._seen = self._look()
-        self._seen_at = time.monotonic()
-
-    def is_overdue(self) -> bool:
-        """True if the file has not changed for so long."""
-        seen = self._look()
-        if seen is not None and seen != self._seen:
-            self._seen, self._seen_at = seen, time.monotonic()
-        return time.monotonic() - self._seen_at > self._seconds
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
-
-
-def _wait_for_end_or_wish(ended: int, wake: int, sign: _Sign | None) -> None:
-    """Returns when the child has ended, a signal came, stdin was closed, or the sign is overdue."""
     watched = select.poll()
     watched.register(ended, select.POLLIN)
     watched.register(wake, select.POLLIN)
     # No read event: only the end of a pipe or socket counts, never a terminal or /dev/null.
     watched.register(0, select.POLLRDHUP)
+    seen, seen_at = None, time.monotonic()
     while not watched.poll(None if sign is None else _SIGN_POLL_SECONDS * 1000):
-        if sign is not None and sign.is_overdue():
+        assert sign is not None
+        with contextlib.suppress(OSError):
+            found = sign.stat()
+            if seen != (found.st_ino, found.st_mtime_ns):
+                seen, seen_at = (found.st_ino, found.st_mtime_ns), time.monotonic()
+        if time.monotonic() - seen_at > sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")
             return
 
 
-def _read_line() -> bytes:
-    """The first line of stdin and no byte more: what follows is its end, which is waited for."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
-    return line
-
-
-def supervise(start: Callable[[], int], grace_seconds: float, sign: _Sign | None = None) -> int:
-    """Starts a program and waits until it ends by itself or is told to; returns its exit code.
-
-    Args:
-        start: Starts the program in a process group of its own; returns its process id.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-        sign: Sign of life of an orchestrator on another host.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda signum, frame: None)
-    pid = start()
-    ended = os.pidfd_open(pid)
-    _wait_for_end_or_wish(ended, wake_read, sign)
-    _signal_group(pid, signal.SIGTERM)
-    select.select([ended], [], [], grace_seconds)
-    # To a stage that has ended this does nothing.
-    _signal_group(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    _kill_leftovers(pid)
-    return code if code >= 0 else 128 - code
-
-
-def main() -> None:
-    """Parses the command line and supervises."""
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the supervisor's command line, by default this process's."""
     parser = argparse.ArgumentParser(prog="python -m stages.harness.supervisor")
-    parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_SECONDS, metavar="SECONDS")
+    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--secrets", action="store_true", help="read them from stdin")
     parser.add_argument("--sign", type=Path, metavar="FILE", help="changes while somebody lives")
     parser.add_argument("--sign-seconds", type=float, default=120.0, metavar="SECONDS")
     parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
-    secrets = json.loads(_read_line() or "{}") if options.secrets else {}
-    sign = None if options.sign is None else _Sign(options.sign, options.sign_seconds)
+    return parser.parse_args(arguments)
 
-    # Kept until the end: Popen reaps a dead child when it is collected, before `supervise` waits.
-    started: list[subprocess.Popen[bytes]] = []
 
-    def start() -> int:
-        child = subprocess.Popen(
-            options.command,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | secrets,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        started.append(child)
-        return child.pid
-
+def execute(command: list[str]) -> NoReturn:
+    """Becomes a program."""
     try:
-        sys.exit(supervise(start, options.grace, sign))
+        os.execvp(command[0], command)
     except OSError as error:
-        sys.stderr.write(f"cannot start {options.command[0]}: {error.strerror}\n")
-        sys.exit(127)
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+        os._exit(127)
+
+
+def supervise(
+    options: argparse.Namespace, become: Callable[[list[str]], NoReturn] = execute
+) -> int:
+    """Runs a program in a fork, until it ends by itself or is told to; returns its exit code.
+
+    Args:
+        options: Those of :func:`parse_options`.
+        become: Runs the program's command line in the fork.
+    """
+    if options.secrets:
+        # Unbuffered, no byte more than the line: what follows is the end, which is waited for.
+        os.environ.update(json.loads(io.FileIO(0, closefd=False).readline() or "{}"))
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Kept back until this process has handlers, which the program must not inherit.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        os.setpgid(0, 0)
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        become(options.command)
+    # Whoever comes first: the group must be there before it is signalled.
+    with contextlib.suppress(PermissionError):
+        os.setpgid(pid, pid)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    for signum in _ENDING:
+        signal.signal(signum, lambda signum, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    ended = os.pidfd_open(pid)
+    _wait_for_end_or_wish(ended, wake_read, options.sign, options.sign_seconds)
+    # A group is there until its first process was waited for.
+    os.killpg(pid, signal.SIGTERM)
+    select.select([ended], [], [], options.grace)
+    os.killpg(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _kill_leftovers()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(supervise(parse_options()))

@@ -20,52 +20,35 @@ from pathlib import Path
 from typing import IO, Self
 
 from stages.contract.errors import EXIT_FAILED
-from stages.harness.fork_server import PID_BYTES
 
 _servers: dict[tuple[object, ...], _Server] = {}
 _lock = threading.Lock()
 
 
-def start_forked(
-    interpreter: str,
-    environment: Mapping[str, str],
-    program: list[str],
-    grace_seconds: float,
-    log: int,
-) -> ForkedProcess:
+def start_forked(command: list[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
     """Starts a stage and its supervisor as forks; returns before its libraries are loaded.
 
     Args:
-        interpreter: Path of the stage's Python.
+        command: The supervisor's command line (:func:`flows.runners.base.supervised`).
         environment: All environment variables.
-        program: Module and arguments.
-        grace_seconds: Time between SIGTERM and SIGKILL.
         log: Descriptor of their stderr.
 
     Raises:
         OSError: The interpreter cannot be started.
     """
-    order = json.dumps({"program": program, "grace_seconds": grace_seconds}).encode()
+    interpreter, order = command[0], json.dumps(command).encode()
     key = (interpreter, Path.cwd(), *sorted(environment.items()))
     control, its_stdin = socket.socketpair()
     reading, writing = os.pipe()
     stdout = os.fdopen(reading, encoding="utf-8", errors="replace")
-    try:
+    with its_stdin, os.fdopen(writing, "w"), _lock:
         streams = [its_stdin.fileno(), writing, log]
-        with _lock:
-            server = _servers.get(key)
-            if server is None or not server.ask(order, streams):
-                server = _servers[key] = _Server(interpreter, environment, log)
-                # If it has ended already, the log says why, and the start fails.
-                server.ask(order, streams)
-    except BaseException:
-        control.close()
-        stdout.close()
-        raise
-    finally:
-        its_stdin.close()
-        os.close(writing)
-    return ForkedProcess(server, _Control(fileno=control.detach()), stdout)
+        server = _servers.get(key)
+        if server is None or not server.ask(order, streams):
+            server = _servers[key] = _Server(interpreter, environment, log)
+            # If it has ended already, the log says why, and the start fails.
+            server.ask(order, streams)
+    return ForkedProcess(server, control, stdout)
 
 
 class _Server:
@@ -73,7 +56,7 @@ class _Server:
 
     def __init__(self, interpreter: str, environment: Mapping[str, str], log: int) -> None:
         self._requests, its_stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with its_stdin:
             self._process = subprocess.Popen(
                 [interpreter, "-m", "stages.harness.fork_server"],
                 stdin=its_stdin.fileno(),
@@ -83,11 +66,7 @@ class _Server:
                 # A Ctrl-C in the terminal reaches the orchestrator, which then stops its stages.
                 start_new_session=True,
             )
-        except OSError:
-            self._requests.close()
-            raise
-        finally:
-            its_stdin.close()
+        atexit.register(self.kill)
 
     def ask(self, order: bytes, streams: list[int]) -> bool:
         """Asks for a start; False if the server is gone."""
@@ -105,19 +84,6 @@ class _Server:
         self._process.wait()
 
 
-@atexit.register
-def _end_servers() -> None:
-    for each in _servers.values():
-        each.kill()
-
-
-class _Control(socket.socket):
-    """A supervisor's control socket. Several threads may wait on it: the last holder closes it."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class ForkedProcess:
     """A supervisor that a fork server forked, with what the runner needs of `subprocess.Popen`.
 
@@ -127,7 +93,7 @@ class ForkedProcess:
         stdout: What the stage prints.
     """
 
-    def __init__(self, server: _Server, control: _Control, stdout: IO[str]) -> None:
+    def __init__(self, server: _Server, control: socket.socket, stdout: IO[str]) -> None:
         self._server = server
         self._control = control
         self.stdout: IO[str] | None = stdout
@@ -137,43 +103,39 @@ class ForkedProcess:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code, or minus the signal.
-
-        Raises:
-            subprocess.TimeoutExpired: It did not come within ``timeout`` seconds.
-        """
+    def wait(self) -> int:
+        """Waits for the exit code, or minus the signal."""
         ended = select.poll()
         # No read event: only the end of the supervisor counts.
         ended.register(self._control, 0)
-        if not ended.poll(None if timeout is None else timeout * 1000):
-            raise subprocess.TimeoutExpired("stages.harness.fork_server", timeout or 0)
-        pid, code = self._answers()
-        if code is not None:
-            return code
-        # The supervisor was killed, or the server ended before it had forked one.
-        return EXIT_FAILED if pid is None else -signal.SIGKILL
+        ended.poll()
+        match self._told():
+            case [_, code]:
+                return code
+            case [_]:
+                return -signal.SIGKILL
+            case _:  # The server ended before it had forked one.
+                return EXIT_FAILED
 
     def kill(self) -> None:
         """Kills the supervisor, and with it the stage; before there is one, the server.
 
         An import may hang in the server, as on a file system that does not answer.
         """
-        pid, code = self._answers()
-        if pid is None:
-            self._server.kill()
-        elif code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        match self._told():
+            case []:
+                self._server.kill()
+            case [pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def _answers(self) -> tuple[int | None, int | None]:
+    def _told(self) -> list[int]:
         """Process id and exit code of the supervisor, as far as they are known."""
-        said = b""
-        # Left in the socket: several threads read.
         with contextlib.suppress(BlockingIOError):
-            said = self._control.recv(PID_BYTES + 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        pid, code = said[:PID_BYTES], said[PID_BYTES:]
-        return int.from_bytes(pid, "big") if pid else None, code[0] if code else None
+            # Left in the socket: several threads read.
+            said = self._control.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [int(each) for each in said.split()]
+        return []
 
     def __enter__(self) -> Self:
         return self
@@ -183,3 +145,4 @@ class ForkedProcess:
             self.stdout.close()
         self.end()
         self.wait()
+        self._control.close()

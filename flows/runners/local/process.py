@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flows.pipeline.placement import interpreter_of
@@ -60,7 +60,7 @@ class ProcessRunner:
         self._fork_server = fork_server
         self._limited = limited
         self._live: set[Process] = set()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._stopping = threading.Event()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
@@ -75,20 +75,14 @@ class ProcessRunner:
                 limited=self._limited,
             ) as gpus,
             log.open("a", encoding="utf-8") as file,
-            self._start(request, gpus, file.fileno()) as process,
+            self._started(request, gpus, file.fileno()) as process,
             time_limit(request.resources.timeout_seconds, lambda: _end(process)) as overdue,
         ):
             log_file = AttemptLog(file, tail)
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    log_file.handle_line(line, on_event)
-                code = process.wait()
-            finally:
-                # Its events cannot be listened to any more after an error, or a signal, here.
-                _end(process)
-                with self._lock:
-                    self._live.remove(process)
+            assert process.stdout is not None
+            for line in process.stdout:
+                log_file.handle_line(line, on_event)
+            code = process.wait()
         log_file.warn_if_incomplete(log, on_event)
         _read_tail(log, tail)
         # The code is negative if the supervisor itself was killed.
@@ -99,37 +93,36 @@ class ProcessRunner:
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        with self._lock:
+        with self._changed:
             self._stopping.set()
-            live = list(self._live)
-        for process in live:
-            _end(process)
-        for process in live:
-            try:
-                process.wait(self._grace_seconds + SUPERVISOR_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            for process in self._live:
+                _end(process)
+            limit = self._grace_seconds + SUPERVISOR_SECONDS
+            if not self._changed.wait_for(lambda: not self._live, limit):
+                for process in self._live:
+                    process.kill()
 
     def has_running(self, request: Request) -> bool:
         """See :class:`flows.runners.base.Runner`: no subprocess outlives its orchestrator."""
         return False
 
-    def _start(self, request: Request, gpus: HeldGpus, log: int) -> Process:
+    @contextlib.contextmanager
+    def _started(self, request: Request, gpus: HeldGpus, log: int) -> Iterator[Process]:
+        """A stage at work; at the end of the block it is ended and waited for."""
         interpreter = interpreter_of(self._interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = [f"stages.{request.stage}", write_request(request)]
+        command = supervised(interpreter, self._grace_seconds, program=program)
         environment = _environment(request, gpus)
-        with self._lock:
+        # vLLM forks by itself, and a GPU's work is long.
+        gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
+        with self._changed:
             process: Process
-            if self._fork_server and _gains_by_fork(request):
-                process = start_forked(interpreter, environment, program, self._grace_seconds, log)
+            if self._fork_server and gains_by_fork:
+                process = start_forked(command, environment, log)
             else:
                 process = subprocess.Popen(
-                    supervised(
-                        interpreter,
-                        self._grace_seconds,
-                        program=program,
-                    ),
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -143,12 +136,13 @@ class ProcessRunner:
             self._live.add(process)
             if self._stopping.is_set():
                 _end(process)
-        return process
-
-
-def _gains_by_fork(request: Request) -> bool:
-    """True for stages that a fork server serves: vLLM forks by itself, and a GPU's work is long."""
-    return request.image in ("core", "torch") and not request.resources.gpus
+        try:
+            with process:
+                yield process
+        finally:
+            with self._changed:
+                self._live.remove(process)
+                self._changed.notify_all()
 
 
 def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
@@ -172,7 +166,5 @@ def _end(process: Process) -> None:
     """Ends the supervisor's stdin, its sign to end the stage."""
     if isinstance(process, ForkedProcess):
         process.end()
-        return
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
+    elif process.stdin is not None:
         process.stdin.close()

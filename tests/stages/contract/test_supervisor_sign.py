@@ -1,4 +1,4 @@
-"""Supervisor of a stage whose orchestrator is on another host: it waits for signs of life."""
+"""The supervisor as a program: signs of life of an orchestrator elsewhere, secrets, exit codes."""
 
 from __future__ import annotations
 
@@ -59,16 +59,17 @@ def test_a_stage_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
 
 # `false` has ended before the supervisor looks at it.
 ENDS_AT_ONCE = """
-import os, subprocess
-from stages.harness import supervisor
+import os
+from stages.harness.supervisor import parse_options, supervise
 
-class Ended(subprocess.Popen):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+look = os.pidfd_open
 
-subprocess.Popen = Ended
-supervisor.main()
+def look_late(pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return look(pid)
+
+os.pidfd_open = look_late
+raise SystemExit(supervise(parse_options()))
 """
 
 
@@ -76,3 +77,29 @@ def test_a_stage_that_ends_at_once_was_started_all_the_same() -> None:
     command = [sys.executable, "-c", ENDS_AT_ONCE, "--", "false"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_secrets_are_the_first_line_of_stdin_and_its_end_ends_the_stage() -> None:
+    # It has its handler before it says anything.
+    tells = "import os; print(os.environ['PROBE_SECRET'], flush=True)"
+    program = WORKS.replace("signal.pause()", f"exec({tells!r}); signal.pause()")
+    command = [sys.executable, "-m", "stages.harness.supervisor", "--secrets"]
+    with subprocess.Popen(
+        [*command, "--", sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write('{"PROBE_SECRET": "s3cret"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline() == "s3cret\n"
+    assert process.returncode == 7
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    command = [sys.executable, "-m", "stages.harness.supervisor", "--", "/nowhere/python"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 127
+    assert done.stderr == "cannot start /nowhere/python: No such file or directory\n"
