@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import datetime
 
-from prefect.utilities.callables import parameter_schema
-
-from flows.iterate import iterate
 from flows.pipeline.config import RunConfig
 from flows.pipeline.presets import fresh_run
 
@@ -34,9 +31,3 @@ def test_the_longest_name_stays_a_name() -> None:
     named = fresh_run(RunConfig(name="n" * 100), SATURDAY)
     assert len(named.name) == 100
     assert named.name.endswith("-20261121-020000")
-
-
-def test_the_form_says_that_unchanged_parameters_compute_nothing() -> None:
-    shown = parameter_schema(iterate).model_dump_for_openapi()["properties"]["fresh"]
-    assert "computes nothing" in shown["description"]
-    assert shown["default"] is False
