@@ -51,7 +51,7 @@ def write_report(
         store: The store.
         name: Name of the folder; files of an earlier report are replaced.
         found: What was computed.
-        bandit: Artifact of the bandit experiment; None where it was not run.
+        bandit: Artifact of the bandit experiment; None if it was not run.
     """
     folder = store.run_path(name)
     drawn = _log_pi_ref(found) | kappa_figures(found)

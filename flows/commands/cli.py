@@ -43,7 +43,7 @@ from stages.contract.errors import (
 
 # Exit code of Ctrl-C in Typer, by the shell's convention.
 _EXIT_INTERRUPTED = 130
-# Of a failed stage's log; all of it is in the file that the message names.
+# Last lines of a failed stage's log that are shown; the message names the file, which has all.
 _SHOWN_LINES = 20
 _STOPPED = "stopped"
 

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 _CODE = ("oracle.py", "test_oracle.py")
-# Of a run.
+# Longest name of a run.
 _MAX_NAME = 100
 _NUM_PROMPTS = 640
 _NUM_CONVERSATIONS = 1500

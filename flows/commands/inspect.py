@@ -124,7 +124,7 @@ def compare(
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))
 
 
-# Of artifacts that a beginning of a key fits.
+# Most artifacts that are named if the beginning of a key fits several.
 _SHOWN = 10
 
 

@@ -34,7 +34,7 @@ _COLOURS = {
     "failed": "red",
     "crashed": "red",
 }
-# Of a step: it goes on, at once or after a while.
+# States of a step that goes on, at once or after a while.
 _AT_WORK = ("running", "preempted")
 _WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.3
@@ -130,7 +130,7 @@ class _LogPrinter:
         self._offsets[path] += len(new)
         prefix = f"{step.record.step}: " if several else ""
         for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
-            # Of a progress bar that draws over itself, what it showed last.
+            # A progress bar draws over itself: what it showed last counts.
             shown = prefix + line.rstrip("\r").rpartition("\r")[2]
             typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 

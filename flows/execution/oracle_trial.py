@@ -134,7 +134,7 @@ def _rows(prompts: Sequence[_Prompt], answers: Sequence[str]) -> list[dict[str, 
 
 
 def _warm_answer(config: RunConfig) -> list[str]:
-    """The first answer of the warm start's data; none where it is not plain to read."""
+    """The first answer of the warm start's data; none if it is not plain to read."""
     path = _data_file(config.inputs.warm_start)
     row = next((row for _, row in read_data_file(path)), {}) if path else {}
     turns = row.get(config.sft.messages_column) or [
@@ -145,7 +145,7 @@ def _warm_answer(config: RunConfig) -> list[str]:
 
 
 def _prompts(config: RunConfig) -> list[_Prompt] | None:
-    """The first prompts with their reference answers; None where they are not plain to read."""
+    """The first prompts with their reference answers; None if they are not plain to read."""
     params = config.prepare
     # That none is named, the plan says.
     path = _data_file(config.inputs.prompts[0] if config.inputs.prompts else None)

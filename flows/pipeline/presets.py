@@ -38,7 +38,7 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a preset with ``overrides`` laid over it.
 
     Without a preset, fields that ``overrides`` leaves out have their defaults. The store is that of
-    ``GEB_STORE`` where the overrides name none.
+    ``GEB_STORE`` if the overrides name none.
 
     Args:
         preset: Name of a preset, or ``NO_PRESET``.

@@ -92,7 +92,7 @@ def parse_yaml(text: str, place: str) -> Any:
     try:
         return _copied(yaml.load(text, _Loader), place, itertools.count())
     except (yaml.YAMLError, ValueError) as error:
-        # Of a date that no calendar has, PyYAML lets Python's own error through.
+        # PyYAML lets Python's own error through for a date that no calendar has.
         raise UserError(f"{place} is not YAML: {error}", "correct it") from error
     except RecursionError as error:
         raise _too_large(place, f"nested deeper than {_MAX_DEPTH} levels") from error

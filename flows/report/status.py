@@ -41,8 +41,8 @@ class StepStatus:
     def seconds(self) -> float | None:
         """Time that its stage took, or has taken so far; None if it is not on record.
 
-        Of a reused step it is that of the computation which made its artifact, by this run or an
-        earlier one: of a bucket, that is a request.
+        A reused step has the time of the computation that made its artifact, in this run or an
+        earlier one; for a store in a bucket that is a request.
         """
         if self.state == "reused":
             with suppress(DamagedArtifactError):
@@ -164,7 +164,7 @@ def run_status(record: RunRecord) -> RunStatus:
     try:
         names = step_names(record.config())
     except UserError:
-        # Of another version: what is on record is all that is known.
+        # Another version wrote the run: what is on record is all that is known.
         names = []
     known = {each.step: each for each in record.steps()}
     if last is not None:

@@ -95,7 +95,7 @@ class Summary(Figures):
         return [self.table(f"run {self.run}"), *suites]
 
     def kappa(self) -> str:
-        """κ as it was asked for, and where it was calibrated what came out of it by iteration."""
+        """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
         found = [row["kappa"] for row in self.rows if row.get("kappa") is not None]
         label = kappa_label(self.config.train)
         if self.config.train.target_ratio is None or not (label and found):

@@ -128,7 +128,7 @@ class Figures:
 
 @dataclass
 class SuiteFigures(Figures):
-    """Figures of one suite; rows as of :class:`Summary`, where it was run."""
+    """Figures of one suite; rows as of :class:`Summary`, if it was run."""
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)

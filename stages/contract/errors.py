@@ -10,7 +10,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER = 64
 EXIT_STOPPED = 143
-# Of either end of a long message; a run shows it up to three times.
+# Characters of either end of a long message that are kept; a run shows it up to three times.
 _END_CHARACTERS = 500
 
 

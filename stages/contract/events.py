@@ -19,7 +19,7 @@ from pydantic import (
 PROGRESS_INTERVAL_SECONDS = 0.5
 
 
-# Of one message: a library's exception may hold a whole batch as text.
+# Longest message: a library's exception may hold a whole batch as text.
 _MAX_CHARACTERS = 20_000
 
 

@@ -190,7 +190,7 @@ class Settings(BaseModel):
 class StageParams(Settings):
     """Parameters of one stage, and what the rest of the project needs to know of it.
 
-    Of the class variables only ``stage`` and ``version`` enter the key.
+    The class variables ``stage`` and ``version`` enter the key, others do not.
     """
 
     stage: ClassVar[str]

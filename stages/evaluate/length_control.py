@@ -186,7 +186,7 @@ class _Regression:
         # The library fetches this file from the hub, at whatever is there today.
         glm.hf_hub_download = lambda **_: str(gamed)
         with warnings.catch_warnings():
-            # Of scikit-learn's next versions; constraints/eval.txt has the one that was tried.
+            # It warns of scikit-learn's next versions; constraints/eval.txt pins one that works.
             warnings.simplefilter("ignore", FutureWarning)
             found = glm.get_length_controlled_winrate(
                 annotations,

@@ -42,8 +42,8 @@ class EvaluateParams(StageParams):
     """Longest n-grams, in words, of which distinct-n is computed."""
 
     log_pi_ref: Literal["off", "policy", "both"] = "both"
-    """Of whose samples the reference's log-probability is computed: none, the policy's, or also the
-    base's (for the plot of both distributions). Costs one forward pass over the samples."""
+    """Whose samples get the reference's log-probability: nobody's, the policy's, or also the base's
+    (for the plot of both distributions). Costs one forward pass over the samples."""
 
     length_controlled: Literal["off", "base", "reference"] = added_later("off")
     """Length-controlled win rate by AlpacaEval's regression, over the answers that a pairwise judge

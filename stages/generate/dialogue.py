@@ -23,7 +23,7 @@ from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import DTYPES, Precision, load_causal_lm, load_config
 from stages.modeling.tokenizers import load_tokenizer
 
-# Of a program that Ctrl-C ends, by the shell's convention.
+# Exit code of a program that Ctrl-C ends, by the shell's convention.
 _EXIT_INTERRUPTED = 130
 
 

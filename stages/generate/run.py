@@ -154,7 +154,7 @@ def _report_dropped(ctx: Context, dropped: int, num_prompts: int) -> None:
         f"{dropped} of {num_prompts} prompts are too long: the context has no room for "
         f"max_new_tokens={ctx.params.max_new_tokens} after them"
     )
-    # Of a shard alone: the others may have prompts that fit, as without shards.
+    # With shards, the others may have prompts that fit.
     if dropped == num_prompts and ctx.params.num_shards == 1:
         raise UserError(
             what, "lower max_new_tokens, or raise max_length_tokens if the policy's context allows"

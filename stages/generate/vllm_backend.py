@@ -136,7 +136,7 @@ def _own_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any]:
         "enforce_eager": settings.enforce_eager,
         # The K samples of a prompt share its keys and values.
         "enable_prefix_caching": True,
-        # Of the policy itself: before temperature and top-p.
+        # The policy's own, before temperature and top-p.
         "logprobs_mode": "raw_logprobs",
     }
     if policy.adapter is not None:

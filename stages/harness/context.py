@@ -95,11 +95,11 @@ class StageContext(Generic[P]):
         return paths
 
     def has(self, name: str) -> bool:
-        """True where the request has an input ``name``."""
+        """True if the request has an input ``name``."""
         return bool(self.inputs.get(name))
 
     def model(self, name: str) -> ModelSource:
-        """Source of the model given as input ``name``, with its adapter where the request has one.
+        """Source of the model given as input ``name``, with its adapter if the request has one.
 
         Raises:
             UserError: The request has no such input, or an adapter that is none of this model.

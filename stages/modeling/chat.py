@@ -12,7 +12,7 @@ from typing import Any
 from stages.contract.errors import UserError
 
 Messages = Sequence[Mapping[str, str]]
-# Of the rendering of one prompt, which takes a millisecond.
+# Time limit for one prompt's rendering, which takes a millisecond.
 _LIMIT_SECONDS = 5
 
 
@@ -121,7 +121,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def with_one_bos(tokenizer: Any, token_ids: Sequence[int]) -> list[int]:
-    """``token_ids`` as the model expects them: one BOS where its tokenizer uses one.
+    """``token_ids`` as the model expects them: one BOS if its tokenizer uses one.
 
     Templates of models that need a BOS write it themselves or leave it to the tokenizer; here it is
     added if it is missing and a doubled one, which shifts every reward and log-probability, is

@@ -14,7 +14,7 @@ from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.engine_errors import is_out_of_memory
 
-# Of a library's message.
+# Characters of a library's message that are shown.
 _SHOWN_CHARACTERS = 300
 
 
@@ -90,7 +90,7 @@ def explained(what: str, source: ModelSource) -> Iterator[None]:
         if is_out_of_memory(error) or not (is_usual or local_folder(source)):
             raise
         said = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-        # Of a library's own code: `'zelu'` alone says little.
+        # A library's own code raised it: `'zelu'` alone says little.
         said = said if is_usual and said else f"{type(error).__name__}: {said}"
         raise UserError(
             f"{what} of {source.name_or_path} cannot be loaded: {said}",

@@ -31,7 +31,7 @@ class Source:
         name: What it is, for messages.
         num_rows: Rows, or lines if blank ones are not told apart.
         read: Starts reading from the first row.
-        columns: All its columns, for messages, where rows have those of interest only.
+        columns: All its columns, for messages, if rows have those of interest only.
     """
 
     name: str

@@ -65,7 +65,7 @@ def split(
         sources: [N] 0 for a row of the ``test`` source, s for one of the s-th training source.
             There are either one training source or T of them.
         iterations: T.
-        test_prompts: Prompts to hold out where no row is of a ``test`` source.
+        test_prompts: Prompts to hold out if no row is of a ``test`` source.
         prompts_per_iteration: Most prompts in each of D_1…D_T; None takes all.
         seed: Decides who is held out, who goes to which part, and who is above the cap.
     """

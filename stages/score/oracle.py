@@ -41,7 +41,7 @@ class Oracle(Protocol):
         Args:
             rows: ``messages``, ``response``, ``reference_answer``, ``prompt_id`` and
                 ``sample_index`` of each response, all those of a prompt together; ``opponent``
-                where the stage was given opponents.
+                if the stage was given opponents.
 
         Yields:
             (place in ``rows``, verdict), in any order; what was yielded before an error is

@@ -172,7 +172,7 @@ class OracleEntry:
             need torch.
         section: Field of :class:`ScoreParams` that holds its settings.
         needs: Inputs of the stage that it cannot do without.
-        takes: Inputs that it reads where they are given.
+        takes: Inputs that it reads if they are given.
     """
 
     module: str

@@ -82,7 +82,7 @@ class SftParams(TrainingParams):
     """Longest conversation in tokens; unset takes the model's context. Longer ones are dropped and
     counted."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the saved weights; `auto` keeps the starting checkpoint's, float32 from scratch."""
+    """Type of the saved weights; `auto` keeps the starting checkpoint's, float32 from scratch."""
 
     @model_validator(mode="after")
     def _start_is_whole(self) -> Self:

@@ -113,7 +113,7 @@ def _open(path: Path) -> int:
         # For writing: NFS locks no file that is open for reading only.
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
-        # Of another user, who shares the lock.
+        # The file belongs to another user, who shares the lock.
         return os.open(path, os.O_RDONLY)
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.ELOOP):

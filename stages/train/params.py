@@ -72,7 +72,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     reference_logprobs: Literal["model", "sampler"] = "model"
     """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
     save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the saved weights; `auto` keeps the starting checkpoint's."""
+    """Type of the saved weights; `auto` keeps the starting checkpoint's."""
 
     @model_validator(mode="after")
     def _average_is_of_whole_models(self) -> Self:

@@ -78,8 +78,8 @@ class TrainingParams(StageParams, OptimizerParams):
     lora: LoraParams = LoraParams()
     """Low-rank adapters."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the forward pass; `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities and
-    optimizer state are float32 always."""
+    """Type of the forward pass: `auto` is bfloat16 on a GPU, float32 on the CPU. Log-probabilities
+    and optimizer state are float32 always."""
 
     row_layout: RowLayoutName = speed_only("packed")
     """`packed`: samples one after the other in one row, each prompt computed once for all of its

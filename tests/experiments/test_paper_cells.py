@@ -128,7 +128,7 @@ def test_the_coefficient_is_that_with_the_highest_mean_over_tuning_seeds(tmp_pat
     low, high = [each.name for each in runs[:2]], [each.name for each in runs[2:]]
     rewards = dict(zip([*low, *high], [0.9, 0.1, 0.6, 0.6], strict=True))
     assert choose(runs, rewards) == {row: {"train.kappa": 2}}
-    # Of values that are as good the first.
+    # The first of values that are as good.
     assert choose(runs, dict.fromkeys(rewards, 0.5)) == {row: {"train.kappa": 0.5}}
     # A value whose runs are measured in part has the mean of that part, not a smaller sum.
     assert choose(runs, {name: rewards[name] for name in [*low, high[0]]}) == {

@@ -82,7 +82,7 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server: str, kind:
     for each in found.values():
         assert (each.work_pool_name, each.work_queue_name) == ("geb", "runs")
         assert not any(schedule.active for schedule in each.schedules), "paused until wanted"
-        # Who sends none is taken for dead.
+        # A run that sends none is treated as dead.
         assert each.job_variables["env"][HEARTBEAT_VARIABLE] == str(HEARTBEAT_SECONDS)
         # A variable that was not set would have become nothing.
         assert "" not in leaves(each.job_variables)

@@ -18,7 +18,7 @@ from tests.probe_requests import probe_request
 def test_a_stage_goes_on_while_the_server_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what it says meanwhile, the server gets the latest alone."""
+    """The server gets the latest alone of what it says meanwhile."""
     asked, answered, last = threading.Event(), threading.Event(), threading.Event()
     sent: list[str] = []
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]
 PARAMS = {"num_samples": 3, "max_new_tokens": 12}
 VLLM = {"gpu_memory_utilization": 0.3, "max_num_seqs": 16}
-# Of a log-probability, in 16 bits and in float32.
+# Tolerance of a log-probability, in 16 bits and in float32.
 ROUNDING = {"bfloat16": 0.15, "float32": 1e-3}
 
 

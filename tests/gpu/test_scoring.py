@@ -18,7 +18,7 @@ ROWS = [
     for number in range(9)
     for sample in range(2)
 ]
-# Of scores of the order of 1 by weights of 8 bits.
+# Tolerance of scores of the order of 1 by weights of 8 bits.
 ROUNDING = 0.1
 
 

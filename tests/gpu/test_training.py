@@ -13,7 +13,7 @@ from tests.stages.train.train_helpers import request_for, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-# Of a loss of the order of 1 after a few steps at a high learning rate.
+# Tolerance of a loss of the order of 1 after a few steps at a high learning rate.
 FLOAT32, BFLOAT16 = 2e-3, 5e-2
 SETTINGS = {
     "off": {},

@@ -49,7 +49,7 @@ def store_label(place: str) -> str:
 
 
 def selector(store: str | None = None, key: str | None = None) -> str:
-    """Label selector of this project's pods; of one store, and of one key, where they are given."""
+    """Label selector of this project's pods; of one store, and of one key, if they are given."""
     wanted = {MANAGED_BY: GEB}
     if store is not None:
         wanted[STORE] = store_label(store)

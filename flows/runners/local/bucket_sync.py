@@ -70,7 +70,7 @@ class BucketSyncRunner:
                 on_event(Log(message="the store has it by now"))
                 return
             if request.writes_registry:
-                # Of one that was not pushed nobody knows whether its registry records were.
+                # Nobody knows whether the registry records of an unpushed artifact were pushed.
                 store.drop_local(request.stage, request.key)
             artifact = store.unpushed(request.stage, request.key)
             if artifact is None:

@@ -15,7 +15,7 @@ from stages.contract.errors import StageFailedError, UserError
 # A controller that is busy or starts anew is waited for by the commands themselves.
 _SECONDS = 120.0
 _FORMAT = "%i|%T|%r|%N|%j"
-# Of an orchestrator that is itself a job, these describe that job; a new one must not inherit them.
+# They describe the job that the orchestrator may be itself; a new job must not inherit them.
 _OWN_JOB = "SLURM_"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _AWAY = "down,drain,fail,maint,no_respond,reboot,unknown"

@@ -103,7 +103,7 @@ class JobFolder:
             (self.path / "stop").touch()
 
     def is_stopped(self) -> bool:
-        """True where its batch program has been told to end its steps."""
+        """True if its batch program has been told to end its steps."""
         return (self.path / "stop").exists()
 
     def has_owner(self) -> bool:

@@ -37,7 +37,7 @@ def ending_of(
     Args:
         job: Number of the job, which this run did not want to end.
         status: What its batch program said, or None if it could not.
-        fields: What Slurm says of it; nothing where Slurm was not asked, or has forgotten it.
+        fields: What Slurm says of it; nothing if Slurm was not asked, or has forgotten it.
         request: What it computed.
     """
     code, state = None if status is None else status.code, fields.get("JobState", "")

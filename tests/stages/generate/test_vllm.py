@@ -32,7 +32,7 @@ from tests.vllm_session import ENVIRONMENT, PYTHON, vllm_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-# Of unlike lengths, the longest at the end.
+# Their lengths differ, the longest at the end.
 TEXTS = [*SHORT_TEXTS, *(" ".join(WORDS * repeats) for repeats in (2, 3, 4))]
 ENGINE = {"kv_cache_gib": 0.25, "enforce_eager": True, "max_num_seqs": 16}
 PARAMS = {
