@@ -111,7 +111,7 @@ class Summary(Figures):
 
 def last_iteration(run: Summary) -> int | None:
     """The last iteration that has an evaluation on held-out prompts."""
-    done = [row["iteration"] for row in run.rows[1:] if row["mean_reward"] is not None]
+    done = [row["iteration"] for row in run.rows[1:] if row.get("mean_reward") is not None]
     return done[-1] if done else None
 
 

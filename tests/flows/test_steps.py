@@ -13,6 +13,7 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
 from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
+from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
@@ -236,8 +237,10 @@ def test_a_judge_that_compares_gets_opponents_also_as_a_part_of_a_sum():
 
 
 def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
+    write_checkpoint(tmp_path, {"model_type": "llama"})
+
     def inputs(*overrides):
-        step = steps_of("iterations=1", f"inputs.oracle_model={ROOT / 'data'}", *overrides)
+        step = steps_of("iterations=1", f"inputs.oracle_model={tmp_path}", *overrides)
         return step["iteration-1/score/0"].inputs.keys()
 
     assert inputs() == {"responses", "code"}

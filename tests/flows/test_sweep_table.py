@@ -95,9 +95,8 @@ def test_a_narrow_terminal_shows_the_grid_and_whole_figures() -> None:
 def test_files_have_a_row_per_combination_and_figure_and_one_per_run(tmp_path: Path) -> None:
     written = {path.name: path for path in write_files(swept(ONE, TWO), tmp_path)}
     first, second = csv.DictReader(written["over-seeds.csv"].read_text().splitlines())
-    assert (first["method"], first["figure"], first["runs"]) == (
-        *("train.kappa=0.5", "mean_reward", "3"),
-    )
+    assert first["method"] == "train.kappa=0.5"
+    assert (first["figure"], first["runs"]) == ("mean_reward", "3")
     assert float(first["mean"]) == pytest.approx(0.55)
     assert float(first["low"]) == pytest.approx(0.4258, abs=1e-4)
     assert float(second["high"]) == pytest.approx(0.9742, abs=1e-4)
