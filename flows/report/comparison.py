@@ -8,7 +8,6 @@ given. Methods with several runs are tested against the first over seeds, single
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,11 +36,12 @@ from flows.report.rows import (
     Row,
     adjusted,
     compared,
+    method_labels,
     method_rows,
     p_text,
     run_rows,
 )
-from flows.report.summary import Summary, kappa_label, last_iteration, summarise
+from flows.report.summary import Summary, last_iteration, summarise
 from flows.report.table import (
     COLUMNS,
     DROPPED_FIRST,
@@ -66,10 +66,6 @@ _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
 _SIGNIFICANT = 0.05
-# Settings in which repetitions of one method may differ.
-_NOT_OF_THE_METHOD = (
-    *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
-)
 _COLUMNS = {each.name: each for each in (*COLUMNS, *SUITE_COLUMNS)}
 _CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
@@ -298,27 +294,6 @@ def compare_summaries(
         )
     ]
     return Comparison(runs, methods, rows, adjusted(paired), over_seeds)
-
-
-def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
-    """The method of each run by the run's name; repetitions have the same label."""
-    labels: dict[str, str] = {}
-    known: dict[str, str] = {}
-    for run in runs:
-        whole = json.loads(run.config.to_json())
-        own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
-        method = json.dumps(own, sort_keys=True)
-        if method not in known:
-            known[method] = _label(run, set(known.values()))
-        labels[run.run] = known[method]
-    return labels
-
-
-def _label(run: Summary, taken: set[str]) -> str:
-    train = run.config.train
-    design = "f-DPO" if train.design == "none" else train.design
-    label = ", ".join(filter(None, (design, str(train.divergence), kappa_label(train))))
-    return label if label not in taken else f"{label} ({run.run})"
 
 
 def training_log_pi_ref(run: Summary) -> list[float]:

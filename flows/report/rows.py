@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
@@ -12,7 +13,7 @@ import numpy as np
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
-from flows.report.summary import Summary, last_iteration
+from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
     COLUMNS,
     POLICY,
@@ -26,6 +27,10 @@ from flows.report.table import (
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
+# Settings in which repetitions of one method may differ.
+_NOT_OF_THE_METHOD = (
+    *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
+)
 _SHARES = {each.name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share}
 _SHARES |= {ACCURACY, LENGTH_CONTROLLED}
 
@@ -131,6 +136,27 @@ def _rows(
         found = figure_of(row, name)
         if found is not None:
             yield Row(*place, name, found.value, found.low, found.high)
+
+
+def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
+    """The method of each run by the run's name; repetitions have the same label."""
+    labels: dict[str, str] = {}
+    known: dict[str, str] = {}
+    for run in runs:
+        whole = json.loads(run.config.to_json())
+        own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
+        method = json.dumps(own, sort_keys=True)
+        if method not in known:
+            known[method] = _label(run, set(known.values()))
+        labels[run.run] = known[method]
+    return labels
+
+
+def _label(run: Summary, taken: set[str]) -> str:
+    train = run.config.train
+    design = "f-DPO" if train.design == "none" else train.design
+    label = ", ".join(filter(None, (design, str(train.divergence), kappa_label(train))))
+    return label if label not in taken else f"{label} ({run.run})"
 
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
