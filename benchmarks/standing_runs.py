@@ -49,8 +49,19 @@ class Held:
     database_mib: float
 
 
+def _serves_a_run(process: psutil.Process) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "prefect.engine" in words or "_workspace_supervisor" in words
+
+
 def _held(standing: Standing, home: Path, runs: int, seconds: float) -> Held:
     first = psutil.Process(standing.pid)
+    # The process of a run takes a moment to end after its last state.
+    while any(_serves_a_run(each) for each in first.children(recursive=True)):
+        time.sleep(_POLL_SECONDS)
     own = [first, *first.children(recursive=True)]
     database = sum(each.stat().st_size for each in (home / "prefect").glob("prefect.db*"))
     return Held(
