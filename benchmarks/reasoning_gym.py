@@ -1,4 +1,4 @@
-"""How often a model solves the tasks of reasoning-gym: which of them can it learn by sampling?
+"""Share of reasoning-gym's tasks that a model solves: which of them can it learn by sampling?
 
     python -m benchmarks.reasoning_gym                    # SmolLM2-135M-Instruct, all short tasks
     python -m benchmarks.reasoning_gym --tasks 'chain_sum max_terms=2 max_digits=2' lcm

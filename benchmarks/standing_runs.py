@@ -37,7 +37,7 @@ _COMPLAINT = re.compile(r"database is locked|Traceback|\bERROR\b|\bCRITICAL\b")
 
 @dataclass(frozen=True)
 class Held:
-    """What the processes of `geb up` hold after some runs; the runs' own processes are gone."""
+    """Resources of the processes of `geb up` after some runs, whose own processes have ended."""
 
     runs: int
     seconds: float

@@ -38,7 +38,7 @@ class Figure(NamedTuple):
     Attributes:
         suite: Suite that it is measured on; None for held-out prompts.
         name: Its name in ``metrics.json``.
-        whole: The largest share in the paper's unit, 1 or 100; None if the figure is no share.
+        whole: The largest share in the paper's unit, 1 or 100; None for any other figure.
         form: Format with as many decimals as the paper gives.
     """
 
@@ -205,7 +205,7 @@ class Part(Settings):
     title: str
     """Number and title."""
     note: str = ""
-    """What its figures are."""
+    """Meaning of its figures, shown below it."""
     experiments: tuple[str, ...] = ()
     """Experiments whose cells it has."""
     divergences: tuple[str, ...] = DIVERGENCES
@@ -213,9 +213,9 @@ class Part(Settings):
     figures: tuple[str, ...] = ()
     """Its figures under each divergence."""
     pass_at_16: bool = False
-    """Whether it has pass@16 of hard prompts besides."""
+    """True if a column with pass@16 of hard prompts is added."""
     shows: Literal["mean", "spread", "test"] = "mean"
-    """What is shown over seeds: the mean, mean ± deviation, or the difference from f-DPO."""
+    """Statistic over seeds: the mean, mean ± deviation, or the difference from f-DPO."""
 
 
 _WRITTEN = read_yaml(Path(__file__).with_name("parts.yaml"))

@@ -190,7 +190,7 @@ def _ties(summary: Summary) -> Iterator[str]:
 
 
 def _cautions(summary: Summary) -> Iterator[str]:
-    """What limits the verdict on the last model: its observations, and what became worse."""
+    """Limits of the verdict on the last model: its observations, and figures that fell."""
     t = last_iteration(summary) or 0
     metrics = summary.read_json(f"iteration-{t}/evaluate", "metrics.json")
     if not metrics:

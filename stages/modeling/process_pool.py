@@ -264,7 +264,7 @@ def _work(
     threading.Thread(target=_await_parent, daemon=True).start()
     # Before torch is imported, which unpickling does.
     os.environ.update(environment)
-    # If the stage is killed while an item hangs, SIGALRM ends this process too; 0 is no alarm.
+    # SIGALRM ends this process if the stage is killed while an item hangs; 0 sets no alarm.
     limit = 0 if timeout_seconds is None else math.ceil(2 * timeout_seconds) + 1
     try:
         function = pickle.loads(load)()
