@@ -22,7 +22,7 @@ from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Output, Step
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
 from stages.store.base import Artifact
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
@@ -149,4 +149,5 @@ def with_others(
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, UserError)
+    # Preemptions have a number of their own, which has been used up then.
+    return not isinstance(error, UserError | PreemptedError)

@@ -228,6 +228,9 @@ class Execution(Settings):
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
     """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
+    preemptions: int = Field(20, ge=0)
+    """Times in a row that a stage may lose its machine without a new checkpoint; they use up no
+    retry. The pause before another attempt doubles each time, up to 64-fold."""
     retry_delay_seconds: float = Field(5, ge=0)
     """Pause before another attempt."""
     grace_seconds: float = Field(30, gt=0)
