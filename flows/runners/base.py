@@ -40,6 +40,10 @@ LOOK_STEP = "doctor/"
 """Start of the steps in which a place is looked at and no stage runs."""
 
 
+class PlaceNotice(Log):
+    """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
+
+
 class Runner(Protocol):
     """Starts stages and waits for them. Safe to use from several threads."""
 
@@ -78,7 +82,7 @@ def log_once(on_event: OnEvent) -> Callable[[str], None]:
         nonlocal said
         if not said:
             said = True
-            on_event(Log(message=message))
+            on_event(PlaceNotice(message=message))
 
     return say
 
