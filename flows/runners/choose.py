@@ -13,7 +13,7 @@ from flows.runners.local.process import ProcessRunner
 from flows.runners.place import PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import GebError, NoStoreError, UserError
 from stages.contract.params import Settings
 from stages.store.base import Store
 
@@ -112,7 +112,10 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     if runner == "slurm":
         from flows.runners.slurm.folder import sweep
 
-        return sweep(Store.open(config.store), cancel=True)
+        try:
+            return sweep(Store.open(config.store), cancel=True)
+        except NoStoreError as error:
+            return [f"jobs were not looked for: {error}"]
     if runner in (None, "docker"):
         from flows.runners.docker.container import reap as reap_containers
 

@@ -113,6 +113,14 @@ def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
             "create it, or correct execution.kubernetes.volumes",
             "never",
         )
+    if "unbound" in said and "PersistentVolumeClaim" in said:
+        claims = [each.get("persistentVolumeClaim") for each in pod["spec"].get("volumes") or ()]
+        names = ", ".join(each["claimName"] for each in claims if each)
+        return Obstacle(
+            f"a claim of the pod is bound to no volume: {said}",
+            f"`kubectl describe pvc` says why (claims of the pod: {names}): the cluster needs a "
+            "storage class that provisions volumes with the claim's access mode, or such a volume",
+        )
     return Obstacle(
         f"no node takes the pod: {said or condition.get('reason', '')}",
         f"lower resources.{stage}, correct execution.kubernetes.node_selector or tolerations, "
