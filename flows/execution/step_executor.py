@@ -93,7 +93,7 @@ class StepExecutor:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
-        check_place(config.execution, config.resources)
+        check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
         self._forced = forced_steps()
         self._set_aside: set[str] = set()

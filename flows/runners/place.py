@@ -314,7 +314,8 @@ class Poller(Generic[T]):
 
 def writable_folders(request: Request) -> list[Path]:
     """Folders of the store that a stage writes to; it sees the rest read-only."""
-    store = Store.open(request.store)
+    # Not opened: of a store that is not there yet, too, the folders are known.
+    store = Store(Path(request.store))
     folders = [
         store.root / "artifacts" / request.stage,
         store.root / "leases" / request.stage,
