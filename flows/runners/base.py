@@ -19,6 +19,7 @@ from stages.contract.errors import (
     EXIT_STOPPED,
     EXIT_USER,
     PreemptedError,
+    RefusedError,
     StageFailedError,
     StoppedError,
     UserError,
@@ -58,6 +59,7 @@ class Runner(Protocol):
 
         Raises:
             UserError: The stage refused the request or its data (exit code 64).
+            RefusedError: The place refused the stage.
             StageFailedError: It ended otherwise; a retry may help.
             PreemptedError: The scheduler or the host took its machine from it: a kind of
                 StageFailedError that uses up no retry while checkpoints move on.
@@ -273,7 +275,7 @@ def _raise_for_kind(
     last = tuple(tail.lines)
     match ending.kind:
         case "refused":
-            raise UserError(f"{where}: {ending.message}", ending.remedy)
+            raise RefusedError(f"{where}: {ending.message}", ending.remedy)
         case "taken":
             raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {log}", last)
         case "out_of_memory":

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flows.runners.attempt_log import AttemptLog, new_log
 from flows.runners.base import Ending, FailureTail, OnEvent, PlaceNotice, raise_for
-from stages.contract.errors import LeaseLostError, StageFailedError
+from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -130,11 +130,12 @@ class PlaceRunner(Generic[W]):
             store = Store.open(request.store)
             if not at_once and store.load(request.stage, request.key) is not None:
                 return
-            work = place.find(request, on_event, stopping)
-            if work is None:
-                work = place.submit(request, on_event, stopping)
-            else:
-                on_event(Log(message=f"taking over {work.title}, which computes this already"))
+            with _refusals():
+                work = place.find(request, on_event, stopping)
+                if work is None:
+                    work = place.submit(request, on_event, stopping)
+                else:
+                    on_event(Log(message=f"taking over {work.title}, which computes this already"))
             self._follow(work, request, on_event, lease.check)
 
     def stop_all(self) -> None:
@@ -164,7 +165,10 @@ class PlaceRunner(Generic[W]):
                 AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
                 for path, tail in zip(paths, tails, strict=True)
             ]
-            endings = self._place.follow(work, request, logs, on_event, self._stopping, check_owner)
+            with _refusals():
+                endings = self._place.follow(
+                    work, request, logs, on_event, self._stopping, check_owner
+                )
             logs[0].warn_if_incomplete(paths[0], on_event)
         remove_empty_work(request)
         raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
@@ -192,6 +196,18 @@ class PlaceRunner(Generic[W]):
             with self._changed:
                 self._live.remove(work)
                 self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes what a place calls a person's mistake the refusal of a stage."""
+    try:
+        yield
+    except UserError as error:
+        # A damaged record is the store's matter.
+        if type(error) is UserError:
+            raise RefusedError(error.message, error.remedy) from error
+        raise
 
 
 def work_name(request: Request) -> str:

@@ -46,6 +46,10 @@ class UserError(GebError, ValueError):
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
 
 
+class RefusedError(UserError):
+    """The place of the stages refuses one, as the run is configured: the run ends at once."""
+
+
 class StoreError(GebError):
     """The store cannot be reached or written: a failure, never a reason to compute again."""
 

@@ -19,7 +19,7 @@ from flows.runners.slurm.folder import JobFolder, Status
 from flows.runners.slurm.job import batch_program, computes, submit_options
 from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
 from flows.runners.slurm.watch import Tail, ending_of
-from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
@@ -201,8 +201,8 @@ def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Req
 @pytest.mark.parametrize(
     ("end", "kind", "message"),
     [
-        (ending(143, "CANCELLED"), UserError, "was cancelled"),
-        (ending(None, "CANCELLED"), UserError, "was cancelled"),
+        (ending(143, "CANCELLED"), RefusedError, "was cancelled"),
+        (ending(None, "CANCELLED"), RefusedError, "was cancelled"),
         (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
         (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
         (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
