@@ -72,13 +72,18 @@ def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
     async def read_and_write() -> None:
         config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
         engine = await config.engine()
-        async with await config.session(engine) as session:
-            async with config.begin_transaction(session):
-                await session.execute(text("SELECT * FROM runs"))
-                with contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
-                    with contextlib.suppress(sqlite3.OperationalError), other:
-                        other.execute(add)
-                await session.execute(text(add))
+        async with (
+            await config.session(engine) as session,
+            config.begin_transaction(session),
+        ):
+            await session.execute(text("SELECT * FROM runs"))
+            with (
+                contextlib.closing(sqlite3.connect(path, timeout=0)) as other,
+                contextlib.suppress(sqlite3.OperationalError),
+                other,
+            ):
+                other.execute(add)
+            await session.execute(text(add))
         await engine.dispose()
 
     with contextlib.closing(sqlite3.connect(path)) as first:
