@@ -24,6 +24,7 @@ from flows.commands import (
     models,
     paper,
     run,
+    schedules,
     status,
     store,
     up,
@@ -53,10 +54,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (init, fetch, run, status, evaluate, inspect, models, store, doctor, paper, up):
+for module in (
+    *(init, fetch, run, schedules, status, evaluate, inspect, models, store, doctor, paper, up),
+):
     for command in module.COMMANDS:
         app.command()(command)
 app.add_typer(images.images, name="images")
+app.add_typer(schedules.schedules, name="schedules")
 
 
 def _version(asked: bool) -> None:
