@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from flows.pipeline.config import Evaluation
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
+    BASE,
     COLUMNS,
     POLICY,
     SUITE_COLUMNS,
@@ -24,6 +26,7 @@ from flows.report.table import (
     figure_of,
     interval_text,
 )
+from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
@@ -273,6 +276,34 @@ def _paired(
         found = paired_difference(first, second)
         at = len(shared), float(first.mean()), float(second.mean())
         yield Paired(*place, *at, found.value, found.low, found.high, found.p_value)
+
+
+def against_base(
+    artifacts: Mapping[str, Artifact],
+    evaluation: Evaluation,
+    step: str,
+    names: Sequence[str] = ("mean_reward",),
+    prefixes: tuple[str, str] = ("base", "policy"),
+) -> list[Paired]:
+    """Compares figures of an evaluation's policy with its base's; those that are equal left out.
+
+    Args:
+        artifacts: Artifacts by the name of their step.
+        evaluation: Settings of the evaluation.
+        step: Name of its step.
+        names: The figures.
+        prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
+    """
+    both = zip(prefixes, (BASE, POLICY), strict=True)
+    base, policy = (
+        Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
+    )
+    found: list[Paired] = []
+    for name in names:
+        if name in base and name in policy:
+            place = step, POLICY, BASE, 0, name
+            found += _paired(place, means(base[name]), means(policy[name]))
+    return found
 
 
 def adjusted(found: Sequence[Paired]) -> list[Paired]:
