@@ -68,7 +68,7 @@ def sample_and_score(
     iteration: int,
     sampling: Sampling,
     policy: Model,
-    prompts: Output,
+    prompts: Source,
     base: Samples | None = None,
 ) -> Samples:
     """Samples responses to a table of prompts and scores them, shard by shard.

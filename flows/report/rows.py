@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.pipeline.config import Evaluation
+from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
@@ -146,13 +146,18 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     labels: dict[str, str] = {}
     known: dict[str, str] = {}
     for run in runs:
-        whole = json.loads(run.config.to_json())
-        own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
-        method = json.dumps(own, sort_keys=True)
+        method = method_of(run.config)
         if method not in known:
             known[method] = _label(run, set(known.values()))
         labels[run.run] = known[method]
     return labels
+
+
+def method_of(config: RunConfig) -> str:
+    """Everything in a configuration that its repetitions share."""
+    whole = json.loads(config.to_json())
+    own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
+    return json.dumps(own, sort_keys=True)
 
 
 def _label(run: Summary, taken: set[str]) -> str:
