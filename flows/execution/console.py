@@ -53,6 +53,10 @@ class LineObserver(Observer):
         """See :class:`flows.execution.observer.Observer`."""
         self._say(run, f"[bold yellow]warning[/] {escape(message)}")
 
+    def sweep_moved(self, sweep: str, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        self._say(sweep, f"[bold]{escape(message)}[/]")
+
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         how = "cached" if state == "reused" else f"{seconds:.1f} s"

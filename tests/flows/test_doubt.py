@@ -47,7 +47,7 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
         "another training seed",
     ]
     fresh = pq.read_table(store / "runs/small-doubt/fresh.parquet")["messages"].to_pylist()
-    assert [each[0]["content"][12:] for each in fresh] == ["tea to room 7.", "towels to room 7."]
+    assert [each[0]["content"][13:] for each in fresh] == ["tea to room 7.", "towels to room 7."]
     # A model that is its base again gains nothing, whatever the seed.
     assert checks["another sampling seed"]["passed"] is False
     assert checks["another training seed"]["passed"] is None
