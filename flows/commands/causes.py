@@ -11,6 +11,7 @@ import typer
 from flows.commands.common import (
     AsJson,
     Overrides,
+    Registered,
     RunName,
     StorePath,
     answer,
@@ -77,9 +78,7 @@ def what_if(
 
 
 def doubt(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")
-    ],
+    model: Registered,
     prompts: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Prompts that nothing has seen; else what is left over."),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.common import AsJson, StorePath, answer, console
+from flows.commands.common import AsJson, Registered, StorePath, answer, console
 from flows.report.model_card import base_of, place_of
 from flows.report.model_card import export as export_to
 from flows.report.table import FittedTable, formatted, interval_text
@@ -85,9 +85,7 @@ def _win_rate(metrics: Mapping[str, Any]) -> str:
 
 
 def promote(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")
-    ],
+    model: Registered,
     store: StorePath = "store",
     alias: Alias = "production",
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
@@ -130,13 +128,8 @@ def rollback(
     console.print(f"{name}@{alias} is version {moved.version}")
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the registry.")
-]
-
-
 def export(
-    model: Model,
+    model: Registered,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
     store: StorePath = "store",
 ) -> None:
@@ -148,7 +141,7 @@ def export(
 
 
 def chat(
-    model: Model,
+    model: Registered,
     store: StorePath = "store",
     base: Annotated[
         bool, typer.Option(help="Let the model that training started from answer beside it.")

@@ -162,7 +162,9 @@ class ConsoleObserver(LineObserver):
             shown.bar, completed=event.done, total=event.total, unit=unit, metrics=shown.metrics
         )
         # By unit, so that the next phase of a stage has a line at once.
-        if self._console.is_terminal or now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
+        if self._console.is_terminal or not event.done:
+            return
+        if now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
             return
         shown.printed[unit] = now
         share = f"({100 * event.done / max(event.total, 1):.0f} %)"

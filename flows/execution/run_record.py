@@ -84,9 +84,10 @@ class RunRecord:
         """
         # Before a path is made of it: `../elsewhere` is no name.
         if not is_name(name) or name.endswith((".yaml", ".yml")):
+            known = ", ".join(runs(store)) or "none"
             raise UserError(
                 f"{name!r} is not the name of a run",
-                "name the run, not its file: `geb status` lists the runs of a store",
+                f"name the run, not its file; runs in {store.location}: {known}",
             )
         record = cls(store, name)
         if not os.path.lexists(record.path / "config.json"):
