@@ -69,7 +69,7 @@ def sample_and_score(
     iteration: int,
     sampling: Sampling,
     policy: Model,
-    prompts: Output,
+    prompts: Source,
     base: Samples | None = None,
     sampled: Samples | None = None,
 ) -> Samples:

@@ -94,7 +94,7 @@ class Steps:
         shard: int,
         sampling: Sampling,
         policy: Model,
-        prompts: Output,
+        prompts: Source,
     ) -> Step:
         """Samples responses to one shard of a table of prompts."""
         return Step(
@@ -119,8 +119,8 @@ class Steps:
         place: str,
         iteration: int,
         shard: int,
-        responses: Output,
-        opponents: Output | None = None,
+        responses: Source,
+        opponents: Source | None = None,
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs = {

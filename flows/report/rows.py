@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
@@ -25,6 +26,7 @@ from flows.report.table import (
     figure_of,
     interval_text,
 )
+from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
@@ -144,13 +146,18 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     labels: dict[str, str] = {}
     known: dict[str, str] = {}
     for run in runs:
-        whole = json.loads(run.config.to_json())
-        own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
-        method = json.dumps(own, sort_keys=True)
+        method = method_of(run.config)
         if method not in known:
             known[method] = _label(run, set(known.values()))
         labels[run.run] = known[method]
     return labels
+
+
+def method_of(config: RunConfig) -> str:
+    """Everything in a configuration that its repetitions share."""
+    whole = json.loads(config.to_json())
+    own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
+    return json.dumps(own, sort_keys=True)
 
 
 def _label(run: Summary, taken: set[str]) -> str:
@@ -274,6 +281,34 @@ def _paired(
         found = paired_difference(first, second)
         at = len(shared), float(first.mean()), float(second.mean())
         yield Paired(*place, *at, found.value, found.low, found.high, found.p_value)
+
+
+def against_base(
+    artifacts: Mapping[str, Artifact],
+    evaluation: Evaluation,
+    step: str,
+    names: Sequence[str] = ("mean_reward",),
+    prefixes: tuple[str, str] = ("base", "policy"),
+) -> list[Paired]:
+    """Compares figures of an evaluation's policy with its base's; those that are equal left out.
+
+    Args:
+        artifacts: Artifacts by the name of their step.
+        evaluation: Settings of the evaluation.
+        step: Name of its step.
+        names: The figures.
+        prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
+    """
+    both = zip(prefixes, (BASE, POLICY), strict=True)
+    base, policy = (
+        Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
+    )
+    found: list[Paired] = []
+    for name in names:
+        if name in base and name in policy:
+            place = step, POLICY, BASE, 0, name
+            found += _paired(place, means(base[name]), means(policy[name]))
+    return found
 
 
 def adjusted(found: Sequence[Paired]) -> list[Paired]:

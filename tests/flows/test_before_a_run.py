@@ -59,6 +59,23 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
     assert said_of(tmp_path, 1000, train=train) == []
 
 
+@pytest.mark.parametrize(
+    ("execution", "is_told"),
+    [
+        ({}, True),
+        ({"interpreters": {"generate": sys.executable}}, False),
+        ({"runner": "docker"}, False),
+    ],
+)
+def test_a_backend_that_no_interpreter_has_is_told(
+    tmp_path: Path, execution: dict[str, Any], is_told: bool
+) -> None:
+    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
+    settings = {"train": train, "generate": {"backend": "vllm"}, "execution": execution}
+    told = [each for each in said_of(tmp_path, 1000, **settings) if "make setup-vllm" in each]
+    assert bool(told) == is_told
+
+
 def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:
     empty = tmp_path / "test.jsonl"
     empty.write_text("")
