@@ -52,6 +52,10 @@ class Inputs(Settings):
     """Reward model, for the oracles that are one."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
+    objective_code: str | None = None
+    """Python file of an objective of your own (`train.objective: python`)."""
+    strategy_code: str | None = None
+    """Python file of a pair strategy of your own (`pair.strategy: python`)."""
 
 
 SuiteName = Annotated[
