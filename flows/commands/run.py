@@ -36,6 +36,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
+from flows.execution.trial import try_own_objective, try_own_strategy
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
@@ -158,12 +159,16 @@ def _run(
 
 
 def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
-    """Tries the oracle, and warns of settings that cannot work, where they are still to matter.
+    """Tries code of the user's, and warns of settings that cannot work, where it is to matter.
 
     Raises:
-        UserError: The oracle cannot work.
+        UserError: The oracle, the objective or the pair strategy cannot work.
     """
     to_run = {line.stage for line in lines if line.action == "run"}
+    if "train" in to_run:
+        try_own_objective(config)
+    if "pair" in to_run:
+        try_own_strategy(config)
     said = [try_oracle(config) if "score" in to_run else None]
     said += cautions(config) if "train" in to_run else []
     for each in filter(None, said):

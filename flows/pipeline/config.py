@@ -55,6 +55,10 @@ class Inputs(Settings):
     perplexity_text: str | None = None
     """Text that training does not aim at, passages between blank lines: each evaluation has its
     perplexity under the policy and under the base."""
+    objective_code: str | None = None
+    """Python file of an objective of your own (`train.objective: python`)."""
+    strategy_code: str | None = None
+    """Python file of a pair strategy of your own (`pair.strategy: python`)."""
 
 
 SuiteName = Annotated[

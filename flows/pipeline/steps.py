@@ -46,8 +46,8 @@ class Steps:
     Args:
         config: The run's configuration.
         external: Its outside inputs, resolved: ``policy``, ``prompts``, ``test_prompts``,
-            ``warm_start``, ``oracle_model``, ``oracle_code``, and the suites' by
-            :func:`flows.pipeline.inputs.suite_input`.
+            ``warm_start``, ``oracle_model``, ``oracle_code``, ``objective_code``,
+            ``strategy_code``, and the suites' by :func:`flows.pipeline.inputs.suite_input`.
     """
 
     def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -141,7 +141,11 @@ class Steps:
         return Step(
             f"iteration-{iteration}/pair",
             self._config.pair,
-            {"responses": samples.responses, "scores": samples.scores},
+            {
+                "responses": samples.responses,
+                "scores": samples.scores,
+                **self._own_code("strategy_code", asked=self._config.pair.strategy == "python"),
+            },
             self._seed("pair", iteration),
             iteration,
         )
@@ -158,10 +162,15 @@ class Steps:
                 **policy.inputs("policy"),
                 **reference.inputs("reference"),
                 "pairs": list(pairs),
+                **self._own_code("objective_code", asked=params.objective == "python"),
             },
             self._seed("train", iteration),
             iteration,
         )
+
+    def _own_code(self, name: str, *, asked: bool) -> dict[str, Sequence[Source]]:
+        """The file of a function of the user's; one that is not asked must not change the key."""
+        return {"code": self._external[name]} if asked else {}
 
     def trained(self, policy: Model, made: Output) -> Model:
         """The policy that a training from ``policy`` made."""

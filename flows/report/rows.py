@@ -162,8 +162,7 @@ def method_of(config: RunConfig) -> str:
 
 def _label(run: Summary, taken: set[str]) -> str:
     train = run.config.train
-    design = "f-DPO" if train.design == "none" else train.design
-    label = ", ".join(filter(None, (design, str(train.divergence), kappa_label(train))))
+    label = ", ".join(filter(None, (train.method, str(train.divergence), kappa_label(train))))
     return label if label not in taken else f"{label} ({run.run})"
 
 

@@ -121,7 +121,7 @@ def last_iteration(run: Summary) -> int | None:
 
 def kappa_label(train: TrainParams) -> str:
     """κ as it was asked for: `κ 1`, `κ 1, 0.5` by iteration, or `ratio 0.001`; empty for f-DPO."""
-    if train.design == "none":
+    if not train.has_bonus:
         return ""
     if train.target_ratio is not None:
         return f"ratio {train.target_ratio:g}"

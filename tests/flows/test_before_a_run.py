@@ -17,10 +17,14 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.execution.sampling_trial import SamplingTrial
+from flows.execution.trial import try_own_objective
+from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
+from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb, write_config
 from tests.flows.probes import wait_until
@@ -185,6 +189,50 @@ def test_a_constant_on_a_made_up_prompt_tells_nothing(tmp_path: Path) -> None:
     constant = f"{SCORE}    return [0.25] * len(responses)\n"
     inputs = {"prompts": [f"owner/name@{'0' * 40}"]}
     assert try_oracle(load_config(with_oracle(tmp_path, constant, inputs=inputs))) is None
+
+
+OWN_CODE = {
+    "objective": ("train", "objective", "def objective(chosen, rejected):\n"),
+    "strategy": ("pair", "strategy", "def select(responses, seed):\n"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_CODE)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_objective_or_a_strategy_is_refused_before_the_first_stage(
+    tmp_path: Path, kind: str, command: str
+) -> None:
+    section, field, head = OWN_CODE[kind]
+    code = tmp_path / "own.py"
+    code.write_text(f"{head}    return 1 / 0\n")
+    inputs = {f"{kind}_code": str(code)}
+    done = geb(command, write_config(tmp_path, inputs=inputs, **{section: {field: "python"}}))
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 64, message
+    assert "was tried before the run" in message
+    assert "ZeroDivisionError: division by zero (line 2 of own.py)" in message
+    assert not (tmp_path / "store/artifacts").exists()
+
+
+@pytest.mark.parametrize("kind", OWN_CODE)
+def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    section, field, _ = OWN_CODE[kind]
+    with pytest.raises(UserError, match=f"{section}.{field} is 'python', and inputs.{kind}_code"):
+        plan(load_config(write_config(tmp_path, **{section: {field: "python"}})))
+
+
+def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
+    config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
+    try_own_objective(config)
+    train = next(each for each in all_steps(config) if each.name == "iteration-1/train")
+    [code] = train.inputs["code"]
+    assert isinstance(code, FileInput)
+    assert code.digest == digest_of(ROOT / "examples/objective.py")
+    plain = config.model_copy(
+        update={"train": config.train.model_copy(update={"objective": "geb"})}
+    )
+    train = next(each for each in all_steps(plain) if each.name == "iteration-1/train")
+    assert "code" not in train.inputs
 
 
 NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each in references]\n"
