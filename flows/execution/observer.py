@@ -30,6 +30,9 @@ class Observer:
     def run_warning(self, run: str, message: str) -> None:
         """A run goes on without something that a person asked for."""
 
+    def sweep_moved(self, sweep: str, message: str) -> None:
+        """A run of a sweep has ended; the message has the sweep's progress."""
+
     def step_started(self, request: Request) -> None:
         """A stage is started."""
 

@@ -6,6 +6,7 @@ whose artifact is in the store is shown there as Cached.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,22 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.store.base import Artifact
+
+
+class _NotReadyIsNoError(logging.Filter):
+    """Lowers the level of Prefect's line for a task whose input failed or was cancelled.
+
+    Prefect logs the state NotReady as an error, one for each of the many steps that then wait.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_NotReadyIsNoError())
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
 _MAX_PENDING = 128
@@ -117,7 +134,8 @@ class StepTasks:
     def _task(self, step: Step) -> Task[Any, Any]:
         execution = self._executor.config.execution
         decorate = task(
-            name=step.stage,
+            # Prefect shows it, with a suffix, before the task starts.
+            name=step.name,
             task_run_name=step.name,
             retries=execution.retries,
             retry_delay_seconds=execution.retry_delay_seconds,

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.execution.run_record import Attempt, RunRecord, StepRecord, attempts
+from flows.execution.run_record import Attempt, RunRecord, StepRecord, SweepRecord, attempts
 from flows.pipeline.algorithm import step_names
 from flows.runners.attempt_log import attempt_logs, started
 from stages.contract.errors import DamagedArtifactError, UserError
@@ -159,6 +159,60 @@ class RunStatus:
             "attempts": [each.model_dump() for each in self.attempts],
             "steps": [each.to_json() for each in self.steps],
             "waiting": list(self.waiting),
+        }
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """State of a sweep.
+
+    Attributes:
+        name: Its name.
+        record: Its runs.
+        runs: Those that have begun.
+    """
+
+    name: str
+    record: SweepRecord
+    runs: Sequence[RunStatus]
+
+    @property
+    def num_done(self) -> int:
+        """Runs that completed."""
+        return sum(each.state == "completed" for each in self.runs)
+
+    @property
+    def state(self) -> str:
+        """`completed` if all runs are; else that of the runs that are not, the busiest first."""
+        if self.num_done == len(self.record.runs):
+            return "completed"
+        states = {each.state for each in self.runs} - {"completed"}
+        order = ("running", "failed", "crashed", "cancelled", "stopped")
+        return next((each for each in order if each in states), "stopped")
+
+    @property
+    def left(self) -> float | None:
+        """Expected seconds that are left, by the median of completed runs; None if not running."""
+        taken = [each.elapsed or 0.0 for each in self.runs if each.state == "completed"]
+        if self.state != "running" or not taken:
+            return None
+        median = statistics.median(taken)
+        begun = sum(
+            max(0.0, median - (each.elapsed or 0.0)) if each.left is None else each.left
+            for each in self.runs
+            if each.state == "running"
+        )
+        waiting = median * (len(self.record.runs) - len(self.runs))
+        return (begun + waiting) / self.record.parallel_runs
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return {
+            "state": self.state,
+            "done": self.num_done,
+            "of": len(self.record.runs),
+            "left_seconds": self.left,
+            "runs": self.record.runs,
         }
 
 
