@@ -75,11 +75,13 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
     trained = has_adapter or is_adapter
     adapter_base = _adapter_base(store, version, artifact) if trained else None
     values = {"version": version, "adapter_base": adapter_base}
+    doubt = ModelRegistry(store).doubt(version.name, version.version)
     card = render(
         "model_card.md.jinja",
         **values,
         base=base_of(store, artifact),
         is_adapter=is_adapter,
+        doubt=doubt,
         figures=[
             (title, str(value) if isinstance(value, int) else f"{value:.4g}")
             for title, name in _FIGURES

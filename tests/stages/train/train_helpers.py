@@ -42,7 +42,14 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0) -> Path:
+def make_pairs(
+    path: Path,
+    num_pairs: int = 32,
+    *,
+    ties: Sequence[int] = (),
+    seed: int = 0,
+    longer_by: int = 0,
+) -> Path:
     """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
     random = np.random.default_rng(seed)
 
@@ -55,7 +62,7 @@ def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), see
             "tie": index in ties,
         }
         for side, opening, score in (("chosen", 7, 1.0), ("rejected", 8, 0.0)):
-            length = int(random.integers(0, 6))
+            length = int(random.integers(0, 6)) + longer_by
             ids = [opening, *random.integers(3, VOCABULARY, length).tolist()]
             fields |= {
                 f"{side}_sample_index": int(side == "rejected"),
@@ -108,6 +115,7 @@ def request_for(
     *,
     reference: Path | None = None,
     adapter: Path | None = None,
+    code: Path | None = None,
     seed: int = 0,
     processes: int = 1,
     gpus: int = 0,
@@ -128,6 +136,7 @@ def request_for(
             "policy": [file_input(policy)],
             "reference": [file_input(reference or policy)],
             "pairs": [file_input(path) for path in pairs],
+            **({"code": [file_input(code)]} if code else {}),
             **(
                 {name: [file_input(adapter)] for name in ("adapter", "reference_adapter")}
                 if adapter
