@@ -326,7 +326,7 @@ def _pairs() -> list[Pair]:
         return random.integers(3, VOCABULARY, length).astype(np.int32)
 
     def response(length: int) -> Response:
-        return Response(ids(length), np.zeros(length, dtype=np.float32))
+        return Response(ids(length), np.zeros(length, dtype=np.float32), 0.0)
 
     lengths = [(5, 9, 7), (3, 2, 11), (8, 1, 4)]
     return [

@@ -25,6 +25,7 @@ from flows.commands import (
     models,
     paper,
     run,
+    schedules,
     status,
     store,
     up,
@@ -55,22 +56,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for module in (
-    init,
-    fetch,
-    run,
-    status,
-    evaluate,
-    causes,
-    inspect,
-    models,
-    store,
-    doctor,
-    paper,
-    up,
+    *(init, fetch, run, schedules, status, evaluate, causes),
+    *(inspect, models, store, doctor, paper, up),
 ):
     for command in module.COMMANDS:
         app.command()(command)
 app.add_typer(images.images, name="images")
+app.add_typer(schedules.schedules, name="schedules")
 
 
 def _version(asked: bool) -> None:

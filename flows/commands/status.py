@@ -252,12 +252,13 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
         )
     for name in [] if rows else found.waiting:
         table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
-    errors = [
-        f"[red]{each.record.step}[/]: {escape(each.record.message.splitlines()[0])}"
+    said = [
+        f"[{_COLOURS[each.state]}]{each.record.step}[/]: "
+        f"{escape(each.record.message.splitlines()[0])}"
         for each in found.steps
-        if each.state in ("failed", "crashed") and each.record.message
+        if each.state in (*_AT_WORK, "failed", "crashed") and each.record.message
     ]
-    return Group(head, table, *errors)
+    return Group(head, table, *said)
 
 
 def _coloured(state: str) -> str:

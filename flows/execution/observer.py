@@ -10,6 +10,7 @@ from typing import Self
 
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.step import Step
+from flows.runners.base import PlaceNotice
 from stages.contract.events import Event
 from stages.contract.request import Request, key_fields
 
@@ -127,6 +128,8 @@ class StepStatus:
         """The stage reports something."""
         for observer in self._observers:
             observer.stage_event(self._request, event)
+        if isinstance(event, PlaceNotice):
+            self._save("running", event.message)
 
     def ended(self, state: State, message: str = "") -> None:
         """The step has ended; the message says why if that is needed."""

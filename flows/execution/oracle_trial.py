@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -12,19 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.execution.trial import call_on_trial
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
-from flows.runners.base import supervised, time_limit
-from flows.runners.local.environment import stage_environment
 from stages.contract.data_files import FILE_SUFFIXES, files_of_folder, read_data_file
-from stages.contract.errors import EXIT_OK, UserError
-from stages.contract.events import Failure, Log, parse_event
+from stages.contract.events import Log
 from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
 
-# An oracle that loads a model may take longer; then its stage is the one to try it.
-_LIMIT_SECONDS = 60.0
-_GRACE_SECONDS = 2.0
 # What a trial may say at its end, see `stages.score.python_function`, which flows do not import.
 _ALIKE = "tried alike"
 _PROMPTS = 2
@@ -65,9 +59,8 @@ def try_oracle(config: RunConfig) -> str | None:
         prompts = _prompts(config)
         certainty = "made-up" if prompts is None else "read"
         program = ["stages.score.python_function", source.location, function, certainty]
-        environment = stage_environment(in_bucket="://" in config.store)
         rows = _rows(prompts or [_MADE_UP], _warm_answer(config))
-        is_alike = _try(interpreter, program, rows, environment)
+        is_alike = _try(config, program, rows)
         _TRIED.add(name)
     # The other parts of a sum may tell them apart.
     if not is_alike or config.score.oracle != "python":
@@ -79,42 +72,12 @@ def try_oracle(config: RunConfig) -> str | None:
     )
 
 
-def _try(
-    interpreter: str,
-    program: list[str],
-    rows: list[dict[str, Any]],
-    environment: dict[str, str],
-) -> bool:
+def _try(config: RunConfig, program: list[str], rows: list[dict[str, Any]]) -> bool:
     """Calls the oracle on the rows; True if all responses to each prompt have the same reward."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(rows, file)
         file.flush()
-        try:
-            # Its supervisor ends it, and what it has started, when this process dies or hangs up.
-            trial = subprocess.Popen(
-                supervised(interpreter, _GRACE_SECONDS, program=[*program, file.name]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-                env=environment,
-            )
-        except OSError:
-            # The check of interpreters names one that is missing.
-            return False
-        assert trial.stdin is not None
-        assert trial.stdout is not None
-        with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close):
-            said = parse_event(trial.stdout.read())
-            code = trial.wait()
-    if code == EXIT_OK and said is None:
-        raise UserError(
-            "the oracle was tried before the run, and ended the process that called it",
-            "take os._exit, sys.exit and quit out of it",
-        )
-    if isinstance(said, Failure) and said.kind == "user":
-        raise UserError(f"the oracle was tried before the run: {said.message}", said.remedy)
+        said = call_on_trial(config, "score", "oracle", [*program, file.name])
     return isinstance(said, Log) and said.message == _ALIKE
 
 

@@ -23,7 +23,13 @@ from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Output, Step
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import (
+    PreemptedError,
+    RefusedError,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
 from stages.store.base import Artifact
 
 
@@ -80,9 +86,13 @@ class StepTasks:
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
+        self._is_refused = False
 
     def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when the steps that it waits for have completed."""
+        if self._is_refused:
+            # wait() tells why.
+            return step.output
         if self._executor.stopping:
             raise StoppedError(f"{step.name}: not started, the run stops")
         while len(self._pending) >= _MAX_PENDING:
@@ -107,8 +117,8 @@ class StepTasks:
         failed: list[PrefectFuture[Any]] = [
             future for future in self._futures.values() if not future.state.is_completed()
         ]
-        # A step whose input failed is NotReady; the cause is among those that ran.
-        failed.sort(key=lambda future: future.state.is_pending())
+        # A step whose input failed is NotReady, a stopped one Cancelled; another is the cause.
+        failed.sort(key=lambda future: (future.state.is_pending(), future.state.is_cancelled()))
         ended = [
             name
             for name, future in self._futures.items()
@@ -139,6 +149,11 @@ class StepTasks:
         try:
             with observing(PrefectProgress(self._executor.config.name, name)):
                 result = self._executor.execute(self._steps[name], upstream)
+        except RefusedError:
+            # The others save and end: no retry helps, and a resumed run goes on with them.
+            self._is_refused = True
+            self._executor.stop()
+            raise
         except StageFailedError as error:
             get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
@@ -167,4 +182,5 @@ def with_others(
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, UserError)
+    # Preemptions have a number of their own, which has been used up then.
+    return not isinstance(error, UserError | PreemptedError)

@@ -119,6 +119,7 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
             "there is no policy to start from",
             "set inputs.policy (a checkpoint), or inputs.warm_start (data for a supervised start)",
         )
+    _require_own_code(config)
     for suite in (None, *config.suites):
         require_oracle_inputs(config, suite)
     if inputs.oracle_model and gguf_file(Path(inputs.oracle_model).expanduser()):
@@ -127,6 +128,19 @@ def resolve_inputs(config: RunConfig) -> dict[str, list[External]]:
             "name a reward model in safetensors, a folder or a hub id",
         )
     return every_input(config, partial(resolve_input, config))
+
+
+def _require_own_code(config: RunConfig) -> None:
+    asked = {
+        "objective_code": ("train.objective", config.train.objective),
+        "strategy_code": ("pair.strategy", config.pair.strategy),
+    }
+    for name, (setting, value) in asked.items():
+        if value == "python" and getattr(config.inputs, name) is None:
+            raise UserError(
+                f"{setting} is 'python', and inputs.{name} names no file",
+                "name the Python file; docs/research.md tells what its function takes",
+            )
 
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:

@@ -46,8 +46,8 @@ class Steps:
     Args:
         config: The run's configuration.
         external: Its outside inputs, resolved: ``policy``, ``prompts``, ``test_prompts``,
-            ``warm_start``, ``oracle_model``, ``oracle_code``, and the suites' by
-            :func:`flows.pipeline.inputs.suite_input`.
+            ``warm_start``, ``oracle_model``, ``oracle_code``, ``objective_code``,
+            ``strategy_code``, and the suites' by :func:`flows.pipeline.inputs.suite_input`.
     """
 
     def __init__(self, config: RunConfig, external: Mapping[str, Sequence[External]]) -> None:
@@ -141,7 +141,11 @@ class Steps:
         return Step(
             f"iteration-{iteration}/pair",
             self._config.pair,
-            {"responses": samples.responses, "scores": samples.scores},
+            {
+                "responses": samples.responses,
+                "scores": samples.scores,
+                **self._own_code("strategy_code", asked=self._config.pair.strategy == "python"),
+            },
             self._seed("pair", iteration),
             iteration,
         )
@@ -158,10 +162,15 @@ class Steps:
                 **policy.inputs("policy"),
                 **reference.inputs("reference"),
                 "pairs": list(pairs),
+                **self._own_code("objective_code", asked=params.objective == "python"),
             },
             self._seed("train", iteration),
             iteration,
         )
+
+    def _own_code(self, name: str, *, asked: bool) -> dict[str, Sequence[Source]]:
+        """The file of a function of the user's; one that is not asked must not change the key."""
+        return {"code": self._external[name]} if asked else {}
 
     def trained(self, policy: Model, made: Output) -> Model:
         """The policy that a training from ``policy`` made."""
@@ -170,9 +179,25 @@ class Steps:
         return Model(policy.base, checkpoint) if kept else Model(checkpoint)
 
     def evaluate(
-        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Model
+        self,
+        name: str,
+        iteration: int,
+        policy: Samples,
+        base: Samples,
+        reference: Model,
+        model: Model | None = None,
     ) -> Step:
-        """Compares the policy's samples on the held-out prompts with the base's."""
+        """Compares the policy's samples on the held-out prompts with the base's.
+
+        Args:
+            name: Name of the step.
+            iteration: Iteration t.
+            policy: The policy's samples.
+            base: The base's samples.
+            reference: The base.
+            model: The policy itself, whose perplexity on a text is taken if the run names one.
+        """
+        text = self._external.get("perplexity_text", []) if model else []
         inputs: dict[str, Sequence[Source]] = {
             "responses": policy.responses,
             "scores": policy.scores,
@@ -180,16 +205,23 @@ class Steps:
             "base_scores": base.scores,
             **reference.inputs("reference"),
             "length_control": self._external.get("length_control", []),
+            "text": text,
+            **(model.inputs("policy") if model and text else {}),
         }
         return Step(name, self._config.evaluate, _given(inputs), iteration=iteration)
 
     def promote(
-        self, iteration: int, policy: Model, metrics: Output, previous: Output | None
+        self,
+        iteration: int,
+        policy: Model,
+        metrics: Output,
+        previous: Output | None,
+        suites: Mapping[str, Output],
     ) -> Step:
         """Registers the checkpoint and, if the gates pass, moves the alias to it.
 
         It waits for the ``previous`` promotion: an alias moves from iteration to iteration, never
-        back.
+        back. Gates may also look at the metrics of ``suites``.
         """
         params = self._config.promote.model_copy(
             update={"model_name": self._config.model or self._config.name}
@@ -197,11 +229,12 @@ class Steps:
         inputs: dict[str, Sequence[Source]] = {
             "checkpoint": [policy.registered],
             "metrics": [metrics],
+            "suite_metrics": [suites[name] for name in params.suites_hold],
         }
         return Step(
             f"iteration-{iteration}/promote",
             params,
-            inputs,
+            _given(inputs),
             iteration=iteration,
             after=(previous.step,) if previous else (),
         )

@@ -16,6 +16,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.files import render
 from flows.report.plots import Plot
+from flows.report.rows import parted
 from flows.report.status import duration
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, figure_of, interval_text
@@ -242,6 +243,15 @@ def _cautions(summary: Summary) -> Iterator[str]:
         for name in ("mean_reward", *suite.rows[-1]["solved"]):
             words = f"suite {suite.name}, {name.replace('_', ' ')}"
             yield from _fall(words, name, suite.rows[0], suite.rows[-1])
+    for name in summary.second_opinions():
+        if apart := parted(summary, name):
+            yield (
+                f"the reward rises and {name} falls from {apart.against} to {apart.run}: "
+                f"{apart.first:.3f} to {apart.second:.3f}, {apart.shown()}"
+            )
+    if "perplexity" in metrics:
+        perplexities = metrics["base_perplexity"], metrics["perplexity"]
+        yield "the perplexity of unrelated text went from {:.2f} to {:.2f}".format(*perplexities)
     cut, before = (metrics[f"{model}truncated_share"] for model in ("", "base_"))
     if cut > before:
         shares = _percent(cut, None), _percent(before, None)

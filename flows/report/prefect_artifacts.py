@@ -36,7 +36,7 @@ _SHOWN_LINES = 20
 @survives_outage
 def label(config: RunConfig) -> None:
     """Adds tags to the flow run by which it is found; to be called inside one."""
-    tags = [f"run:{config.name}", config.train.design, str(config.train.divergence)]
+    tags = [f"run:{config.name}", config.train.method, str(config.train.divergence)]
     with get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
 

@@ -162,8 +162,7 @@ def method_of(config: RunConfig) -> str:
 
 def _label(run: Summary, taken: set[str]) -> str:
     train = run.config.train
-    design = "f-DPO" if train.design == "none" else train.design
-    label = ", ".join(filter(None, (design, str(train.divergence), kappa_label(train))))
+    label = ", ".join(filter(None, (train.method, str(train.divergence), kappa_label(train))))
     return label if label not in taken else f"{label} ({run.run})"
 
 
@@ -319,12 +318,47 @@ def adjusted(found: Sequence[Paired]) -> list[Paired]:
     ]
 
 
+def parted(summary: Summary, suite: str) -> Paired | None:
+    """Fall of a second opinion's mean reward while the reward that is trained for rose.
+
+    It is measured from the iteration, or the base, that the second opinion likes best to the last
+    one; None if nothing is shown to have fallen (Gao et al. 2022, arXiv 2210.10760, on gold rewards
+    that fall while the trained reward rises).
+    """
+    scores = {
+        row["iteration"]: row["mean_reward"]
+        for each in summary.suites
+        if each.name == suite
+        for row in each.rows
+        if row["mean_reward"] is not None
+    }
+    if not scores:
+        return None
+    last, best = max(scores), max(scores, key=lambda iteration: scores[iteration])
+    trained_for = [summary.rows[each]["mean_reward"] for each in (best, last)]
+    if None in trained_for or trained_for[1] <= trained_for[0]:
+        return None
+    before, now = (
+        means(_figures(summary, each, suite).get("mean_reward", {})) for each in (best, last)
+    )
+    place = suite, f"iteration {last}", f"iteration {best}" if best else "the base", last
+    found = next(_paired((*place, "mean_reward"), before, now), None)
+    return found if found and found.high is not None and found.high < 0 else None
+
+
 def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:
-    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there."""
-    config, place = summary.config, f"iteration-{iteration}/evaluate"
-    if suite is not None:
-        place = suite_place(place, suite)
-    asked = config.evaluation if suite is None else config.suites.get(suite)
-    if asked is None or place not in summary.artifacts:
+    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there.
+
+    Those of iteration 0 are the base's.
+    """
+    config = summary.config if suite is None else summary.config.for_suite(suite)
+    numbers = [iteration] if iteration else range(1, summary.config.iterations + 1)
+    places = [f"iteration-{each}/evaluate" for each in numbers]
+    places = [suite_place(each, suite) if suite else each for each in places]
+    place = next((each for each in places if each in summary.artifacts), None)
+    if place is None:
         return {}
-    return Samples.of(summary.artifacts, asked, place, place, POLICY).figures()
+    if iteration:
+        return Samples.of(summary.artifacts, config.evaluation, place, place, POLICY).figures()
+    prefix = suite_place("base", suite) if suite else "base"
+    return Samples.of(summary.artifacts, config.evaluation, place, prefix, BASE).figures()

@@ -53,6 +53,11 @@ class StepStatus:
             return self.record.ended - self.record.started
         return time.time() - self.record.started if self.state in _AT_WORK else None
 
+    def last_sign(self) -> float:
+        """Time of its start, or the last time that its stage wrote to its log on this host."""
+        logs = step_logs(self.store, self.record)
+        return max([self.record.started, *(each.stat().st_mtime for each in logs)])
+
     @property
     def attempts(self) -> int:
         """Number of its stage's logs; 0 on a host that has none of them."""
@@ -110,14 +115,14 @@ class RunStatus:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds of the last attempt; of one that crashed, up to the last step that it noted."""
+        """Seconds of the last attempt; of one that crashed, up to the last that it wrote."""
         if self.started is None:
             return None
         if self.attempts and self.attempts[-1].ended is not None:
             return self.attempts[-1].ended - self.started
         if self.state == "running":
             return self.now - self.started
-        marks = [each.record.ended or each.record.started for each in self.steps]
+        marks = [each.record.ended or each.last_sign() for each in self.steps]
         return max([self.started, *marks]) - self.started
 
     @property

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from stages.objectives.divergences import reward_saturation
-from stages.objectives.objective import ResponseLogps, geb_objective, largest_bonus
+from stages.objectives.objective import (
+    OwnTerms,
+    ResponseLogps,
+    geb_objective,
+    largest_bonus,
+)
 from stages.objectives.params import ObjectiveParams
 
 MEANS = (
@@ -51,11 +56,13 @@ def loss_and_metrics(
     params: ObjectiveParams,
     kappa: float,
     tie: Tensor | None = None,
+    own: OwnTerms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Evaluate the objective once, for its loss and for its metrics; waits for no device.
 
     The gradient entries are Σ|∂(κ·bonus)/∂log π| and Σ|∂(L + weighted NLL)/∂log π| over responses
-    (over tokens for probability="token"): how hard each pulls at the log-probabilities themselves.
+    (over tokens for probability="token" and for terms of the user's): how hard each pulls at the
+    log-probabilities themselves.
 
     Args:
         chosen: as in `geb_objective`, and so are the other arguments; log π can be differentiated.
@@ -63,17 +70,18 @@ def loss_and_metrics(
         params: the objective.
         kappa: κ.
         tie: booleans [B].
+        own: as in `geb_objective`.
 
     Returns:
         The loss of each pair, [B], attached to the log-probabilities that were given; and sums over
         the pairs, [M] in float64, named by `METRIC_SUMS`, attached to nothing.
     """
     sides = (chosen, rejected)
-    output = geb_objective(chosen, rejected, params, tie)
+    output = geb_objective(chosen, rejected, params, tie, own)
     loss = output.loss(kappa)
     weighted_bonus = output.weighted_bonus(kappa)
     rest = output.preference_loss + params.nll_weight * output.nll
-    per_token = params.probability == "token" and params.design != "none"
+    per_token = own or (params.probability == "token" and params.design != "none")
     pulled = [side.token_logp if per_token else side.logp for side in sides]
     clamped, underflowed = (
         torch.stack(masks).double().mean(dim=0)

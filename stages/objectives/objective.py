@@ -6,15 +6,16 @@
 Shapes: `B` pairs, `T` tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stages.objectives.bonuses import Bonus, exploratory_bonus
 from stages.objectives.divergences import implicit_reward
+from stages.objectives.losses import LOSSES
 from stages.objectives.numerics import working_precision
 from stages.objectives.params import ObjectiveParams
 
@@ -30,11 +31,13 @@ class ResponseLogps:
         token_logp: log π per token, [B, T].
         ref_token_logp: log π_ref per token, [B, T].
         mask: booleans [B, T], true on response tokens; each response has one at least.
+        score: the oracle's scores, [B]; None if they are not known.
     """
 
     token_logp: Tensor
     ref_token_logp: Tensor
     mask: Tensor
+    score: Tensor | None = None
 
     @cached_property
     def logp(self) -> Tensor:
@@ -134,11 +137,13 @@ def preference_loss(
     beta: float,
     divergence: str | float,
     label_smoothing: float = 0.0,
+    loss: str = "sigmoid",
+    gap: Tensor | None = None,
 ) -> Tensor:
-    """f-DPO loss −log σ(β (f′_chosen − f′_rejected)) of each pair (arXiv 2309.16240).
+    """Preference loss of each pair: by default f-DPO's −log σ(β (f′_chosen − f′_rejected)).
 
-    Label smoothing ε takes each label to be wrong with probability ε:
-    −(1−ε) log σ(z) − ε log σ(−z), z the margin.
+    Label smoothing ε takes each label to be wrong with probability ε: (1−ε) L(z) + ε L(−z), z the
+    margin.
 
     Args:
         chosen_logratio: log π − log π_ref of the chosen responses, [B].
@@ -146,6 +151,8 @@ def preference_loss(
         beta: β > 0, the strength of the divergence penalty.
         divergence: a name in `DIVERGENCES` or α in [0, 1].
         label_smoothing: ε in [0, 0.5].
+        loss: a name in `LOSSES`.
+        gap: η (r_w − r_l) of the oracle's scores, [B], for rpo and rebel.
 
     Returns:
         Losses [B], in float32 or float64.
@@ -153,9 +160,16 @@ def preference_loss(
     chosen_reward = implicit_reward(chosen_logratio, divergence=divergence)
     rejected_reward = implicit_reward(rejected_logratio, divergence=divergence)
     margin = beta * (chosen_reward - rejected_reward)
+    of_margin = LOSSES[loss]
     if label_smoothing == 0.0:
-        return -F.logsigmoid(margin)
-    return -(1.0 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+        return of_margin(margin, beta, gap)
+    wrong = of_margin(-margin, beta, gap)
+    return (1.0 - label_smoothing) * of_margin(margin, beta, gap) + label_smoothing * wrong
+
+
+OwnTerms = Callable[[ResponseLogps, ResponseLogps], Mapping[str, Tensor]]
+"""(chosen, rejected) → terms of an objective of the user's: `loss` and `bonus`, or one of them,
+both [B]. What it leaves out is as the settings say."""
 
 
 def geb_objective(
@@ -163,6 +177,7 @@ def geb_objective(
     rejected: ResponseLogps,
     params: ObjectiveParams,
     tie: Tensor | None = None,
+    own: OwnTerms | None = None,
 ) -> ObjectiveOutput:
     """Evaluate preference loss, exploratory bonus and NLL of each pair.
 
@@ -171,21 +186,33 @@ def geb_objective(
         rejected: the other ones, in the same order.
         params: the objective.
         tie: booleans [B]; a pair of which neither response is preferred has no preference loss.
+        own: terms that take the place of those of the settings.
 
     Returns:
         The terms per pair; `loss(kappa)` combines them.
     """
+    terms = own(chosen, rejected) if own else {}
     compared = [side.compared_logratio(params) for side in (chosen, rejected)]
-    loss = preference_loss(
-        *compared,
-        beta=params.beta,
-        divergence=params.divergence,
-        label_smoothing=params.label_smoothing,
+    loss = (
+        terms["loss"]
+        if "loss" in terms
+        else preference_loss(
+            *compared,
+            beta=params.beta,
+            divergence=params.divergence,
+            label_smoothing=params.label_smoothing,
+            loss=params.loss,
+            gap=_score_gap(chosen, rejected, params),
+        )
     )
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
     targets = {"chosen": (chosen,), "rejected": (rejected,), "all": (chosen, rejected)}
-    bonuses = tuple(side.bonus(params) for side in targets[params.bonus_on])
+    if "bonus" in terms:
+        without = rejected.bonus(params.model_copy(update={"design": "none"}))
+        bonuses: tuple[Bonus, ...] = (replace(without, value=terms["bonus"]),)
+    else:
+        bonuses = tuple(side.bonus(params) for side in targets[params.bonus_on])
     rewards = [
         params.beta * implicit_reward(logratio, divergence=params.divergence)
         for logratio in compared
@@ -200,3 +227,12 @@ def geb_objective(
         chosen_reward=rewards[0],
         rejected_reward=rewards[1],
     )
+
+
+def _score_gap(
+    chosen: ResponseLogps, rejected: ResponseLogps, params: ObjectiveParams
+) -> Tensor | None:
+    """η (r_w − r_l), [B]; None if the scores are not known."""
+    if chosen.score is None or rejected.score is None:
+        return None
+    return params.reward_scale * (chosen.score - rejected.score)

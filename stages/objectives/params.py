@@ -32,8 +32,13 @@ class ObjectiveParams(Settings):
     """`paper` uses the published code's ε forms."""
     beta: float = Field(0.1, gt=0)
     """β of the preference loss."""
+    loss: Literal["sigmoid", "ipo", "rpo", "rebel"] = added_later("sigmoid")
+    """Preference loss of the margin: f-DPO's `sigmoid`, `ipo`, or one that compares the margin with
+    that of the oracle's scores: `rpo` by their probabilities, `rebel` by its square."""
+    reward_scale: float = added_later(1.0, gt=0)
+    """η, by which `rpo` and `rebel` multiply the difference of the scores."""
     label_smoothing: float = Field(0.0, ge=0, le=0.5)
-    """Probability that a preference label is wrong."""
+    """Probability that a preference label is wrong, for `sigmoid` and `ipo`."""
     bonus_on: Literal["rejected", "all", "chosen"] = "rejected"
     """Responses that get the bonus; `all` is the mean of a pair's two bonuses."""
     nll_weight: float = Field(0.0, ge=0)
@@ -41,6 +46,18 @@ class ObjectiveParams(Settings):
     length_normalised: bool = added_later(False)
     """Preference loss on log-ratios per token, as in length-normalised DPO: a longer response gains
     nothing by its length. β then wants to be larger by about the length of a response."""
+
+    @model_validator(mode="after")
+    def _scores_are_compared_or_labels(self) -> Self:
+        compares = self.loss in ("rpo", "rebel")
+        unread = "label_smoothing" if compares else "reward_scale"
+        if getattr(self, unread) != type(self).model_fields[unread].default:
+            raise ValueError(
+                f"{unread} = {getattr(self, unread)} with loss = {self.loss!r}, which does not "
+                f"read it: leave {unread} out, or set loss to "
+                + ("'sigmoid' or 'ipo'" if compares else "'rpo' or 'rebel'")
+            )
+        return self
 
 
 class KappaParams(Settings):

@@ -6,11 +6,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stages.contract.params import InputSpec, OutputSpec, StageParams, added_later
+from stages.contract.params import InputSpec, OutputSpec, Settings, StageParams, added_later
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
+
+
+class OwnStrategy(Settings):
+    """Choice of the two responses by a function of a Python file."""
+
+    function: str = "select"
+    """Name of the function in ``code``, `(responses, seed, **settings) -> (i, j)`: the places of
+    two responses to compare, of which the better scored one is the chosen one."""
+    settings: dict[str, int | float | str] = Field(default_factory=dict)
+    """Arguments of the function by name."""
 
 
 class PairParams(StageParams):
@@ -21,14 +31,19 @@ class PairParams(StageParams):
     inputs = {
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
+        "code": InputSpec("file", optional=True),
     }
     outputs = {
         "pairs.parquet": OutputSpec("pairs"),
         "metrics.json": OutputSpec("file"),
     }
 
-    strategy: Strategy = "best_worst"
-    """Choice of the two responses to compare; the better scored one is the chosen one."""
+    strategy: Literal[Strategy, "python"] = "best_worst"
+    """Choice of the two responses to compare; the better scored one is the chosen one. `python`
+    asks a function of a Python file (input ``code``, section `python`; docs/research.md)."""
+
+    python: OwnStrategy = added_later(OwnStrategy())
+    """Settings of the strategy `python`."""
 
     ties: Literal["drop", "keep"] = "drop"
     """Pairs whose scores tie: dropped, as in the paper, or kept and marked."""
@@ -43,6 +58,10 @@ class PairParams(StageParams):
     truncated: Literal["keep", "drop"] = added_later("keep")
     """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """The section of a function that is not asked."""
+        return frozenset() if self.strategy == "python" else frozenset({"python"})
 
     def tie_warning(self, pairs: int, ties: int) -> str | None:
         """A warning if nearly all pairs tie; ties that are dropped are not among the pairs."""

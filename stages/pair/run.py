@@ -5,7 +5,7 @@ Columns are gathered with Arrow; only scores pass through Python. Memory is boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,8 +19,9 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
+from stages.pair.own_strategy import OwnStrategy, load_own
 from stages.pair.params import PairParams
-from stages.pair.select import STRATEGIES
+from stages.pair.select import STRATEGIES, Selection
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
@@ -44,9 +45,10 @@ def run(ctx: StageContext[PairParams]) -> None:
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
+    own = load_own(ctx) if ctx.params.strategy == "python" else None
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for batch in read_scored(responses, scores):
-            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally)
+        for batch in read_scored(responses, scores, score_columns=("components",) if own else ()):
+            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own)
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")
@@ -65,12 +67,19 @@ def run(ctx: StageContext[PairParams]) -> None:
         ctx.events.warning(warning)
 
 
-def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: Tally) -> pa.Table:
+def pair_batch(
+    batch: ScoredBatch,
+    params: PairParams,
+    seed: int,
+    tally: Tally,
+    own: OwnStrategy | None = None,
+) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)
     tally.add(batch, scores)
     chosen, rejected, ties = [], [], []
-    for better, worse in _selections(batch, scores.tolist(), params, seed, tally):
+    select = _selector(batch, scores.tolist(), params, own)
+    for better, worse in _selections(batch, scores.tolist(), params, seed, tally, select):
         tie = bool(scores[better] - scores[worse] <= params.tie_margin)
         tally.ties += tie
         if tie and params.ties == "drop":
@@ -83,17 +92,37 @@ def pair_batch(batch: ScoredBatch, params: PairParams, seed: int, tally: Tally) 
     return _gather(batch, chosen, rejected, ties)
 
 
+_Select = Callable[[Sequence[int], int], Selection]
+"""(rows of a prompt's responses, seed) → places of the chosen and the rejected one among them."""
+
+
+def _selector(
+    batch: ScoredBatch, scores: list[float], params: PairParams, own: OwnStrategy | None
+) -> _Select:
+    if own is not None:
+        return own.over(batch)
+    assert params.strategy != "python"
+    by_scores = STRATEGIES[params.strategy]
+    return lambda rows, seed: by_scores([scores[row] for row in rows], seed)
+
+
 def _selections(
-    batch: ScoredBatch, scores: list[float], params: PairParams, seed: int, tally: Tally
+    batch: ScoredBatch,
+    scores: list[float],
+    params: PairParams,
+    seed: int,
+    tally: Tally,
+    select: _Select,
 ) -> Iterator[tuple[int, int]]:
     """Yields the rows of the chosen and the rejected response of each pair.
 
     Args:
         batch: Responses of whole prompts.
         scores: Scores of all rows, NaN if there is none.
-        params: Which strategy.
+        params: Which responses may be in a pair, and how many pairs.
         seed: Seed of the stage.
         tally: Gets the prompts left out, and the best scores.
+        select: The strategy.
     """
     best = []
     usable = _usable(batch, params)
@@ -109,7 +138,8 @@ def _selections(
         best.append(max(scores[start:end]))
         rows = [row for row in range(start, end) if usable[row]]
         tally.prompts_cut_off += len(rows) < 2
-        yield from _disjoint(rows, scores, params, derive_seed(seed, "pair", prompt_id))
+        drawn = derive_seed(seed, "pair", prompt_id)
+        yield from _disjoint(rows, select, params.pairs_per_prompt, drawn)
     tally.best.add(np.array(best))
 
 
@@ -121,23 +151,20 @@ def _usable(batch: ScoredBatch, params: PairParams) -> list[bool]:
     return list(whole.to_pylist())
 
 
-def _disjoint(
-    rows: list[int], scores: list[float], params: PairParams, seed: int
-) -> Iterator[tuple[int, int]]:
+def _disjoint(rows: list[int], select: _Select, most: int, seed: int) -> Iterator[tuple[int, int]]:
     """Yields pairs of one prompt, each of responses that are in no pair before it.
 
     Args:
         rows: Its responses' rows.
-        scores: Scores of all rows.
-        params: The strategy, and the most pairs.
+        select: The strategy.
+        most: Number of pairs at most.
         seed: Seed of the prompt's first pair; the others' are derived from it.
     """
-    select = STRATEGIES[params.strategy]
-    for number in range(params.pairs_per_prompt):
+    for number in range(most):
         if len(rows) < 2:
             return
         drawn = derive_seed(seed, "pair", str(number)) if number else seed
-        better, worse = select([scores[row] for row in rows], drawn)
+        better, worse = select(rows, drawn)
         yield rows[better], rows[worse]
         rows = [row for place, row in enumerate(rows) if place not in (better, worse)]
 

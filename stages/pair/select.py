@@ -32,13 +32,13 @@ def random(scores: Sequence[float], seed: int) -> Selection:
     first = seed % len(scores)
     second = seed // len(scores) % (len(scores) - 1)
     second += second >= first
-    return _ranked(scores, min(first, second), max(first, second))
+    return ranked(scores, min(first, second), max(first, second))
 
 
 def first_two(scores: Sequence[float], seed: int) -> Selection:
     """The first two samples: a pair drawn from the policy, whatever K is."""
     del seed
-    return _ranked(scores, 0, 1)
+    return ranked(scores, 0, 1)
 
 
 def _best(scores: Sequence[float]) -> int:
@@ -49,7 +49,7 @@ def _worst(scores: Sequence[float]) -> int:
     return min(range(len(scores)), key=lambda index: (scores[index], -index))
 
 
-def _ranked(scores: Sequence[float], first: int, second: int) -> Selection:
+def ranked(scores: Sequence[float], first: int, second: int) -> Selection:
     """The two in order of score; at a tie the earlier sample stands in the chosen place."""
     return (second, first) if scores[second] > scores[first] else (first, second)
 

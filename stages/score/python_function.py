@@ -14,24 +14,21 @@ import json
 import math
 import reprlib
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stages.contract.digests import sha256_file
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.harness.context import StageContext
 from stages.harness.program import run_program
+from stages.harness.user_code import load_function, user_code
 from stages.score.oracle import Verdict
 from stages.score.params import ScoreParams
 
 _TRIED, _ALIKE = "tried", "tried alike"
-_MODULE_PREFIX = "geb_oracle_"
 _SIGNATURE = "(prompts, responses, references) -> scores"
 
 
@@ -60,7 +57,7 @@ class PythonOracle:
             yield place, self._verdict(row, score)
 
     def _call(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        with _user_code(self.name, "fix the function; a response without a score gets None"):
+        with user_code(self.name, "fix the function; a response without a score gets None"):
             scores = self.function(
                 [row["messages"] for row in rows],
                 [row["response"] for row in rows],
@@ -122,49 +119,10 @@ def load(ctx: StageContext[ScoreParams]) -> PythonOracle:
 
 def load_file(path: Path, name: str) -> PythonOracle:
     """Loads the function ``name`` of a file; see :func:`load`."""
-    namespace = _execute(path)
-    function = namespace.get(name)
-    if not callable(function):
-        functions = sorted(each for each, value in namespace.items() if callable(value))
-        raise UserError(
-            f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
-            f"set score.python.function to the name of one with the signature {_SIGNATURE}",
-        )
+    function = load_function(path, name, setting="score.python.function", signature=_SIGNATURE)
     # The file's content, not its name: the name is no part of the key.
     identity = f"python:{name}@{sha256_file(path)[:16]}"
     return PythonOracle(function, identity, f"the oracle {path.name}:{name}")
-
-
-def _execute(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path} is not a file of Python", "name the file of the oracle's function")
-    module = ModuleType(_MODULE_PREFIX + path.stem.replace(".", "_"))
-    module.__file__ = str(path)
-    # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a
-    # name that hides no module that the file imports.
-    sys.modules[module.__name__] = module
-    remedy = "the oracle's file must be importable on its own in the score stage's environment"
-    with _user_code(str(path), remedy):
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-    return module.__dict__
-
-
-@contextmanager
-def _user_code(name: str, remedy: str) -> Iterator[None]:
-    """Turns what code of the user raises into an error that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise GebError(f"{name} raised {_describe(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{name} raised {_describe(error)}", remedy) from error
-
-
-def _describe(error: BaseException) -> str:
-    """Kind, message and innermost line of an exception of the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 def _try_oracle(events: Emitter) -> None:

@@ -8,7 +8,7 @@ Shapes: `B` pairs, `S` tokens of a response.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ _COLUMNS = (
     "prompt_token_ids",
     "chosen_token_ids",
     "chosen_logprobs",
+    "chosen_score",
     "rejected_token_ids",
     "rejected_logprobs",
+    "rejected_score",
     "tie",
 )
 
@@ -42,10 +44,12 @@ class Response:
     Attributes:
         token_ids: As sampled, [S].
         logprobs: The sampler's log π of each, [S].
+        score: The oracle's.
     """
 
     token_ids: IntArray
     logprobs: FloatArray
+    score: float
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,9 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
     room = lengths.max_length_tokens - len(prompt)
 
     def cut(response: Response) -> Response:
-        return Response(response.token_ids[:room], response.logprobs[:room])
+        return replace(
+            response, token_ids=response.token_ids[:room], logprobs=response.logprobs[:room]
+        )
 
     return Pair(pair.index, pair.prompt_id, prompt, cut(pair.chosen), cut(pair.rejected), pair.tie)
 
@@ -157,7 +163,7 @@ def _check_trainable(counts: PairCounts, params: TrainParams) -> None:
             "set train.kappa and unset train.target_ratio, or use an oracle that tells responses "
             "apart",
         )
-    has_other_terms = params.design != "none" or params.nll_weight > 0
+    has_other_terms = params.has_bonus or params.nll_weight > 0
     if counts.ties == counts.used and not has_other_terms:
         raise UserError(
             f"all {counts.used} pairs are ties and the objective has neither bonus nor NLL: "
@@ -186,7 +192,8 @@ def _response(index: int, row: dict[str, Any], side: str) -> Response:
             f"token ids and {len(logprobs)} log-probabilities",
             "make the pairs with the pair stage of this version",
         )
-    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32))
+    score = row[f"{side}_score"]
+    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32), score)
 
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
@@ -200,10 +207,12 @@ class PairBatch(Batch):
     Attributes:
         ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
         tie: Booleans [B]; neither response is preferred.
+        scores: The oracle's, [2B].
     """
 
     ref_logprobs: Tensor
     tie: Tensor
+    scores: Tensor
 
 
 def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
@@ -211,6 +220,9 @@ def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> 
     return PairBatch(
         ref_logprobs=_padded_reference(pairs, reference),
         tie=torch.tensor([pair.tie for pair in pairs]),
+        scores=torch.tensor(
+            [pair.chosen.score for pair in pairs] + [pair.rejected.score for pair in pairs]
+        ),
         **fields,
     )
 

@@ -21,6 +21,7 @@ from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batch
 from stages.train.objective import PairObjective, check_objective
+from stages.train.own_objective import load_own
 from stages.train.params import TrainParams
 from stages.train.reference import save_average
 from stages.training.adapters import wear_adapters
@@ -36,10 +37,11 @@ class PairFit(Fit[TrainParams]):
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
         check_objective(ctx.params)
+        self._own = load_own(ctx) if ctx.params.objective == "python" else None
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
-        self._kappa = KappaController(ctx.params, has_bonus=ctx.params.design != "none")
+        self._kappa = KappaController(ctx.params, has_bonus=ctx.params.has_bonus)
         self.tokenizer = load_tokenizer(self._models["policy"])
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
         self._check_tokenizers()
@@ -72,6 +74,7 @@ class PairFit(Fit[TrainParams]):
             params=self.ctx.params,
             kappa=self._kappa,
             num_steps=self.plan.num_steps,
+            own=self._own,
         )
 
     def state(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from stages.contract.errors import UserError
 from stages.objectives.bonuses import defined_bonus, undefined_bonus
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
-from stages.objectives.objective import ResponseLogps, geb_objective
+from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective
 from stages.objectives.params import ObjectiveParams
 from stages.train.data import PairBatch
 from stages.train.params import TrainParams
@@ -48,12 +48,14 @@ class PairObjective(Objective[PairBatch]):
         params: TrainParams,
         kappa: KappaController,
         num_steps: int,
+        own: OwnTerms | None = None,
     ) -> None:
         self._engine = engine
         self._process = process
         self._params = params
         self._kappa = kappa
         self._num_steps = num_steps
+        self._own = own
         self._step_kappa = 0.0
 
     def before_step(self, step: int, batches: list[PairBatch]) -> None:
@@ -67,7 +69,7 @@ class PairObjective(Objective[PairBatch]):
     def micro_loss(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """The sum of the pairs' losses, and the sums of their metrics."""
         loss, sums = loss_and_metrics(
-            *self._responses(batch), self._params, self._step_kappa, batch.tie
+            *self._responses(batch), self._params, self._step_kappa, batch.tie, self._own
         )
         return loss.sum(), sums
 
@@ -85,7 +87,7 @@ class PairObjective(Objective[PairBatch]):
                 batch = each.to(device)
                 # Even if no pair is left for this process: the forward pass is collective.
                 chosen, rejected = self._responses(batch)
-                output = geb_objective(chosen, rejected, self._params, batch.tie)
+                output = geb_objective(chosen, rejected, self._params, batch.tie, self._own)
                 if batch.weight > 0.0:
                     terms = (output.preference_loss, output.bonus)
                     absolute += torch.stack([term.abs().double().sum() for term in terms])
@@ -103,7 +105,7 @@ class PairObjective(Objective[PairBatch]):
         logp, mask = rows.pad_responses(self._engine.logprobs(rows)), rows.response_mask
         pairs = mask.shape[0] // 2
         chosen, rejected = (
-            ResponseLogps(token_logp=logp[side], ref_token_logp=reference[side], mask=mask[side])
+            ResponseLogps(logp[side], reference[side], mask[side], batch.scores[side])
             for side in (slice(0, pairs), slice(pairs, 2 * pairs))
         )
         return chosen, rejected

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, Settings
+from stages.contract.params import InputSpec, OutputSpec, Settings, added_later
 from stages.objectives.params import KappaParams, ObjectiveParams
 from stages.training.params import TrainingParams
 
@@ -31,24 +31,40 @@ class LengthParams(Settings):
         return self
 
 
+class OwnObjective(Settings):
+    """Terms of the objective by a function of a Python file."""
+
+    function: str = "objective"
+    """Name of the function in ``code``, `(chosen, rejected, **settings) -> {"loss": …, "bonus":
+    …}`: both [B], or one of them; what it leaves out is as the other settings say."""
+    settings: dict[str, int | float | str] = Field(default_factory=dict)
+    """Arguments of the function by name, such as a paper's constants."""
+
+
+# Names of losses without a bonus, as their papers have them.
+_LOSS_NAMES = {"sigmoid": "f-DPO", "ipo": "IPO", "rpo": "RPO", "rebel": "REBEL"}
+
+
 class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """Trains a policy on preference pairs by f-DPO with an exploratory bonus.
 
-    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables), and
-    `adapter` and `reference_adapter`, LoRA adapters on the two. Outputs: `checkpoint/`,
+    Inputs: `policy` (model to start from), `reference` (model of π_ref), `pairs` (1..n tables),
+    `adapter` and `reference_adapter`, LoRA adapters on the two, and `code`, the file of an
+    objective of the user's. Outputs: `checkpoint/`,
     `reference_logprobs.parquet`, `summary.json`, `metrics.jsonl`, and with `reference = "ema"` also
     `ema/`, the next iteration's reference; with `lora.save = "both"` also `adapter/`. With
     `lora.save = "adapter"` the checkpoint is an adapter over `policy`.
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),
         "pairs": InputSpec("pairs", many=True),
         "adapter": InputSpec("model", optional=True),
         "reference_adapter": InputSpec("model", optional=True),
+        "code": InputSpec("file", optional=True),
     }
     outputs = {
         "checkpoint": OutputSpec("model"),
@@ -61,6 +77,11 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     image = "torch"
     late_modules = ("stages.train.fit", "deepspeed", "peft")
 
+    objective: Literal["geb", "python"] = added_later("geb")
+    """`geb`: loss and bonus of the settings. `python`: a function of a Python file gives loss,
+    bonus or both (input ``code``, section `python`; docs/research.md)."""
+    python: OwnObjective = added_later(OwnObjective())
+    """Settings of the objective `python`."""
     iteration: int = Field(1, ge=1)
     """Iteration of the run, from 1; chooses κ under a per-iteration schedule."""
     global_batch_pairs: int = Field(256, ge=1)
@@ -73,6 +94,24 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """`model` computes log π_ref in the policy's numerics; `sampler` takes the sampler's own."""
     save_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the saved weights; `auto` keeps the starting checkpoint's."""
+
+    @property
+    def has_bonus(self) -> bool:
+        """True if κ has something to weigh."""
+        return self.design != "none" or self.objective == "python"
+
+    @property
+    def method(self) -> str:
+        """Name of loss and bonus, for a person."""
+        if self.objective == "python":
+            return self.python.function
+        if self.design == "none":
+            return _LOSS_NAMES[self.loss]
+        return self.design if self.loss == "sigmoid" else f"{self.design} + {self.loss}"
+
+    def unused_fields(self) -> frozenset[str]:
+        """The section of a function that is not asked."""
+        return frozenset() if self.objective == "python" else frozenset({"python"})
 
     @model_validator(mode="after")
     def _average_is_of_whole_models(self) -> Self:

@@ -16,13 +16,19 @@ from flows.commands.cli import app
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.sampling_trial import SamplingTrial
+from flows.execution.trial import try_own_objective
+from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
+from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb, write_config
 from tests.flows.probes import wait_until
+from tests.tiny_models import make_tiny_llama
 
 SCORE = "def score(prompts, responses, references):\n"
 
@@ -185,6 +191,50 @@ def test_a_constant_on_a_made_up_prompt_tells_nothing(tmp_path: Path) -> None:
     assert try_oracle(load_config(with_oracle(tmp_path, constant, inputs=inputs))) is None
 
 
+OWN_CODE = {
+    "objective": ("train", "objective", "def objective(chosen, rejected):\n"),
+    "strategy": ("pair", "strategy", "def select(responses, seed):\n"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_CODE)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_an_objective_or_a_strategy_is_refused_before_the_first_stage(
+    tmp_path: Path, kind: str, command: str
+) -> None:
+    section, field, head = OWN_CODE[kind]
+    code = tmp_path / "own.py"
+    code.write_text(f"{head}    return 1 / 0\n")
+    inputs = {f"{kind}_code": str(code)}
+    done = geb(command, write_config(tmp_path, inputs=inputs, **{section: {field: "python"}}))
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 64, message
+    assert "was tried before the run" in message
+    assert "ZeroDivisionError: division by zero (line 2 of own.py)" in message
+    assert not (tmp_path / "store/artifacts").exists()
+
+
+@pytest.mark.parametrize("kind", OWN_CODE)
+def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    section, field, _ = OWN_CODE[kind]
+    with pytest.raises(UserError, match=f"{section}.{field} is 'python', and inputs.{kind}_code"):
+        plan(load_config(write_config(tmp_path, **{section: {field: "python"}})))
+
+
+def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
+    config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
+    try_own_objective(config)
+    train = next(each for each in all_steps(config) if each.name == "iteration-1/train")
+    [code] = train.inputs["code"]
+    assert isinstance(code, FileInput)
+    assert code.digest == digest_of(ROOT / "examples/objective.py")
+    plain = config.model_copy(
+        update={"train": config.train.model_copy(update={"objective": "geb"})}
+    )
+    train = next(each for each in all_steps(plain) if each.name == "iteration-1/train")
+    assert "code" not in train.inputs
+
+
 NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each in references]\n"
 
 
@@ -249,3 +299,50 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
     assert len(done.stderr) < 4500
     assert "more characters)" in " ".join(done.stderr.split())
     assert "fix the function" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reward", "winners"),
+    # Which of a prompt's responses comes first decides nothing.
+    [
+        ("float(number == 1)", 3),
+        ("float(number == 1 and prompt[0]['content'] == 'b')", 1),
+        ("1.0", 0),
+    ],
+)
+def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
+    tmp_path: Path, reward: str, winners: int
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in "abcd"))
+    code = f"{SCORE}    return [{reward} for number, prompt in zip(NUMBERS, prompts)]\n"
+    policy = make_tiny_llama(tmp_path / "policy", words=[*"abcd"])
+    config = with_oracle(
+        tmp_path,
+        f"NUMBERS = [0, 1, 2, 3] * 9\n{code}",
+        inputs={"policy": str(policy), "warm_start": None, "prompts": str(prompts)},
+        generate={"num_samples": 4, "max_new_tokens": 4},
+        score={"oracle": "python"},
+        prepare={"test_prompts": 1},
+    )
+    done = geb("plan", config, "--sample", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["prompts"], found["samples"]) == (3, 4)
+    # The prompt `b` may be the one that is held out.
+    assert found["winners"] in ((0, 1) if winners == 1 else (winners,))
+    assert found["odd"] == pytest.approx(found["winners"] / 12)
+    assert ("generate.num_samples" in done.stderr) == (found["winners"] == 1)
+    assert ("learn nothing" in done.stderr) == (found["winners"] == 0)
+
+
+def test_the_samples_that_most_prompts_need_for_a_winner_are_named() -> None:
+    # 0.9^22 is below 0.1, 0.9^21 above it.
+    found = SamplingTrial(prompts=10, samples=4, winners=4, odd=0.1, mean_reward=0.1)
+    assert found.wanted_samples() == 22
+    assert "generate.num_samples=22" in str(found.warning())
+    none = SamplingTrial(prompts=10, samples=6, winners=0, odd=0.0, mean_reward=0.0)
+    assert none.wanted_samples() is None
+    assert "more than about 20 samples" in str(none.warning())
+    enough = SamplingTrial(prompts=10, samples=4, winners=5, odd=0.2, mean_reward=0.5)
+    assert enough.warning() is None

@@ -112,7 +112,7 @@ def test_the_baseline_and_a_calibrated_design_are_one_grid() -> None:
     axes = {"train.design": ["none", "one_minus_pi"]}
     names = [telling_name(each.config) for each in cells("try", _calibrated(), axes, [0])]
     assert names == [
-        "try-design_none-s0 · none · reverse_kl · seed 0",
+        "try-design_none-s0 · f-DPO · reverse_kl · seed 0",
         "try-design_one_minus_pi-s0 · one_minus_pi · reverse_kl · ratio 0.001 · seed 0",
     ]
 

@@ -117,10 +117,16 @@ def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())
-    note(record, "iteration-1/train", "running")
+    begun = note(record, "iteration-1/train", "running")
+    record.save_step(begun.model_copy(update={"started": OLD + 0.1}))
     found = told(record)
     assert found["state"] == "crashed"
     assert [each["state"] for each in found["steps"]] == ["crashed"]
+    log = record.store.log_path("train", "0" * 64) / "1.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    os.utime(log, (OLD + 90, OLD + 90))
+    assert told(record)["elapsed_seconds"] == pytest.approx(90), "as long as its stage wrote"
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"

@@ -77,6 +77,7 @@ WORDS = (
     (r"\bRUN\b", "quickstart"),
     (r"\bMODEL\b", "quickstart"),
     (r"\bPREFIX\b", "train"),
+    (r"\bexamples/objective\.yaml", f"{ROOT}/examples/objective.yaml"),
     (r"\bFILE\b", "lineage.html"),
     (r"\bgeb init DIR\b", "geb init task --kind function"),
     (r"\bDIR\b", "exported"),

@@ -26,7 +26,7 @@ class Metrics(dict):
         return self[name]
 
 
-def trl_loss(chosen, rejected, *, f_divergence_type, alpha=None):
+def trl_loss(chosen, rejected, *, f_divergence_type, alpha=None, loss_type="sigmoid"):
     """TRL's mean loss of a batch, and its gradient with respect to both sides."""
     logps = torch.cat([chosen, rejected]).clone().requires_grad_()
     size = len(logps)
@@ -54,7 +54,7 @@ def trl_loss(chosen, rejected, *, f_divergence_type, alpha=None):
         f_divergence_type=f_divergence_type,
         f_alpha_divergence_coef=alpha,
         beta=BETA,
-        loss_types=["sigmoid"],
+        loss_types=[loss_type],
         loss_weights=[1.0],
         label_smoothing=0.0,
         use_weighting=False,
@@ -76,6 +76,7 @@ def trl_loss(chosen, rejected, *, f_divergence_type, alpha=None):
 
 @pytest.mark.parametrize(
     ("divergence", "trl_arguments"),
+    # One response token: TRL's mean over tokens is the sum.
     [
         ("reverse_kl", {"f_divergence_type": "reverse_kl"}),
         ("forward_kl", {"f_divergence_type": "forward_kl"}),
@@ -87,12 +88,17 @@ def trl_loss(chosen, rejected, *, f_divergence_type, alpha=None):
         (1.0, {"f_divergence_type": "alpha_divergence", "alpha": 1.0}),
     ],
 )
-def test_equals_trl(divergence, trl_arguments):
-    expected, expected_gradient = trl_loss(CHOSEN, REJECTED, **trl_arguments)
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+def test_equals_trl(divergence, trl_arguments, loss_type):
+    expected, expected_gradient = trl_loss(CHOSEN, REJECTED, loss_type=loss_type, **trl_arguments)
     logps = torch.cat([CHOSEN, REJECTED]).requires_grad_()
     chosen, rejected = logps.chunk(2)
     loss = preference_loss(
-        chosen - REF_CHOSEN, rejected - REF_REJECTED, beta=BETA, divergence=divergence
+        chosen - REF_CHOSEN,
+        rejected - REF_REJECTED,
+        beta=BETA,
+        divergence=divergence,
+        loss=loss_type,
     ).mean()
     (gradient,) = torch.autograd.grad(loss, logps)
     torch.testing.assert_close(loss.detach(), expected, rtol=1e-6, atol=1e-6)

@@ -10,6 +10,7 @@ import pytest
 
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
+from stages.objectives.losses import LOSSES
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "equations.md").read_text()
@@ -50,6 +51,10 @@ def test_divergences_agree():
     in_golden = {c["divergence"] for c in json.loads(golden.GOLDEN_FILE.read_text())["reward"]}
     assert names("Divergences") == list(DIVERGENCES)
     assert in_golden >= set(DIVERGENCES)
+
+
+def test_losses_agree():
+    assert ["sigmoid", *names("Losses and conditions")] == list(LOSSES)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

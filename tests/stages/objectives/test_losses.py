@@ -1,5 +1,6 @@
 """The f-DPO loss and the implicit reward."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from stages.objectives.divergences import (
     implicit_reward,
     reward_saturation,
 )
+from stages.objectives.losses import LOSSES
 from stages.objectives.numerics import expm1
-from stages.objectives.objective import preference_loss
+from stages.objectives.objective import ResponseLogps, geb_objective, preference_loss
+from stages.objectives.params import ObjectiveParams
 
 DIVERGENCE = pytest.mark.parametrize("divergence", ALL_DIVERGENCES)
 LOGRATIOS = st.floats(-5000.0, 5000.0, width=32)
@@ -70,3 +73,63 @@ def test_a_divergence_outside_the_family_is_one_row(monkeypatch):
     assert bonus.item() == pytest.approx(3.0)
     with pytest.raises(ValueError, match="is not defined under chi2: its u contains α"):
         bonus_of(half, "arctanh", "chi2")
+
+
+def independent_losses(z, g, beta):
+    """The equations in probabilities, by numpy."""
+    p, q = 1 / (1 + np.exp(-g)), 1 / (1 + np.exp(-z))
+    return {
+        "sigmoid": -np.log(q),
+        "ipo": (z / beta - 1 / (2 * beta)) ** 2,
+        "rpo": p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)),
+        "rebel": (z - g) ** 2,
+    }
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_the_margin_and_the_scores(name):
+    chosen, rejected = np.array([[0.5, -3.0, 8.0, 25.0, -6.0], [-0.5, 2.0, -4.0, 30.0, -6.5]])
+    scores = np.array([[1.0, 0.25, -3.0, 9.0, 0.0], [0.5, 0.5, -3.0, -9.0, 7.0]])
+    beta, scale, step = 0.125, 0.75, 1e-6
+
+    def expected(shift=0.0):
+        margin = beta * (chosen + shift - rejected)
+        return independent_losses(margin, scale * (scores[0] - scores[1]), beta)[name]
+
+    sides = [
+        ResponseLogps(
+            torch.tensor(each)[:, None].requires_grad_(),
+            torch.zeros(5, 1, dtype=torch.float64),
+            torch.ones(5, 1, dtype=torch.bool),
+            torch.tensor(score),
+        )
+        for each, score in zip((chosen, rejected), scores, strict=True)
+    ]
+    compares = {"reward_scale": scale} if name in ("rpo", "rebel") else {}
+    params = ObjectiveParams(design="none", loss=name, beta=beta, **compares)
+    loss = geb_objective(*sides, params).preference_loss
+    np.testing.assert_allclose(loss.detach(), expected(), rtol=1e-9)
+    slopes = [each.token_logp for each in sides]
+    up, down = torch.autograd.grad(loss.sum(), slopes)
+    by_difference = (expected(step) - expected(-step)) / (2 * step)
+    np.testing.assert_allclose(up[:, 0], by_difference, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(down, -up)
+
+
+@pytest.mark.parametrize("name", ["rpo", "rebel"])
+def test_a_margin_like_that_of_the_scores_costs_nothing(name):
+    margin = torch.tensor([2.0, -50.0, 0.0], requires_grad=True)
+    loss = LOSSES[name](margin, 1.0, torch.tensor([2.0, -50.0, 0.0]))
+    (gradient,) = torch.autograd.grad(loss.sum(), margin)
+    assert loss.tolist() == pytest.approx([0.0] * 3, abs=1e-7)
+    assert gradient.tolist() == pytest.approx([0.0] * 3, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_wrong_labels_or_scores_are_settings_of_the_losses_that_read_them(name):
+    read, unread = {"label_smoothing": 0.1}, {"reward_scale": 2.0}
+    if name in ("rpo", "rebel"):
+        read, unread = unread, read
+    ObjectiveParams(loss=name, **read)
+    with pytest.raises(ValueError, match=f"{next(iter(unread))} = .* with loss = '{name}'"):
+        ObjectiveParams(loss=name, **unread)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -25,8 +26,12 @@ def scored(question: str, *scores: float | None, **changes: object):
     ]
 
 
-def pair(store: Store, tables: list[tuple[Path, Path]], **params: object) -> Artifact:
+def pair(
+    store: Store, tables: list[tuple[Path, Path]], code: Path | None = None, **params: object
+) -> Artifact:
     inputs = {"responses": [each[0] for each in tables], "scores": [each[1] for each in tables]}
+    if code is not None:
+        inputs["code"] = [code]
     return call(STAGE, PairParams.model_validate(params), inputs, store)
 
 
@@ -257,3 +262,43 @@ def test_cut_off_responses_are_left_out_where_that_is_asked_for(store, tmp_path)
     [kept] = pairs(made)
     assert (kept["chosen_score"], kept["rejected_score"]) == (2.0, 1.0)
     assert metrics(made)["prompts_cut_off"] == 1
+
+
+SELECT = """
+def select(responses, seed, least="num_tokens"):
+    assert responses[0]["messages"][0]["role"] == "user" and responses[0]["components"] == {}
+    by_length = sorted(range(len(responses)), key=lambda place: responses[place][least])
+    return by_length[0], by_length[1]
+"""
+
+
+def own(tmp_path: Path, code: str) -> Path:
+    path = tmp_path / "select.py"
+    path.write_text(code)
+    return path
+
+
+def test_a_function_of_the_user_s_chooses_the_two_and_scores_rank_them(store, tmp_path):
+    tables = [write_scored(tmp_path, [*scored("a", 0.0, 2.0, 9.0), *scored("b", 1.0, 0.5, 9.0)])]
+    shortest = pair(store, tables, own(tmp_path, SELECT), strategy="python")
+    assert [row["chosen_sample_index"] for row in pairs(shortest)] == [1, 0]
+    assert [row["rejected_sample_index"] for row in pairs(shortest)] == [0, 1]
+    settings = {"settings": {"least": "logprob"}}
+    longest = pair(store, tables, own(tmp_path, SELECT), strategy="python", python=settings)
+    assert [row["chosen_sample_index"] for row in pairs(longest)] == [2, 2]
+    assert [row["rejected_sample_index"] for row in pairs(longest)] == [1, 1]
+
+
+def test_a_function_chooses_among_what_is_left_for_further_pairs(store, tmp_path):
+    tables = [write_scored(tmp_path, scored("a", 0.0, 2.0, 9.0, 1.0))]
+    made = pair(store, tables, own(tmp_path, SELECT), strategy="python", pairs_per_prompt=2)
+    sides = [(row["chosen_sample_index"], row["rejected_sample_index"]) for row in pairs(made)]
+    assert sides == [(1, 0), (2, 3)]
+
+
+@pytest.mark.parametrize("found", ["(0, 0)", "(0, 3)", "(-1, 0)", "0", "(0, 1, 2)", "(0.5, 1)"])
+def test_what_is_not_two_responses_is_refused(store, tmp_path, found):
+    tables = [write_scored(tmp_path, scored("a", 0.0, 2.0, 9.0))]
+    code = own(tmp_path, f"def select(responses, seed):\n    return {found}\n")
+    with pytest.raises(UserError, match=re.escape(f"select returned {found} for 3 responses")):
+        pair(store, tables, code, strategy="python")

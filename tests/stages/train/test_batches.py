@@ -22,7 +22,7 @@ def make_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
 
     def response(length: int, side: int) -> Response:
         ids = np.arange(length, dtype=np.int32) + 10 * side + 100 * index
-        return Response(ids, -ids.astype(np.float32))
+        return Response(ids, -ids.astype(np.float32), 0.0)
 
     ids = np.arange(prompt, dtype=np.int32) + 1
     return Pair(index, str(index), ids, response(chosen, 1), response(rejected, 2), tie=False)

@@ -58,7 +58,7 @@ def a_pair(index: int, prompt: int, chosen: int, rejected: int) -> Pair:
         return random.integers(3, SIZES["vocab_size"], length).astype(np.int32)
 
     def response(length: int) -> Response:
-        return Response(ids(length), np.full(length, -3.0, dtype=np.float32))
+        return Response(ids(length), np.full(length, -3.0, dtype=np.float32), 0.0)
 
     return Pair(index, str(index), ids(prompt), response(chosen), response(rejected), index == 2)
 

@@ -108,6 +108,7 @@ def request_for(
     *,
     reference: Path | None = None,
     adapter: Path | None = None,
+    code: Path | None = None,
     seed: int = 0,
     processes: int = 1,
     gpus: int = 0,
@@ -128,6 +129,7 @@ def request_for(
             "policy": [file_input(policy)],
             "reference": [file_input(reference or policy)],
             "pairs": [file_input(path) for path in pairs],
+            **({"code": [file_input(code)]} if code else {}),
             **(
                 {name: [file_input(adapter)] for name in ("adapter", "reference_adapter")}
                 if adapter

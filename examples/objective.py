@@ -1,0 +1,21 @@
+"""An objective of one's own: χPO (arXiv 2407.13399, Eq. 8), which docs/research.md walks through.
+
+    L = −log σ(clip_{2R}(β φ(π/π_ref)(y_w) − β φ(π/π_ref)(y_l))),   φ(u) = u + log u
+
+β weighs a mixture of χ² and KL divergence, R bounds the rewards.
+"""
+
+import torch.nn.functional as F
+
+# e^20 ends any comparison, and its square still has a float.
+LARGEST_EXPONENT = 20.0
+
+
+def chi_po(chosen, rejected, beta=0.1, largest_reward=10.0):
+    """χPO's loss of each pair; log-ratios are `logratio` of each side, [B]."""
+    link = [
+        side.logratio.clamp(max=LARGEST_EXPONENT).exp() + side.logratio
+        for side in (chosen, rejected)
+    ]
+    margin = (beta * (link[0] - link[1])).clamp(-2 * largest_reward, 2 * largest_reward)
+    return {"loss": -F.logsigmoid(margin)}

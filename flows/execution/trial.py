@@ -1,0 +1,116 @@
+"""Trial of code of the user's in its stage's environment, before the first stage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.pipeline.config import RunConfig
+from flows.pipeline.external import resolve
+from flows.runners.base import supervised, time_limit
+from flows.runners.local.environment import stage_environment
+from stages.contract.errors import EXIT_OK, UserError
+from stages.contract.events import Event, Failure, parse_event
+from stages.contract.request import FileInput
+
+# Code that loads a model may take longer; then its stage is the one to try it.
+_LIMIT_SECONDS = 60.0
+_GRACE_SECONDS = 2.0
+_TRIED: set[tuple[str, ...]] = set()
+_LOCK = threading.Lock()
+
+
+def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) -> Event | None:
+    """Runs a program in the environment of a stage; returns the last event that it told.
+
+    Args:
+        config: The run's configuration.
+        stage: The stage whose code is tried.
+        what: Name of the code, for messages.
+        program: Module and arguments.
+
+    Raises:
+        UserError: The program says that the code cannot work, or the code ended it.
+    """
+    interpreter = config.execution.interpreters.get(stage, sys.executable)
+    try:
+        # Its supervisor ends it, and what it has started, when this process dies or hangs up.
+        trial = subprocess.Popen(
+            supervised(interpreter, _GRACE_SECONDS, program=program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=stage_environment(in_bucket="://" in config.store),
+        )
+    except OSError:
+        # The check of interpreters names one that is missing.
+        return None
+    assert trial.stdin is not None
+    assert trial.stdout is not None
+    with trial, time_limit(_LIMIT_SECONDS, trial.stdin.close):
+        said = parse_event(trial.stdout.read())
+        code = trial.wait()
+    if code == EXIT_OK and said is None:
+        raise UserError(
+            f"the {what} was tried before the run, and ended the process that called it",
+            "take os._exit, sys.exit and quit out of it",
+        )
+    if isinstance(said, Failure) and said.kind == "user":
+        raise UserError(f"the {what} was tried before the run: {said.message}", said.remedy)
+    return said
+
+
+def try_own_objective(config: RunConfig) -> None:
+    """Calls the ``python`` objective on made-up log-probabilities, once in a process.
+
+    Raises:
+        UserError: The function cannot be loaded, fails, or returns no terms.
+    """
+    if config.train.objective == "python":
+        own = config.train.python
+        program = "stages.train.own_objective"
+        code = config.inputs.objective_code
+        _try(config, "train", "objective", program, code, own.function, own.settings)
+
+
+def try_own_strategy(config: RunConfig) -> None:
+    """Calls the ``python`` pair strategy on made-up responses, once in a process.
+
+    Raises:
+        UserError: The function cannot be loaded, fails, or returns no two responses.
+    """
+    if config.pair.strategy == "python":
+        own = config.pair.python
+        program, code = "stages.pair.own_strategy", config.inputs.strategy_code
+        _try(config, "pair", "pair strategy", program, code, own.function, own.settings)
+
+
+def _try(
+    config: RunConfig,
+    stage: str,
+    what: str,
+    module: str,
+    code: str | None,
+    function: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Calls a function of a file; runners that start stages elsewhere have it tried there."""
+    if code is None or config.execution.runner != "process":
+        return
+    source = resolve(code, "dataset")
+    if not isinstance(source, FileInput):
+        return
+    arguments = [function, json.dumps(settings)]
+    interpreter = config.execution.interpreters.get(stage, sys.executable)
+    with _LOCK:
+        name = source.digest, Path(source.location).name, module, *arguments, interpreter
+        if name not in _TRIED:
+            call_on_trial(config, stage, what, [module, source.location, *arguments])
+            _TRIED.add(name)

@@ -1,0 +1,69 @@
+"""A function in a Python file of the user's: loaded as a module, its errors told as the user's."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stages.contract.errors import GebError, UserError
+
+_MODULE_PREFIX = "geb_file_"
+
+
+def load_function(path: Path, name: str, *, setting: str, signature: str) -> Callable[..., Any]:
+    """Loads the function ``name`` of a file.
+
+    Args:
+        path: The file.
+        name: The function's name.
+        setting: Setting that holds the name, for messages.
+        signature: Signature of such a function, for messages.
+
+    Raises:
+        UserError: The file cannot be imported, or has no such function.
+    """
+    namespace = _execute(path)
+    function = namespace.get(name)
+    if callable(function):
+        return function
+    functions = sorted(each for each, value in namespace.items() if callable(value))
+    raise UserError(
+        f"{path} has no function {name!r}; it has: {', '.join(functions) or 'none'}",
+        f"set {setting} to the name of one with the signature {signature}",
+    )
+
+
+def _execute(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path} is not a file of Python", "name the file that has the function")
+    module = ModuleType(_MODULE_PREFIX + path.stem.replace(".", "_"))
+    module.__file__ = str(path)
+    # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a
+    # name that hides no module that the file imports.
+    sys.modules[module.__name__] = module
+    with user_code(str(path), "the file must be importable on its own in the stage's environment"):
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module.__dict__
+
+
+@contextmanager
+def user_code(name: str, remedy: str) -> Iterator[None]:
+    """Turns what code of the user raises into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise GebError(f"{name} raised {_describe(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name} raised {_describe(error)}", remedy) from error
+
+
+def _describe(error: BaseException) -> str:
+    """Kind, message and innermost line of an exception of the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,117 @@
+"""The ``python`` strategy: the two responses to compare by a function in a file of the user's.
+
+``python -m stages.pair.own_strategy CODE FUNCTION SETTINGS`` loads the function in the pair stage's
+environment and calls it once on made-up responses, before a run pays for anything.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.harness.context import StageContext
+from stages.harness.program import run_program
+from stages.harness.user_code import load_function, user_code
+from stages.pair.params import PairParams
+from stages.pair.select import Selection, ranked
+from stages.tables.join import ScoredBatch
+
+_SIGNATURE = "(responses, seed, **settings) -> (i, j)"
+
+
+@dataclass(frozen=True)
+class OwnStrategy:
+    """Calls ``function(responses, seed, **settings)``.
+
+    Each response is a mapping: its prompt's ``messages``, its text ``response``, its ``score``, the
+    score's ``components`` by name, ``num_tokens`` and ``logprob``, its log-probability under the
+    policy that sampled it.
+    """
+
+    function: Callable[..., Any]
+    settings: Mapping[str, Any]
+    name: str
+
+    def over(self, batch: ScoredBatch) -> Callable[[Sequence[int], int], Selection]:
+        """Selects among rows of a batch."""
+
+        def select(rows: Sequence[int], seed: int) -> Selection:
+            return self.select(_responses(batch, rows), seed)
+
+        return select
+
+    def select(self, responses: Sequence[Mapping[str, Any]], seed: int) -> Selection:
+        """Places of the two responses, the better scored one first."""
+        with user_code(self.name, "fix the function, or pair.python.settings"):
+            found = self.function(responses, seed, **self.settings)
+        try:
+            first, second = map(operator.index, found)
+        except (TypeError, ValueError):
+            first = second = -1
+        if first == second or not all(0 <= each < len(responses) for each in (first, second)):
+            raise UserError(
+                f"{self.name} returned {found!r} for {len(responses)} responses",
+                f"return two different places from 0 to K − 1: {_SIGNATURE}",
+            )
+        return ranked([each["score"] for each in responses], first, second)
+
+
+def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    places = pa.array(rows)
+    texts = batch.responses.select(["messages", "response", "response_logprobs"]).take(places)
+    scored = batch.scored.select(["score", "components"]).take(places)
+    return [
+        {
+            "messages": text["messages"],
+            "response": text["response"],
+            "score": score["score"],
+            "components": dict(score["components"] or ()),
+            "num_tokens": len(text["response_logprobs"]),
+            "logprob": sum(text["response_logprobs"]),
+        }
+        for text, score in zip(texts.to_pylist(), scored.to_pylist(), strict=True)
+    ]
+
+
+def load_own(ctx: StageContext[PairParams]) -> OwnStrategy:
+    """Loads the function named by the parameters from the file given as input ``code``."""
+    own = ctx.params.python
+    return load_file(ctx.path("code"), own.function, own.settings)
+
+
+def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnStrategy:
+    """Loads the function ``name`` of a file; see :func:`load_own`."""
+    function = load_function(path, name, setting="pair.python.function", signature=_SIGNATURE)
+    return OwnStrategy(function, settings, f"the pair strategy {path.name}:{name}")
+
+
+def _try_strategy(events: Emitter) -> None:
+    """Tries the strategy that the command line names, on responses without components."""
+    code, function, settings = sys.argv[1:]
+    strategy = load_file(Path(code), function, json.loads(settings))
+    made_up = [
+        {
+            "messages": [{"role": "user", "content": "A trial prompt."}],
+            "response": f"Trial response {number}.",
+            "score": score,
+            "components": {},
+            "num_tokens": 3 + number,
+            "logprob": -2.0 - number,
+        }
+        for number, score in enumerate((0.25, 1.0, -0.5, 0.25))
+    ]
+    strategy.select(made_up, 1)
+    events.info("tried")
+
+
+if __name__ == "__main__":
+    run_program(_try_strategy)

@@ -1,0 +1,111 @@
+"""The ``python`` objective: terms of the loss by a function in a file of the user's; its trial.
+
+``python -m stages.train.own_objective CODE FUNCTION SETTINGS`` loads the function in the train
+stage's environment and calls it once on made-up log-probabilities, so that a run learns before it
+pays for anything that its objective cannot work: it ends as a stage does.
+
+Shapes: `B` pairs, `T` tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.harness.context import StageContext
+from stages.harness.program import run_program
+from stages.harness.user_code import load_function, user_code
+from stages.objectives.numerics import working_precision
+from stages.objectives.objective import ResponseLogps
+from stages.train.params import TrainParams
+
+TERMS = ("loss", "bonus")
+_SIGNATURE = '(chosen, rejected, **settings) -> {"loss": …, "bonus": …}'
+_REMEDY = f"let the function be {_SIGNATURE}, with one or both terms, each a tensor [B]"
+
+
+@dataclass(frozen=True)
+class OwnObjective:
+    """Calls ``function(chosen, rejected, **settings)`` and checks what it returns.
+
+    ``chosen`` and ``rejected`` are :class:`stages.objectives.objective.ResponseLogps`.
+    """
+
+    function: Callable[..., Any]
+    settings: Mapping[str, Any]
+    name: str
+
+    def __call__(self, chosen: ResponseLogps, rejected: ResponseLogps) -> Mapping[str, Tensor]:
+        """The terms of each pair: `loss` and `bonus`, or one of them, both [B]."""
+        with user_code(self.name, "fix the function, or train.python.settings"):
+            found = self.function(chosen, rejected, **self.settings)
+        if not isinstance(found, Mapping) or not found or not set(found) <= set(TERMS):
+            what = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            raise UserError(f"{self.name} returned {what}, not terms of the objective", _REMEDY)
+        return {term: self._checked(term, value, chosen.logp) for term, value in found.items()}
+
+    def _checked(self, term: str, value: Any, logp: Tensor) -> Tensor:
+        if not isinstance(value, Tensor) or value.shape != logp.shape:
+            kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(
+                f"{self.name} returned {term} {kind}, not one value for each of {len(logp)} pairs",
+                _REMEDY,
+            )
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise UserError(
+                f"{self.name} returned {term} without a gradient: nothing would be learnt from it",
+                "compute it from the policy's log-probabilities (`logp`, `token_logp`), undetached",
+            )
+        return working_precision(value)
+
+
+def load_own(ctx: StageContext[TrainParams]) -> OwnObjective:
+    """Loads the function named by the parameters from the file given as input ``code``."""
+    own = ctx.params.python
+    return load_file(ctx.path("code"), own.function, own.settings)
+
+
+def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnObjective:
+    """Loads the function ``name`` of a file; see :func:`load_own`."""
+    function = load_function(path, name, setting="train.python.function", signature=_SIGNATURE)
+    return OwnObjective(function, settings, f"the objective {path.name}:{name}")
+
+
+def made_up(seed: int) -> ResponseLogps:
+    """Log-probabilities of responses of one to four tokens, with scores."""
+    generator = torch.Generator().manual_seed(seed)
+    token_logp, ref_token_logp = -3.0 * torch.rand(2, 4, 4, generator=generator)
+    mask = torch.arange(4) <= torch.arange(4)[:, None]
+    score = torch.rand(4, generator=generator)
+    return ResponseLogps(token_logp.requires_grad_(), ref_token_logp, mask, score)
+
+
+def _try_objective(events: Emitter) -> None:
+    """Tries the objective that the command line names: finite terms with finite gradients."""
+    code, function, settings = sys.argv[1:]
+    objective = load_file(Path(code), function, json.loads(settings))
+    sides = made_up(0), made_up(1)
+    for term, values in objective(*sides).items():
+        leaves = [side.token_logp for side in sides]
+        gradients = torch.autograd.grad(values.sum(), leaves, retain_graph=True, allow_unused=True)
+        known = [values, *(each for each in gradients if each is not None)]
+        if not all(each.isfinite().all() for each in known):
+            raise UserError(
+                f"{objective.name} returned {term} {values.tolist()}, or a gradient, that is not "
+                "finite for log-probabilities between -12 and 0",
+                "guard the function's exponentials, logarithms and divisions",
+            )
+    events.info("tried")
+
+
+if __name__ == "__main__":
+    run_program(_try_objective)

@@ -1,0 +1,138 @@
+"""Objectives by a function in a file of the user's."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from examples.objective import chi_po
+from stages.contract.errors import UserError
+from stages.contract.request import make_request
+from stages.objectives.objective import ResponseLogps
+from stages.train.own_objective import load_file, made_up
+from stages.train.params import TrainParams
+from tests.stages.train.train_helpers import PARAMS, file_input, train
+
+ROOT = Path(__file__).parents[3]
+
+BY_HAND = """
+import torch.nn.functional as F
+
+def objective(chosen, rejected, beta=1.0):
+    terms = {"loss": -F.logsigmoid(beta * (chosen.logratio - rejected.logratio))}
+    if beta == 1.0:
+        terms["bonus"] = 1.0 - rejected.logp.exp()
+    return terms
+"""
+
+
+def written(folder: Path, code: str) -> Path:
+    path = folder / "objective.py"
+    path.write_text(code)
+    return path
+
+
+def test_a_function_that_says_what_the_settings_say_trains_the_same_policy(
+    tmp_path, policy, pairs, trained
+):
+    code = written(tmp_path, BY_HAND)
+    own = train(tmp_path / "store", policy, [pairs], objective="python", code=code, design="none")
+    for mine, theirs in zip(own.records, trained.records, strict=True):
+        for name in ("loss", "preference_loss", "bonus", "bonus_ratio", "accuracy", "kappa"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+def test_terms_that_are_left_out_are_as_the_settings_say(tmp_path, policy, pairs, trained):
+    loss = "def objective(chosen, rejected):\n    return {'loss': 0.0 * chosen.logp + 2.0}\n"
+    own = train(
+        tmp_path / "store", policy, [pairs], objective="python", code=written(tmp_path, loss)
+    )
+    assert own.records[0]["bonus"] == pytest.approx(trained.records[0]["bonus"], rel=1e-6)
+    # Six of eight pairs of the first step, as two of all are ties.
+    ties = sum(each["preference_loss"] * each["num_pairs"] for each in own.records)
+    assert ties == pytest.approx(2.0 * 2 * (32 - 2))
+
+
+def test_the_scores_of_the_pairs_reach_losses_and_functions(tmp_path, policy, pairs):
+    code = """
+    def objective(chosen, rejected, scale):
+        gap = chosen.score - rejected.score
+        return {"loss": (chosen.logratio - rejected.logratio - scale * gap) ** 2}
+    """
+    mine = train(
+        tmp_path / "own",
+        policy,
+        [pairs],
+        objective="python",
+        code=written(tmp_path, textwrap.dedent(code)),
+        python={"settings": {"scale": 3}},
+    )
+    theirs = train(tmp_path / "rebel", policy, [pairs], loss="rebel", reward_scale=3.0)
+    assert mine.losses == pytest.approx(theirs.losses, rel=1e-5)
+    # At the start π is π_ref: the loss of a pair is 3², that of a tied one zero.
+    assert theirs.records[0]["preference_loss"] > 6.0
+
+
+def test_content_and_settings_are_in_the_key_and_a_function_that_is_not_asked_is_not(tmp_path):
+    def key(code: str | None, **changes):
+        inputs = {name: [file_input(ROOT / "README.md")] for name in ("policy", "reference")}
+        inputs["pairs"] = inputs["policy"]
+        if code is not None:
+            inputs["code"] = [file_input(written(tmp_path, code))]
+        params = TrainParams.model_validate(PARAMS | changes)
+        return make_request(params, inputs=inputs, seed=0, store="store").key
+
+    own = {"objective": "python"}
+    keys = {
+        key(None),
+        key(BY_HAND, **own),
+        key(BY_HAND + "# Another text.\n", **own),
+        key(BY_HAND, **own, python={"settings": {"beta": 2}}),
+    }
+    assert len(keys) == 4
+    assert key(None, python={"settings": {"beta": 2}}) == key(None)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return chosen.logp", "returned Tensor, not terms"),
+        ("return {}", r"returned \[\], not terms"),
+        ("return {'los': chosen.logp}", r"returned \['los'\], not terms"),
+        ("return {'loss': chosen.logp.mean()}", r"returned loss \[\], not one value for each of 4"),
+        ("return {'bonus': 1.0}", "returned bonus float, not one value"),
+        ("return {'bonus': rejected.logp.detach()}", "returned bonus without a gradient"),
+        ("return {'loss': chosen.no_such}", r"AttributeError.* \(line 2 of objective\.py\)"),
+    ],
+)
+def test_a_function_that_cannot_work_is_told_what_is_wrong(tmp_path, body, said):
+    code = written(tmp_path, f"def objective(chosen, rejected):\n    {body}\n")
+    with pytest.raises(UserError, match=said) as refused:
+        load_file(code, "objective", {})(made_up(0), made_up(1))
+    assert refused.value.remedy
+
+
+def test_an_unknown_setting_is_the_user_s_mistake(tmp_path):
+    objective = load_file(written(tmp_path, BY_HAND), "objective", {"gamma": 1})
+    with pytest.raises(UserError, match="unexpected keyword argument 'gamma'"):
+        objective(made_up(0), made_up(1))
+
+
+def test_the_example_is_the_paper_s_equation():
+    """The test that docs/research.md shows, on more pairs."""
+
+    def side(logratios):
+        logp = torch.tensor(logratios, dtype=torch.float64)[:, None]
+        return ResponseLogps(logp - 30, torch.full_like(logp, -30), torch.ones_like(logp).bool())
+
+    chosen, rejected = np.array([0.5, -1.0, 3.0, -40.0]), np.array([-0.25, 2.0, 2.5, 1.0])
+    link = (np.exp(chosen) + chosen) - (np.exp(rejected) + rejected)
+    margin = np.clip(0.5 * link, -20, 20)
+    found = chi_po(side(chosen), side(rejected), beta=0.5)["loss"]
+    np.testing.assert_allclose(found, np.log1p(np.exp(-margin)), rtol=1e-12)
+    huge = chi_po(side([1000.0]), side([-1000.0]))["loss"]
+    assert huge.isfinite().all()
