@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,30 @@ def write_file(path: Path, content: str | bytes) -> Path:
     else:
         write_atomically(Path(os.path.realpath(path)), content)
     return path
+
+
+def require_new(folder: Path) -> None:
+    """Refuses a folder that holds something.
+
+    Raises:
+        UserError: It does, or is no folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there and not empty", "name a new folder")
+
+
+@contextmanager
+def emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Leaves a folder as it was, empty or not there, if the block fails."""
+    was_there = folder.exists()
+    try:
+        with explain_disk_errors(folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:
+            folder.mkdir(exist_ok=True)
+        raise
 
 
 def json_text(values: Any) -> str:
