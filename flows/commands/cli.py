@@ -15,7 +15,6 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
-    dataset,
     doctor,
     evaluate,
     fetch,
@@ -54,20 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (
-    init,
-    fetch,
-    run,
-    status,
-    evaluate,
-    inspect,
-    models,
-    dataset,
-    store,
-    doctor,
-    paper,
-    up,
-):
+for module in (init, fetch, run, status, evaluate, inspect, models, store, doctor, paper, up):
     for command in module.COMMANDS:
         app.command()(command)
 app.add_typer(images.images, name="images")

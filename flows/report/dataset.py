@@ -6,14 +6,14 @@ Pairs are in TRL's preference format, conversational, with the prompt in a colum
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from flows.execution.run_record import RunRecord
-from flows.report.files import emptied_on_failure, render, require_new, write_file
+from flows.report.files import new_folder, render, write_file
 from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
 from stages.tables.join import read_scored
@@ -64,9 +64,9 @@ def export(record: RunRecord, folder: Path) -> dict[str, int]:
     Raises:
         UserError: The run has no pairs yet, the folder holds something, or the disk is full.
     """
-    require_new(folder)
     summary = summarise(record)
-    done = [t for t in _iterations(summary) if f"iteration-{t}/pair" in summary.artifacts]
+    iterations = range(1, summary.config.iterations + 1)
+    done = [t for t in iterations if f"iteration-{t}/pair" in summary.artifacts]
     if not done:
         raise UserError(
             f"run {record.name!r} has no pairs yet",
@@ -74,7 +74,7 @@ def export(record: RunRecord, folder: Path) -> dict[str, int]:
         )
     rows = {"pairs": _pairs, "responses": _responses}
     counts = dict.fromkeys(TABLES, 0)
-    with emptied_on_failure(folder):
+    with new_folder(folder):
         (folder / "data").mkdir(parents=True)
         for table, schema in TABLES.items():
             for t in done:
@@ -90,10 +90,6 @@ def export(record: RunRecord, folder: Path) -> dict[str, int]:
         card = render("dataset_card.md.jinja", run=summary, counts=counts, iterations=len(done))
         write_file(folder / "README.md", card)
     return counts
-
-
-def _iterations(summary: Summary) -> Sequence[int]:
-    return range(1, summary.config.iterations + 1)
 
 
 def _pairs(summary: Summary, iteration: int) -> Iterator[dict[str, Any]]:

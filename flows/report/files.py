@@ -43,20 +43,16 @@ def write_file(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def require_new(folder: Path) -> None:
-    """Refuses a folder that holds something.
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Refuses a folder that holds something; if the block fails, the folder is as it was.
 
     Raises:
-        UserError: It does, or is no folder.
+        UserError: It holds something or is no folder, or the disk is full.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there and not empty", "name a new folder")
-
-
-@contextmanager
-def emptied_on_failure(folder: Path) -> Iterator[None]:
-    """Leaves a folder as it was, empty or not there, if the block fails."""
     was_there = folder.exists()
+    if was_there and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there and not empty", "name a new folder")
     try:
         with explain_disk_errors(folder):
             yield

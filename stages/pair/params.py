@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, Settings, StageParams, added_later
+from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StageParams, added_later
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
@@ -15,14 +15,12 @@ UncertainStrategy = Literal["delta_ucb", "drts", "thompson"]
 """Strategies over several scores of each response."""
 
 
-class OwnStrategy(Settings):
+class OwnStrategy(OwnFunction):
     """Choice of the two responses by a function of a Python file."""
 
     function: str = "select"
     """Name of the function in ``code``, `(responses, seed, **settings) -> (i, j)`: the places of
     two responses to compare, of which the better scored one is the chosen one."""
-    settings: dict[str, int | float | str] = Field(default_factory=dict)
-    """Arguments of the function by name."""
 
 
 class PairParams(StageParams):

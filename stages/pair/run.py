@@ -19,7 +19,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.pair.own_strategy import OwnStrategy, load_own
+from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
 from stages.pair.select import STRATEGIES, UNCERTAIN, Selection, ranked
 from stages.tables.join import ScoredBatch, read_scored
@@ -45,7 +45,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    own = load_own(ctx) if ctx.params.strategy == "python" else None
+    own = _own_strategy(ctx)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         parts = ("components",) if own or ctx.params.explores else ()
         for batch in read_scored(responses, scores, score_columns=parts):
@@ -66,6 +66,13 @@ def run(ctx: StageContext[PairParams]) -> None:
         )
     if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
         ctx.events.warning(warning)
+
+
+def _own_strategy(ctx: StageContext[PairParams]) -> OwnStrategy | None:
+    if ctx.params.strategy != "python":
+        return None
+    own = ctx.params.python
+    return load_file(ctx.path("code"), own.function, own.settings)
 
 
 def pair_batch(
