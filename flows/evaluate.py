@@ -133,6 +133,12 @@ def evaluate(
 def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     store = open_store(config.store, create=True)
     if models.suite is not None:
+        asked = config.suites.get(models.suite)
+        if asked and not asked.prompts and not models.prompts:
+            raise UserError(
+                f"the suite {models.suite} has no prompts: it scores samples of a run once more",
+                "name prompts with --prompts",
+            )
         config = config.for_suite(models.suite)
     external = _external(config, models, store)
     if models.suite is None and models.prompts is not None:

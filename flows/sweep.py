@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -11,12 +13,15 @@ from typing import Any
 from prefect.states import State
 
 from flows.execution.cancellation import interruptible_together, stage_flow
+from flows.execution.observer import current_observers
+from flows.execution.run_record import SweepRecord, save_sweep
 from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.report.comparison import Comparison, compare_summaries, write_comparison
 from flows.report.prefect_artifacts import failed, publish_comparison
+from flows.report.status import duration
 from flows.report.summary import Summary
 from stages.contract.errors import GebError, RunCancelledError, UserError
 from stages.store.opening import open_store
@@ -60,14 +65,16 @@ def _sweep(name: str, planned: Sequence[Cell], parallel_runs: int) -> Comparison
     Raises:
         GebError: A run failed; the others went to their ends, and the comparison has them.
     """
+    store = open_store(planned[0].config.store, create=True)
+    known = SweepRecord(runs=[each.config.name for each in planned], parallel_runs=parallel_runs)
+    save_sweep(store, name, known)
     with inputs_resolved_once():
-        findings = run_cells(planned, parallel_runs)
+        findings = run_cells(planned, parallel_runs, name)
     labels = {
         each.cell.config.name: each.cell.label() if each.cell.fields else name for each in findings
     }
     found = None
     if done := [each.summary for each in findings if each.summary]:
-        store = open_store(planned[0].config.store)
         own = {each.run: labels[each.run] for each in done}
         found = write_comparison(store, compare_summaries(done, own), name)
         publish_comparison(found)
@@ -91,7 +98,7 @@ class Finding:
     error: str = ""
 
 
-def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
+def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep") -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
     An interrupt or a cancellation starts no further cell, and stops those that run.
@@ -99,6 +106,7 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
     Args:
         planned: The cells, whose runs have names of their own.
         parallel_runs: Runs at the same time.
+        sweep: Name under which observers are told of the progress.
 
     Raises:
         UserError: There are to be none.
@@ -108,15 +116,28 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int) -> list[Finding]:
             f"parallel_runs is {parallel_runs}, and at least one run must be at work",
             "set it to 1 or more",
         )
+    begun, ended = time.monotonic(), itertools.count(1)
+
+    def run(cell: Cell) -> Finding:
+        found = _run(cell)
+        done = next(ended)
+        message = f"{done} of {len(planned)} runs have ended"
+        if done < len(planned):
+            left = (time.monotonic() - begun) / done * (len(planned) - done)
+            message += f", about {duration(left)} left"
+        for each in current_observers():
+            each.sweep_moved(sweep, message)
+        return found
+
     if parallel_runs == 1:
         # In this thread, which is the one that signals interrupt.
-        return [_run(cell) for cell in planned]
+        return [run(cell) for cell in planned]
     with (
         interruptible_together() as interrupted,
         ThreadPoolExecutor(max_workers=parallel_runs) as pool,
     ):
         # Each thread needs the flow run's context to be below it.
-        futures = [pool.submit(copy_context().run, _run, cell) for cell in planned]
+        futures = [pool.submit(copy_context().run, run, cell) for cell in planned]
         try:
             return [future.result() for future in futures]
         except BaseException:

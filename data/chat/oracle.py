@@ -10,6 +10,21 @@ from typing import Any
 # A sentence needs as many; below them rules are kept by saying nothing.
 _FEWEST_WORDS = 4
 
+# Words that a sentence about the topics hardly does without; what lacks them all is a fragment.
+# fmt: off
+_VERBS = {
+    "am", "is", "are", "was", "were", "be", "been", "has", "have", "had", "do", "does", "did",
+    "can", "could", "will", "would", "shall", "should", "may", "might", "must", "isn't", "aren't",
+    "don't", "doesn't", "can't", "it's", "that's", "there's", "they're", "i'm", "we're", "make",
+    "makes", "made", "give", "gives", "take", "takes", "need", "want", "love", "loves", "like",
+    "bring", "brings", "come", "comes", "go", "goes", "keep", "keeps", "help", "helps", "know",
+    "live", "lives", "grow", "grows", "move", "moves", "play", "plays", "work", "works", "look",
+    "looks", "feel", "feels", "find", "finds", "seem", "seems", "become", "becomes", "provide",
+    "offer", "create", "creates", "use", "used", "using", "run", "runs", "fly", "sing", "sings",
+    "dance", "dances", "shine", "shines",
+}
+# fmt: on
+
 _KEPT: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "lowercase": lambda text, rule: text == text.lower(),
     "uppercase": lambda text, rule: text == text.upper(),
@@ -47,6 +62,30 @@ def _score_one(response: str, reference: str | None) -> dict[str, float]:
         "one_line": float(sentence),
         "all_rules": float(share == 1.0),
     }
+
+
+def second_opinion(
+    prompts: Sequence[Sequence[Mapping[str, str]]],
+    responses: Sequence[str],
+    references: Sequence[str | None],
+) -> list[dict[str, float]]:
+    """The same, but rules count in whole sentences only; training never sees these scores.
+
+    A whole sentence ends with a full stop, an exclamation or a question mark, has a verb, and says
+    nothing three times.
+    """
+    scored = score(prompts, responses, references)
+    whole = [float(_is_whole(each.strip())) for each in responses]
+    return [
+        {"score": each["score"] * is_whole, "whole": is_whole}
+        for each, is_whole in zip(scored, whole, strict=True)
+    ]
+
+
+def _is_whole(text: str) -> bool:
+    words = _words(text)
+    said_thrice = any(words.count(word) > 2 for word in words if len(word) > 3)
+    return text.endswith((".", "!", "?")) and not _VERBS.isdisjoint(words) and not said_thrice
 
 
 def _words(text: str) -> list[str]:

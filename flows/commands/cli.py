@@ -15,6 +15,7 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from flows.commands import (
+    causes,
     doctor,
     evaluate,
     fetch,
@@ -24,6 +25,7 @@ from flows.commands import (
     models,
     paper,
     run,
+    schedules,
     status,
     store,
     up,
@@ -53,10 +55,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (init, fetch, run, status, evaluate, inspect, models, store, doctor, paper, up):
+for module in (
+    *(init, fetch, run, schedules, status, evaluate, causes),
+    *(inspect, models, store, doctor, paper, up),
+):
     for command in module.COMMANDS:
         app.command()(command)
 app.add_typer(images.images, name="images")
+app.add_typer(schedules.schedules, name="schedules")
 
 
 def _version(asked: bool) -> None:
@@ -105,6 +111,8 @@ def _tell(error: BaseException) -> int:
             return _say(EXIT_USER, error.message, error.remedy)
         case TyperException():
             remedy = "add --help to the command to see what it takes"
+            if "unexpected extra argument" in error.format_message() and "--set" in sys.argv:
+                remedy = "write each setting as one word, --set NAME=VALUE; " + remedy
             return _say(EXIT_USER, error.format_message(), remedy)
         case StageFailedError():
             for line in error.last_lines[-_SHOWN_LINES:]:

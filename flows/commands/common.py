@@ -18,6 +18,7 @@ from rich.text import Text
 from flows.commands.terminal import TerminalConsole, messages
 from flows.execution.run_record import RunRecord, runs
 from flows.pipeline.config import BEFORE_ITERATIONS, RunConfig
+from flows.pipeline.fields import run_rows
 from flows.pipeline.loading import load_config
 from flows.pipeline.placement import stage_sections
 from flows.pipeline.presets import DEFAULT_STORE
@@ -25,6 +26,7 @@ from flows.pipeline.step import Step
 from flows.standing.home import Home
 from stages.contract.errors import StoreError, UserError
 from stages.store.opening import location_of, open_store
+from stages.store.registry import ModelRegistry
 
 if TYPE_CHECKING:
     # It takes scipy and matplotlib, which most commands do without.
@@ -32,12 +34,54 @@ if TYPE_CHECKING:
 
 _WIDE_COLUMNS = 200
 
+
+def _store_of(context: typer.Context) -> str:
+    return context.params.get("store") or os.environ.get("GEB_STORE") or DEFAULT_STORE
+
+
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the store's runs that begin so, for a shell."""
+    return [each for each in _runs_at(_store_of(context)) if each.startswith(incomplete)]
+
+
+def _complete_model(context: typer.Context, incomplete: str) -> list[str]:
+    try:
+        registry = ModelRegistry(open_store(_store_of(context)))
+    except StoreError:
+        return []
+    known: list[str] = []
+    for name in registry.names():
+        known += [name, *(f"{name}@{each.alias}" for each in registry.aliases(name))]
+        known += [f"{name}:{each.version}" for each in registry.versions(name)]
+    return [each for each in known if each.startswith(incomplete)]
+
+
+def _complete_field(incomplete: str) -> list[str]:
+    return [f"{each.name}=" for each in run_rows(incomplete)]
+
+
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Set one field, e.g. train.kappa=1e-3."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set one field, e.g. train.kappa=1e-3.",
+        autocompletion=_complete_field,
+    ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run in the store.")]
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of a run in the store.", autocompletion=complete_run),
+]
+Registered = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="NAME, NAME:VERSION or NAME@ALIAS of the registry.",
+        autocompletion=_complete_model,
+    ),
+]
 StorePath = Annotated[
     str,
     typer.Option(

@@ -54,6 +54,8 @@ def doctor(
     if reap:
         for line in reap_for(runner, configured):
             typer.echo(line, err=as_json)
+        if runner is not None:
+            return
     if runner is not None:
         _show(list(runner_findings(runner, configured)), [], as_json)
         return

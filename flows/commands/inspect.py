@@ -17,6 +17,7 @@ from flows.commands.common import (
     StorePath,
     answer,
     answer_comparison,
+    complete_run,
     configured_run,
     console,
     print_json,
@@ -106,7 +107,11 @@ def fields(
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN…", help="Runs or models; others stand against the first."),
+        typer.Argument(
+            metavar="RUN RUN…",
+            help="Runs or models; others stand against the first.",
+            autocompletion=complete_run,
+        ),
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the comparison; of the runs if unset.")

@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.common import AsJson, RunName, StorePath, answer, console
+from flows.commands.common import AsJson, Registered, RunName, StorePath, answer, console
 from flows.execution.run_record import RunRecord
 from flows.report.model_card import base_of, place_of
 from flows.report.model_card import export as export_to
 from flows.report.table import FittedTable, formatted, interval_text
 from stages.contract.adapters import base_of_adapter
-from stages.contract.errors import EXIT_USER, GebError
+from stages.contract.errors import EXIT_USER, GebError, UserError
 from stages.store.opening import open_store
-from stages.store.registry import LATEST, ModelRegistry, ModelVersion
+from stages.store.registry import LATEST, Doubt, ModelRegistry, ModelVersion
 from stages.store.registry import Alias as AliasState
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
-_HEADER = ("model", "version", "aliases", "win rate", "mean reward", "made by")
+_HEADER = ("model", "version", "aliases", "win rate", "mean reward", "doubts", "made by")
 Alias = Annotated[str, typer.Option("--alias", help="Alias to move.")]
 
 
@@ -31,22 +31,35 @@ def models(store: StorePath = "store", as_json: AsJson = False) -> None:
     registry = ModelRegistry(open_store(store))
     found = {name: registry.versions(name) for name in registry.names()}
     aliases = {name: registry.aliases(name) for name in found}
+    doubts = {
+        (name, each.version): doubt
+        for name, versions in found.items()
+        for each in versions
+        if (doubt := registry.doubt(name, each.version))
+    }
     document = {
         name: {
             "versions": [each.model_dump(mode="json") for each in versions],
             "aliases": {each.alias: each.version for each in aliases[name]},
+            "doubts": {
+                each.version: doubts[name, each.version].model_dump(mode="json")
+                for each in versions
+                if (name, each.version) in doubts
+            },
         }
         for name, versions in found.items()
     }
     rows = [
-        _row(each, aliases[name], newest=each is versions[-1])
+        _row(each, aliases[name], doubts.get((name, each.version)), newest=each is versions[-1])
         for name, versions in found.items()
         for each in versions
     ]
-    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=6))
+    answer(as_json, document, FittedTable("", _HEADER, rows, kept=3, left=7))
 
 
-def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) -> list[str]:
+def _row(
+    version: ModelVersion, aliases: Sequence[AliasState], doubt: Doubt | None, *, newest: bool
+) -> list[str]:
     names = [each.alias for each in aliases if each.version == version.version]
     names += [LATEST] if newest else []
     return [
@@ -55,6 +68,7 @@ def _row(version: ModelVersion, aliases: Sequence[AliasState], *, newest: bool) 
         " ".join(f"@{alias}" for alias in names),
         _win_rate(version.metrics),
         formatted(version.metrics.get("mean_reward"), ".3f"),
+        doubt.verdict() if doubt else "-",
         f"{version.run}, {version.step}",
     ]
 
@@ -72,19 +86,35 @@ def _win_rate(metrics: Mapping[str, Any]) -> str:
 
 
 def promote(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")
-    ],
+    model: Registered,
     store: StorePath = "store",
     alias: Alias = "production",
     reason: Annotated[str, typer.Option(help="Kept in the alias's history.")] = "by hand",
+    doubted: Annotated[
+        bool, typer.Option(help="Only if `geb doubt` has found nothing against it.")
+    ] = False,
 ) -> None:
     """Move an alias to a version by hand; gates are not asked."""
     registry = ModelRegistry(open_store(store))
     version, artifact = registry.resolve(model)
+    if doubted:
+        _require_doubted(registry, version)
     registry.set_alias(version.name, alias, version.version, reason=reason)
     where = artifact.address(version.checkpoint.path)
     console.print(f"{version.name}@{alias} is version {version.version}: {where}", markup=False)
+
+
+def _require_doubted(registry: ModelRegistry, version: ModelVersion) -> None:
+    """Refuses a version that no sceptic has looked at, or that did not survive."""
+    name, found = f"{version.name}:{version.version}", registry.doubt(version.name, version.version)
+    if found is None:
+        raise UserError(f"{name} has not been doubted", f"`geb doubt {name}` does it")
+    if found.failed:
+        raise UserError(
+            f"{name} {found.verdict()}; against it: {', '.join(found.failed)}",
+            f"`geb doubt {name}` shows what was found; without --doubted it is promoted all the "
+            "same",
+        )
 
 
 def rollback(
@@ -99,13 +129,8 @@ def rollback(
     console.print(f"{name}@{alias} is version {moved.version}")
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the registry.")
-]
-
-
 def export(
-    model: Model,
+    model: Registered,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; new, or empty.")],
     store: StorePath = "store",
 ) -> None:
@@ -133,7 +158,7 @@ def dataset(
 
 
 def chat(
-    model: Model,
+    model: Registered,
     store: StorePath = "store",
     base: Annotated[
         bool, typer.Option(help="Let the model that training started from answer beside it.")

@@ -53,6 +53,16 @@ WithEstimate = Annotated[
     typer.Option("--estimate", help="Show tokens, operations, memory, hours and price."),
 ]
 
+SampledPrompts = Annotated[
+    int | None,
+    typer.Option(
+        "--sample",
+        metavar="PROMPTS",
+        min=1,
+        help="Sample the base on so many prompts, score them, and tell how many have a winner.",
+    ),
+]
+
 
 def run(
     config: ConfigPath,
@@ -88,17 +98,32 @@ def plan(
     from_stage: FromStage = None,
     from_iteration: FromIteration = None,
     with_estimate: WithEstimate = False,
+    sample: SampledPrompts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would reuse, what it would compute, and why; or what it would cost."""
+    """Show what a run would reuse, compute, and why; its cost; or if its task can be learnt."""
     asked = configured(config, overrides, runner, store)
     with inputs_resolved_once():
         lines = planned(asked, forced_from(from_stage, from_iteration, asked.iterations))
         _check_before(asked, lines)
-        if with_estimate:
+        if sample:
+            _show_trial(asked, sample, as_json)
+        elif with_estimate:
             _show_estimate(asked, lines, as_json)
         else:
             _show_plan(lines, as_json)
+
+
+def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
+    from flows.execution.console import LineObserver
+    from flows.execution.observer import observing
+    from flows.execution.sampling_trial import try_sampling
+
+    with observing(LineObserver(watched(as_json))):
+        found = try_sampling(config, prompts)
+    answer(as_json, found.to_json(), found.sentence())
+    if warning := found.warning():
+        _warn(warning)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -143,10 +168,13 @@ def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
     try_own_code(config, to_run)
     said = [try_oracle(config) if "score" in to_run else None]
     said += cautions(config) if "train" in to_run else []
-    # On stderr: stdout may be for a document.
-    errors = messages()
     for each in filter(None, said):
-        errors.print(f"[bold yellow]warning[/] {escape(each)}")
+        _warn(each)
+
+
+def _warn(said: str) -> None:
+    # On stderr: stdout may be for a document.
+    messages().print(f"[bold yellow]warning[/] {escape(said)}")
 
 
 def _execute(

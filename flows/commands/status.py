@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,10 +15,18 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from flows.commands.common import AsJson, RunName, StorePath, console, print_json
+from flows.commands.common import AsJson, RunName, StorePath, complete_run, console, print_json
 from flows.commands.terminal import neutral
-from flows.execution.run_record import RunRecord, runs
-from flows.report.status import RunStatus, StepStatus, clock, duration, run_status, step_logs
+from flows.execution.run_record import RunRecord, runs, sweeps
+from flows.report.status import (
+    RunStatus,
+    StepStatus,
+    SweepStatus,
+    clock,
+    duration,
+    run_status,
+    step_logs,
+)
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
@@ -44,7 +52,10 @@ _ROWS_AROUND = 8
 
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run; all if left out.")
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run or a sweep; all if left out.", autocompletion=complete_run
+        ),
     ] = None,
     store: StorePath = "store",
     watch: Annotated[
@@ -52,11 +63,14 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs of a store, or the steps of one run: state, steps done, times, attempts."""
+    """Show the runs of a store, or the steps of one run: state, steps done, times, attempts.
+
+    The runs of a sweep stand together, below its own progress.
+    """
     opened = open_store(store)
     found = _statuses(opened, name)
     if as_json:
-        print_json({each.name: each.to_json() for each in found})
+        print_json(_document(opened, found, name))
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while watch and any(each.state == "running" for each in found):
@@ -149,34 +163,72 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
 
 
 def _statuses(store: Store, name: str | None) -> list[RunStatus]:
-    """The state of one run, or of all."""
-    if name:
+    """The state of one run, of a sweep's runs, or of all."""
+    known = sweeps(store)
+    if name and name not in known:
         return [run_status(RunRecord.existing(store, name))]
-    return [run_status(RunRecord(store, each, refresh=False)) for each in runs(store)]
+    wanted = known[name].runs if name else None
+    return [
+        run_status(RunRecord(store, each, refresh=False))
+        for each in runs(store)
+        if wanted is None or each in wanted
+    ]
+
+
+def _sweeps(store: Store, found: Sequence[RunStatus]) -> list[SweepStatus]:
+    """Sweeps that have some of the runs."""
+    made = []
+    for name, record in sweeps(store).items():
+        own = [each for each in found if each.name in record.runs]
+        made += [SweepStatus(name, record, own)] if own else []
+    return made
+
+
+def _document(store: Store, found: Sequence[RunStatus], name: str | None) -> dict[str, Any]:
+    """Runs by name; the runs of a sweep name it, and the sweep asked for stands beside them."""
+    document = {each.name: each.to_json() for each in found}
+    for sweep in _sweeps(store, found):
+        for run in sweep.runs:
+            document[run.name]["sweep"] = sweep.name
+        if sweep.name == name:
+            document[name] = sweep.to_json()
+    return document
 
 
 def _shown(
     store: Store, found: Sequence[RunStatus], name: str | None, rows: int | None = None
 ) -> RenderableType:
     """The runs, or the steps of one; ``rows`` keeps the last steps only and counts those ahead."""
-    if name is not None:
+    if name is not None and [each.name for each in found] == [name]:
         return _one(store, found[0], rows)
     if not found:
         return Text(f"no runs in {store.location}")
     steps, tries = Column("steps", justify="right"), Column("attempts", justify="right")
     columns = ("run", "state", steps, "started", "took", "left", tries)
     table = Table(*columns, box=None, pad_edge=False)
+    grouped = _sweeps(store, found)
+    own = {run.name for sweep in grouped for run in sweep.runs}
+    for sweep in grouped:
+        left = "-" if sweep.left is None else f"~{duration(sweep.left)}"
+        done = f"{sweep.num_done} of {len(sweep.record.runs)} runs"
+        table.add_row(f"[bold]{sweep.name}[/]", _coloured(sweep.state), done, "", "", left, "")
+        for each in sweep.runs:
+            table.add_row(f"  {each.name}", *_row(each))
     for each in found:
-        table.add_row(
-            each.name,
-            _coloured(each.state),
-            f"{each.num_done}/{each.num_steps}",
-            clock(each.started),
-            duration(each.elapsed),
-            "-" if each.left is None else f"~{duration(each.left)}",
-            str(len(each.attempts) or "-"),
-        )
+        if each.name not in own:
+            table.add_row(each.name, *_row(each))
     return table
+
+
+def _row(run: RunStatus) -> list[str]:
+    return [
+        _coloured(run.state),
+        f"{run.num_done}/{run.num_steps}",
+        clock(run.started),
+        duration(run.elapsed),
+        "-" if run.left is None else f"~{duration(run.left)}",
+        str(len(run.attempts) or "-"),
+    ]
 
 
 def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
@@ -200,12 +252,13 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
         )
     for name in [] if rows else found.waiting:
         table.add_row(f"[dim]{name}[/]", "[dim]waiting[/]", "", "", "")
-    errors = [
-        f"[red]{each.record.step}[/]: {escape(each.record.message.splitlines()[0])}"
+    said = [
+        f"[{_COLOURS[each.state]}]{each.record.step}[/]: "
+        f"{escape(each.record.message.splitlines()[0])}"
         for each in found.steps
-        if each.state in ("failed", "crashed") and each.record.message
+        if each.state in (*_AT_WORK, "failed", "crashed") and each.record.message
     ]
-    return Group(head, table, *errors)
+    return Group(head, table, *said)
 
 
 def _coloured(state: str) -> str:

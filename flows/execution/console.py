@@ -53,6 +53,10 @@ class LineObserver(Observer):
         """See :class:`flows.execution.observer.Observer`."""
         self._say(run, f"[bold yellow]warning[/] {escape(message)}")
 
+    def sweep_moved(self, sweep: str, message: str) -> None:
+        """See :class:`flows.execution.observer.Observer`."""
+        self._say(sweep, f"[bold]{escape(message)}[/]")
+
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         how = "cached" if state == "reused" else f"{seconds:.1f} s"
@@ -158,7 +162,9 @@ class ConsoleObserver(LineObserver):
             shown.bar, completed=event.done, total=event.total, unit=unit, metrics=shown.metrics
         )
         # By unit, so that the next phase of a stage has a line at once.
-        if self._console.is_terminal or now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
+        if self._console.is_terminal or not event.done:
+            return
+        if now - shown.printed.get(unit, -math.inf) < _LINE_SECONDS:
             return
         shown.printed[unit] = now
         share = f"({100 * event.done / max(event.total, 1):.0f} %)"

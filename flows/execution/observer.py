@@ -10,6 +10,7 @@ from typing import Self
 
 from flows.execution.run_record import RunRecord, State, StepRecord
 from flows.pipeline.step import Step
+from flows.runners.base import PlaceNotice
 from stages.contract.events import Event
 from stages.contract.request import Request, key_fields
 
@@ -28,6 +29,9 @@ class Observer:
 
     def run_warning(self, run: str, message: str) -> None:
         """A run goes on without something that a person asked for."""
+
+    def sweep_moved(self, sweep: str, message: str) -> None:
+        """A run of a sweep has ended; the message has the sweep's progress."""
 
     def step_started(self, request: Request) -> None:
         """A stage is started."""
@@ -124,6 +128,8 @@ class StepStatus:
         """The stage reports something."""
         for observer in self._observers:
             observer.stage_event(self._request, event)
+        if isinstance(event, PlaceNotice):
+            self._save("running", event.message)
 
     def ended(self, state: State, message: str = "") -> None:
         """The step has ended; the message says why if that is needed."""

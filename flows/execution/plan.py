@@ -38,7 +38,7 @@ def plan(config: RunConfig, forced: StepFilter = no_step) -> list[PlannedStep]:
     Raises:
         UserError: A setting or an input is wrong, also one that only the place of the stages knows.
     """
-    check_place(config.execution, config.resources)
+    check_place(config.execution, config.resources, config.store)
     planner = _Planner(config, forced)
     walk(config, planner.do)
     return planner.lines

@@ -6,6 +6,7 @@ whose artifact is in the store is shown there as Cached.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +23,30 @@ from flows.execution.observer import observing
 from flows.execution.prefect_progress import PrefectProgress
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.step import Output, Step
-from stages.contract.errors import StageFailedError, StoppedError, UserError
+from stages.contract.errors import (
+    PreemptedError,
+    RefusedError,
+    StageFailedError,
+    StoppedError,
+    UserError,
+)
 from stages.store.base import Artifact
+
+
+class _NotReadyIsNoError(logging.Filter):
+    """Lowers the level of Prefect's line for a task whose input failed or was cancelled.
+
+    Prefect logs the state NotReady as an error, one for each of the many steps that then wait.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_NotReadyIsNoError())
 
 # Unfinished tasks above which the flow waits before it submits more: bounds threads and memory.
 _MAX_PENDING = 128
@@ -63,9 +86,13 @@ class StepTasks:
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._steps: dict[str, Step] = {}
         self._pending: list[PrefectFuture[Any]] = []
+        self._is_refused = False
 
     def submit(self, step: Step) -> Output:
         """Submits a step; its task starts when the steps that it waits for have completed."""
+        if self._is_refused:
+            # wait() tells why.
+            return step.output
         if self._executor.stopping:
             raise StoppedError(f"{step.name}: not started, the run stops")
         while len(self._pending) >= _MAX_PENDING:
@@ -90,8 +117,8 @@ class StepTasks:
         failed: list[PrefectFuture[Any]] = [
             future for future in self._futures.values() if not future.state.is_completed()
         ]
-        # A step whose input failed is NotReady; the cause is among those that ran.
-        failed.sort(key=lambda future: future.state.is_pending())
+        # A step whose input failed is NotReady, a stopped one Cancelled; another is the cause.
+        failed.sort(key=lambda future: (future.state.is_pending(), future.state.is_cancelled()))
         ended = [
             name
             for name, future in self._futures.items()
@@ -107,7 +134,8 @@ class StepTasks:
     def _task(self, step: Step) -> Task[Any, Any]:
         execution = self._executor.config.execution
         decorate = task(
-            name=step.stage,
+            # Prefect shows it, with a suffix, before the task starts.
+            name=step.name,
             task_run_name=step.name,
             retries=execution.retries,
             retry_delay_seconds=execution.retry_delay_seconds,
@@ -121,6 +149,11 @@ class StepTasks:
         try:
             with observing(PrefectProgress(self._executor.config.name, name)):
                 result = self._executor.execute(self._steps[name], upstream)
+        except RefusedError:
+            # The others save and end: no retry helps, and a resumed run goes on with them.
+            self._is_refused = True
+            self._executor.stop()
+            raise
         except StageFailedError as error:
             get_run_logger().error("the stage's last lines:\n%s", "\n".join(error.last_lines))
             raise
@@ -149,4 +182,5 @@ def with_others(
 
 def _can_be_retried(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, UserError)
+    # Preemptions have a number of their own, which has been used up then.
+    return not isinstance(error, UserError | PreemptedError)

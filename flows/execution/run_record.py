@@ -84,9 +84,10 @@ class RunRecord:
         """
         # Before a path is made of it: `../elsewhere` is no name.
         if not is_name(name) or name.endswith((".yaml", ".yml")):
+            known = ", ".join(runs(store)) or "none"
             raise UserError(
                 f"{name!r} is not the name of a run",
-                "name the run, not its file: `geb status` lists the runs of a store",
+                f"name the run, not its file; runs in {store.location}: {known}",
             )
         record = cls(store, name)
         if not os.path.lexists(record.path / "config.json"):
@@ -157,6 +158,32 @@ class RunRecord:
                 if strict:
                     raise
                 warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
+
+
+class SweepRecord(BaseModel):
+    """Runs of a sweep, in the order in which they are started."""
+
+    runs: list[str]
+    parallel_runs: int
+
+
+_SWEEP = "sweep.json"
+
+
+def save_sweep(store: Store, name: str, sweep: SweepRecord) -> None:
+    """Puts a sweep on record, so that its runs are shown together."""
+    RunRecord(store, name, refresh=False).write(_SWEEP, sweep.model_dump_json(indent=2))
+
+
+def sweeps(store: Store) -> dict[str, SweepRecord]:
+    """All sweeps of a store by name; a damaged record is left out with a warning."""
+    found: dict[str, SweepRecord] = {}
+    for path in sorted((store.root / "runs").glob(f"*/{_SWEEP}")):
+        try:
+            found[path.parent.name] = read_record(path, SweepRecord)
+        except DamagedRecordError as error:
+            warnings.warn(DamagedRecordWarning(str(error)), stacklevel=2)
+    return found
 
 
 def run_of(store: Store, name: str) -> tuple[str, ModelVersion | None]:

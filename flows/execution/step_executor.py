@@ -28,6 +28,9 @@ from stages.contract.request import ArtifactInput, Request, make_request
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
+# With the usual pause of 5 seconds the longest is 5 minutes.
+_MOST_DOUBLINGS = 6
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -90,7 +93,7 @@ class StepExecutor:
         self.config = config
         self.store = open_store(config.store, create=True)
         self.record = RunRecord(self.store, config.name)
-        check_place(config.execution, config.resources)
+        check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
         self._forced = forced_steps()
         self._set_aside: set[str] = set()
@@ -139,8 +142,9 @@ class StepExecutor:
         return StepResult(artifact, reused=found is not None)
 
     def _compute(self, request: Request, status: StepStatus) -> None:
-        """Runs the stage; again after a preemption, if the attempt got further than any before."""
-        seen = {self.store.work_files(request.stage, request.key)}
+        """Runs the stage; again after preemptions, as often as `execution.preemptions` allows."""
+        execution = self.config.execution
+        seen, in_a_row = {self.store.work_files(request.stage, request.key)}, 0
         while True:
             with self._slots:
                 if self.stopping:
@@ -150,11 +154,20 @@ class StepExecutor:
                     return self.runner.run(request, status.event)
                 except PreemptedError as error:
                     saved = self.store.work_files(request.stage, request.key)
-                    if saved in seen or self.stopping:
+                    in_a_row = in_a_row + 1 if saved in seen else 1
+                    if in_a_row > execution.preemptions:
+                        raise PreemptedError(
+                            f"{error}; {in_a_row} in a row without a new checkpoint, more than "
+                            f"execution.preemptions={execution.preemptions}",
+                            error.last_lines,
+                        ) from error
+                    if self.stopping:
                         raise
                     seen.add(saved)
                     status.preempted(str(error))
-            if self._stopping.wait(self.config.execution.retry_delay_seconds):
+            # A node that comes and goes would use them up within a minute.
+            pause = execution.retry_delay_seconds * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
+            if self._stopping.wait(pause):
                 raise StoppedError(f"{request.place}: preempted, and the run stops")
 
     def _made(self, request: Request) -> Artifact:

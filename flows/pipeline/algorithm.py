@@ -31,7 +31,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     base = Model(first)
     evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
     base_samples = sample_and_score(steps, do, "base", 0, evaluation, base, test_prompts)
-    suites = _base_of_suites(config, steps, do, base)
+    suites = _base_of_suites(config, steps, do, base, test_prompts, base_samples)
     train_prompts = {
         iteration: _train_prompts(config, steps, do, iteration, base, prompts)
         for iteration in range(1, config.iterations + 1)
@@ -61,9 +61,10 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         own = sample_and_score(
             steps, do, evaluate, iteration, evaluation, policy, test_prompts, base_samples
         )
-        evaluated = do(steps.evaluate(evaluate, iteration, own, base_samples, base))
-        _run_suites(config, suites, do, iteration, policy, base)
-        promoted = do(steps.promote(iteration, policy, evaluated.at("metrics.json"), promoted))
+        metrics = do(steps.evaluate(evaluate, iteration, own, base_samples, base, policy))
+        of_suites = _run_suites(config, suites, do, iteration, policy, base, own)
+        gates = metrics.at("metrics.json"), promoted, of_suites
+        promoted = do(steps.promote(iteration, policy, *gates))
 
 
 def sample_and_score(
@@ -73,8 +74,9 @@ def sample_and_score(
     iteration: int,
     sampling: Sampling,
     policy: Model,
-    prompts: Output,
+    prompts: Source,
     base: Samples | None = None,
+    sampled: Samples | None = None,
 ) -> Samples:
     """Samples responses to a table of prompts and scores them, shard by shard.
 
@@ -88,11 +90,15 @@ def sample_and_score(
         prompts: Table of prompts.
         base: Responses that a judge that compares sets these against, sample by sample, so that ½
             means as good as those; None sets them against themselves.
+        sampled: Samples whose responses are scored once more; None samples new ones.
     """
     samples = Samples()
     for shard in range(sampling.params.num_shards):
-        made = do(steps.generate(place, iteration, shard, sampling, policy, prompts))
-        samples.responses.append(made.at("responses.parquet"))
+        if sampled is None:
+            made = do(steps.generate(place, iteration, shard, sampling, policy, prompts))
+            samples.responses.append(made.at("responses.parquet"))
+        else:
+            samples.responses.append(sampled.responses[shard])
         opponents = (base or samples).responses[shard] if sampling.against_opponents else None
         scores = do(steps.score(place, iteration, shard, samples.responses[-1], opponents))
         samples.scores.append(scores.at("scores.parquet"))
@@ -103,13 +109,21 @@ _Suite = tuple[Steps, Output, Samples]
 """A suite's steps, its prompts, and the base's answers to them."""
 
 
-def _base_of_suites(config: RunConfig, steps: Steps, do: Do, base: Model) -> dict[str, _Suite]:
-    """Samples and scores the base's responses to the prompts of each suite, once for all."""
+def _base_of_suites(
+    config: RunConfig, steps: Steps, do: Do, base: Model, held_out: Output, base_samples: Samples
+) -> dict[str, _Suite]:
+    """Samples and scores the base's responses to the prompts of each suite, once for all.
+
+    A suite without prompts scores the responses to the held-out prompts once more.
+    """
     suites = {}
-    for name in config.suites:
+    for name, suite in config.suites.items():
         own, place = steps.of_suite(name), suite_place("base", name)
-        prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
-        samples = sample_and_score(own, do, place, 0, own.for_evaluation(), base, prompts)
+        prompts, sampled = held_out, base_samples if suite.prompts is None else None
+        if suite.prompts is not None:
+            prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
+        sampling = own.for_evaluation()
+        samples = sample_and_score(own, do, place, 0, sampling, base, prompts, sampled=sampled)
         suites[name] = own, prompts, samples
     return suites
 
@@ -121,17 +135,35 @@ def _run_suites(
     iteration: int,
     policy: Model,
     base: Model,
-) -> None:
-    """Compares the policy with the base on the suites that are due after an iteration."""
+    held_out: Samples,
+) -> dict[str, Output]:
+    """Compares the policy with the base on the suites that are due after an iteration.
+
+    Args:
+        config: The run's configuration.
+        suites: Its suites.
+        do: See :func:`iterative_geb`.
+        iteration: The iteration t.
+        policy: The policy after it.
+        base: The base.
+        held_out: The policy's responses to the held-out prompts, for suites without prompts.
+
+    Returns:
+        Their metrics, by the names of the suites.
+    """
+    found = {}
     for name, (own, prompts, base_samples) in suites.items():
         if config.suites[name].after == "last" and iteration < config.iterations:
             continue
         place = suite_place(f"iteration-{iteration}/evaluate", name)
         sampling = own.for_evaluation()
+        sampled = held_out if config.suites[name].prompts is None else None
         samples = sample_and_score(
-            own, do, place, iteration, sampling, policy, prompts, base_samples
+            own, do, place, iteration, sampling, policy, prompts, base_samples, sampled
         )
-        do(own.evaluate(place, iteration, samples, base_samples, base))
+        made = do(own.evaluate(place, iteration, samples, base_samples, base))
+        found[name] = made.at("metrics.json")
+    return found
 
 
 def walk(config: RunConfig, do: Do) -> None:

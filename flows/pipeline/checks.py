@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
@@ -14,7 +13,7 @@ from flows.pipeline.tracking import TRACKERS
 from stages.contract.errors import UserError
 from stages.evaluate.params import EvaluateParams
 from stages.score.params import ScoreParams
-from stages.store.opening import cache_home, location_of
+from stages.store.opening import local_folder
 
 UNNAMED = "JUDGE"
 """Model in shipped configurations that a person has to choose."""
@@ -219,7 +218,7 @@ def _check_store(config: RunConfig) -> None:
         )
     if runner != "kubernetes":
         return
-    place = cache_home() if in_bucket else Path(location_of(config.store))
+    place = local_folder(config.store)
     if config.execution.kubernetes.volume_at(place) is None:
         what = "the cache of the store" if in_bucket else "the store"
         raise ValueError(

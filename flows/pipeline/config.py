@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -54,6 +54,9 @@ class Inputs(Settings):
     """Reward model, for the oracles that are one."""
     oracle_code: str | None = None
     """Python file of a programmatic oracle, or a judge's prompt template."""
+    perplexity_text: str | None = None
+    """Text that training does not aim at, passages between blank lines: each evaluation has its
+    perplexity under the policy and under the base."""
     objective_code: str | None = None
     """Python file of an objective of your own (`train.objective: python`)."""
     strategy_code: str | None = None
@@ -124,11 +127,14 @@ class Evaluation(Settings):
 class Suite(Evaluation):
     """An evaluation beside the one on the held-out prompts, with prompts and an oracle of its own.
 
-    It moves no alias and stops no run: gates look at the evaluation on the held-out prompts.
+    Its sampling is that of `evaluation` where it sets no other.
+    Gates look at the evaluation on the held-out prompts, and at the suites of
+    `promote.suites_hold`.
     """
 
-    prompts: str
-    """Prompts: a file, or a hub data set ``owner/name@revision``."""
+    prompts: str | None = None
+    """Prompts: a file, or a hub data set ``owner/name@revision``. Unset, the suite's oracle is a
+    second opinion: it scores the run's samples of the held-out prompts once more."""
     after: Literal["each", "last"] = "last"
     """Iterations after which it is run: each, or the last one only."""
     seed: int = Field(0, ge=0)
@@ -156,6 +162,11 @@ class Suite(Evaluation):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: an oracle of its own needs "
                 "its section `score`; without one the suite takes the run's oracle"
+            )
+        if self.prompts is None and self.score is None:
+            raise ValueError(
+                "neither prompts nor score is set: name prompts, or a second oracle for the run's "
+                "held-out prompts"
             )
         return self
 
@@ -199,7 +210,7 @@ class StageSettings(Settings):
     """Metrics."""
     suites: dict[SuiteName, Suite] = Field({})
     """Further evaluations by name, each on prompts and by an oracle of its own
-    (docs/evaluation.md)."""
+    (docs/evaluation.md); null takes out one that `extends` brings."""
     promote: PromoteParams = PromoteParams()
     """Gates and registry."""
 
@@ -228,12 +239,58 @@ class RunConfig(StageSettings):
     def _resolve_shards(cls, values: Any) -> Any:
         return resolve_shards(values) if isinstance(values, Mapping) else values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _suites_sample_as_the_evaluation(cls, values: Any) -> Any:
+        """Gives suites the sampling of `evaluation` where they name none; null takes one out."""
+        suites = values.get("suites") if isinstance(values, Mapping) else None
+        if not isinstance(suites, Mapping):
+            return values
+        evaluation = values.get("evaluation")
+        given = evaluation if isinstance(evaluation, Mapping) else {}
+        shared = {name: given[name] for name in _SAMPLING if name in given}
+        filled = {
+            name: {**shared, **suite} if isinstance(suite, Mapping) else suite
+            for name, suite in suites.items()
+            if suite is not None
+        }
+        return {**values, "suites": filled}
+
     @model_validator(mode="after")
     def _check_screening(self) -> RunConfig:
         if self.screen.num_samples and self.score.compares:
             raise ValueError(
                 "screen.num_samples is set, and a judge that compares (score.judge.mode) cannot "
                 "tell whether a prompt is solved: use an oracle that scores"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_suites(self) -> RunConfig:
+        for name, suite in self.suites.items():
+            for field in (*_SAMPLING, "seed") if suite.prompts is None else ():
+                if getattr(suite, field) not in (
+                    Suite.model_fields[field].default,
+                    getattr(self.evaluation, field, None),
+                ):
+                    raise ValueError(
+                        f"suites.{name}.{field} is set, and the suite has no prompts: it scores "
+                        "the run's own samples of the held-out prompts; leave it out"
+                    )
+        for name in self.promote.suites_hold:
+            if name not in self.suites:
+                raise ValueError(
+                    f"promote.suites_hold names {name}, and suites are: "
+                    f"{', '.join(self.suites) or 'none'}"
+                )
+            if self.suites[name].after == "last" and self.iterations > 1:
+                raise ValueError(
+                    f"promote.suites_hold names {name}, which is evaluated after the last "
+                    f"iteration only: set suites.{name}.after to each"
+                )
+        if self.promote.max_perplexity_ratio is not None and not self.inputs.perplexity_text:
+            raise ValueError(
+                "promote.max_perplexity_ratio is set, and inputs.perplexity_text names no text"
             )
         return self
 
@@ -260,20 +317,24 @@ class RunConfig(StageSettings):
                 f"suites of {self.name}: {', '.join(self.suites) or 'none'}",
             )
         suite = self.suites[name]
+        evaluation, seed = cast(Evaluation, suite), suite.seed
+        if suite.prompts is None:
+            reports = {each: getattr(suite, each) for each in ("correct_from", "pass_at_k")}
+            evaluation, seed = self.evaluation.model_copy(update=reports), self.seed
         return self.model_copy(
             update={
-                "seed": suite.seed,
+                "seed": seed,
                 "iterations": 0,
                 "prepare": suite.prepare,
-                "evaluation": suite,
+                "evaluation": evaluation,
                 "score": suite.score or self.score,
                 "evaluate": suite.evaluate or self.evaluate,
             }
         )
 
     def evaluations(self) -> dict[str, Evaluation]:
-        """All evaluations by their section: that on held-out prompts, then the suites."""
-        suites = {f"suites.{name}": suite for name, suite in self.suites.items()}
+        """All that sample, by their section: that on held-out prompts, then the suites."""
+        suites = {f"suites.{name}": each for name, each in self.suites.items() if each.prompts}
         return {"evaluation": self.evaluation, **suites}
 
     def backends(self) -> set[str]:

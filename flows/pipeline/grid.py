@@ -17,6 +17,8 @@ from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
 _MAX_NAME = 100
+# Runs of a grid are compared, not put into production: each registers a model of its own name.
+_OF_EVERY_RUN: Mapping[str, Any] = {"model": None, "promote.aliases": []}
 _SET_BY_THE_SWEEP = ("name", "seed", "store", "model")
 _HASH_DIGITS = 8
 
@@ -92,7 +94,7 @@ def cells(
         Cell(
             fields,
             with_fields(
-                config, {**fields, "name": run, "model": None, "seed": seed}, f"sweep {name}"
+                config, {**_OF_EVERY_RUN, **fields, "name": run, "seed": seed}, f"sweep {name}"
             ),
         )
         for (fields, seed), run in zip(planned, names, strict=True)
@@ -100,7 +102,7 @@ def cells(
 
 
 def _run_names(sweep: str, planned: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:
-    """A name for each run; values that read alike without their signs are told by a digest."""
+    """A name for each run; values that differ only in signs get a digest, so that names differ."""
     whole = [_whole_name(sweep, *each) for each in planned]
     plain = [re.sub(r"[^A-Za-z0-9._-]+", "_", each) for each in whole]
     names = [each if len(each) <= _MAX_NAME else _with_digest(each, each) for each in plain]

@@ -118,6 +118,22 @@ class PodSettings(Settings):
     """Priority class."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Further annotations, such as `k8s.v1.cni.cncf.io/networks: rdma` for a second network."""
+    extra_resources: dict[str, str | int] = Field(default_factory=dict)
+    """Further resources of each pod, in the API's words: `{rdma/hca: 1}`."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """Resource by which a GPU is asked for; a slice of one is `nvidia.com/mig-1g.10gb`."""
+    scheduler_name: str | None = None
+    """Scheduler of the pods; unset takes the cluster's own."""
+    runtime_class: str | None = None
+    """Runtime class, such as `nvidia` where it is not the nodes' default."""
+    fs_group: int | None = Field(None, gt=0)
+    """Group to which volumes belong in the pods, for claims that only root could write to."""
+    shm_gib: float = Field(2, gt=0)
+    """Shared memory of a stage in GiB; what it fills counts as its memory."""
+    tmp_gib: float = Field(4, gt=0)
+    """Largest size of a stage's /tmp in GiB, on the node's disk."""
 
 
 class KubernetesSettings(PodSettings):
@@ -142,12 +158,6 @@ class KubernetesSettings(PodSettings):
     user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
     """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
     be root then."""
-    gpu_resource: str = "nvidia.com/gpu"
-    """Resource by which a GPU is asked for."""
-    shm_gib: float = Field(2, gt=0)
-    """Shared memory of a stage in GiB; what it fills counts as its memory."""
-    tmp_gib: float = Field(4, gt=0)
-    """Largest size of a stage's /tmp in GiB, on the node's disk."""
     pending_seconds: float = Field(600, gt=0)
     """Longest time that a pod may wait for a node, for its volumes, or for the namespace's quota.
     Waiting for its scheduling gates, as in a queue of Kueue, does not count."""
@@ -228,6 +238,9 @@ class Execution(Settings):
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)
     """Further attempts at a stage that failed; a wrong request or wrong data is never retried."""
+    preemptions: int = Field(20, ge=0)
+    """Times in a row that a stage may lose its machine without a new checkpoint; they use up no
+    retry. The pause before another attempt doubles each time, up to 64-fold."""
     retry_delay_seconds: float = Field(5, ge=0)
     """Pause before another attempt."""
     grace_seconds: float = Field(30, gt=0)

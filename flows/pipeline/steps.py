@@ -94,7 +94,7 @@ class Steps:
         shard: int,
         sampling: Sampling,
         policy: Model,
-        prompts: Output,
+        prompts: Source,
     ) -> Step:
         """Samples responses to one shard of a table of prompts."""
         return Step(
@@ -119,8 +119,8 @@ class Steps:
         place: str,
         iteration: int,
         shard: int,
-        responses: Output,
-        opponents: Output | None = None,
+        responses: Source,
+        opponents: Source | None = None,
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs = {
@@ -194,9 +194,25 @@ class Steps:
         return Model(policy.base, checkpoint) if kept else Model(checkpoint)
 
     def evaluate(
-        self, name: str, iteration: int, policy: Samples, base: Samples, reference: Model
+        self,
+        name: str,
+        iteration: int,
+        policy: Samples,
+        base: Samples,
+        reference: Model,
+        model: Model | None = None,
     ) -> Step:
-        """Compares the policy's samples on the held-out prompts with the base's."""
+        """Compares the policy's samples on the held-out prompts with the base's.
+
+        Args:
+            name: Name of the step.
+            iteration: Iteration t.
+            policy: The policy's samples.
+            base: The base's samples.
+            reference: The base.
+            model: The policy itself, whose perplexity on a text is taken if the run names one.
+        """
+        text = self._external.get("perplexity_text", []) if model else []
         inputs: dict[str, Sequence[Source]] = {
             "responses": policy.responses,
             "scores": policy.scores,
@@ -204,16 +220,23 @@ class Steps:
             "base_scores": base.scores,
             **reference.inputs("reference"),
             "length_control": self._external.get("length_control", []),
+            "text": text,
+            **(model.inputs("policy") if model and text else {}),
         }
         return Step(name, self._config.evaluate, _given(inputs), iteration=iteration)
 
     def promote(
-        self, iteration: int, policy: Model, metrics: Output, previous: Output | None
+        self,
+        iteration: int,
+        policy: Model,
+        metrics: Output,
+        previous: Output | None,
+        suites: Mapping[str, Output],
     ) -> Step:
         """Registers the checkpoint and, if the gates pass, moves the alias to it.
 
         It waits for the ``previous`` promotion: an alias moves from iteration to iteration, never
-        back.
+        back. Gates may also look at the metrics of ``suites``.
         """
         params = self._config.promote.model_copy(
             update={"model_name": self._config.model or self._config.name}
@@ -221,11 +244,12 @@ class Steps:
         inputs: dict[str, Sequence[Source]] = {
             "checkpoint": [policy.registered],
             "metrics": [metrics],
+            "suite_metrics": [suites[name] for name in params.suites_hold],
         }
         return Step(
             f"iteration-{iteration}/promote",
             params,
-            inputs,
+            _given(inputs),
             iteration=iteration,
             after=(previous.step,) if previous else (),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.inputs import resolve_input
@@ -23,6 +24,14 @@ def cautions(config: RunConfig) -> Iterator[str]:
     data = sizes.rows_of([resolve_input(config, None, "prompts", each) for each in places])
     pairs = math.floor(sizes.train_prompts(config, data) or 0) * config.pair.pairs_per_prompt
     yield from _training(config, pairs)
+    execution = config.execution
+    is_named = execution.runner != "process" or "generate" in execution.interpreters
+    if config.generate.backend == "vllm" and not is_named and find_spec("vllm") is None:
+        yield (
+            "generate.backend is vllm, which this interpreter does not have, and no other is named "
+            "for it. Run `make setup-vllm`, and set execution.interpreters.generate to its "
+            ".venv-vllm/bin/python"
+        )
     test = sizes.rows_of([resolve_input(config, None, "test_prompts", own)] if own else [])
     held_out = sizes.held_out_prompts(config, test)
     # None at all is an error of `prepare`.

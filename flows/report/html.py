@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,14 +13,16 @@ import yaml
 
 from flows.execution.run_record import RunRecord, resume_command
 from flows.pipeline.config import RunConfig
+from flows.pipeline.steps import suite_place
 from flows.report.files import render
 from flows.report.plots import Plot
+from flows.report.rows import parted
 from flows.report.status import duration
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, figure_of, interval_text
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
-from stages.store.base import Artifact
+from stages.tables.schemas import SCORES, read_rows
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
 _GROUPS = (
@@ -39,7 +41,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         summary: Its results.
         plots: Its figures, see :func:`flows.report.plots.draw`.
     """
-    values = json.loads(summary.config.to_json())
+    values, samples = json.loads(summary.config.to_json()), _samples(summary)
     page = render(
         "report.html.jinja",
         summary=summary,
@@ -50,7 +52,9 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
             for group, title in _GROUPS
             if any(each.group == group for each in plots)
         ],
-        samples=_samples(summary.last("evaluate")),
+        samples=samples,
+        components=sorted({name for row in samples for name in row["components"]}),
+        suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
         changed=list(_changed(values, json.loads(RunConfig().to_json()))),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
@@ -60,16 +64,51 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
     return record.store.share(path)
 
 
-def _samples(artifact: Artifact | None) -> list[dict[str, Any]]:
-    """Prompts with samples of both models, those first where their mean scores differ most."""
-    if artifact is None:
+def _samples(summary: Summary, suite: str | None = None) -> list[dict[str, Any]]:
+    """Prompts with samples of both models, those first where their mean scores differ most.
+
+    Each row has the `gain`, the policy's mean `score`, and its mean `components`, as far as they
+    are known.
+    """
+
+    def place(prefix: str) -> str:
+        return prefix if suite is None else suite_place(prefix, suite)
+
+    evaluated = [place(f"iteration-{t}/evaluate") for t in range(summary.config.iterations, 0, -1)]
+    step = next((each for each in evaluated if each in summary.artifacts), None)
+    if step is None:
         return []
-    rows = [row for _, row in read_data_file(artifact.file("samples.jsonl"))]
+    rows = [row for _, row in read_data_file(summary.artifacts[step].file("samples.jsonl"))]
+    known = _components_of(summary, step, {row["prompt_id"] for row in rows})
     for row in rows:
         sides = ([each["score"] for each in row[side]] for side in ("policy", "base"))
         own, base = ([score for score in side if score is not None] for side in sides)
         row["gain"] = statistics.fmean(own) - statistics.fmean(base) if own and base else None
+        row["score"] = statistics.fmean(own) if own else None
+        row["components"] = known.get(row["prompt_id"], {})
     return sorted(rows, key=lambda row: -abs(row["gain"] or 0.0))
+
+
+def _components_of(
+    summary: Summary, step: str, prompts: Collection[str]
+) -> dict[str, dict[str, float]]:
+    """Means of the oracle's components over the policy's samples, by prompt."""
+    values: dict[str, dict[str, list[float]]] = {}
+    shards = (
+        artifact
+        for name, artifact in summary.artifacts.items()
+        if name.startswith(f"{step}/score/")
+    )
+    for artifact in shards:
+        columns = ["prompt_id", "components"]
+        for row in read_rows(artifact.file("scores.parquet"), SCORES, columns=columns):
+            if row["prompt_id"] in prompts:
+                for name, value in row["components"] or ():
+                    values.setdefault(row["prompt_id"], {}).setdefault(name, []).append(value)
+    return {
+        prompt: {name: statistics.fmean(each) for name, each in found.items()}
+        for prompt, found in values.items()
+    }
 
 
 def _changed(
@@ -204,6 +243,15 @@ def _cautions(summary: Summary) -> Iterator[str]:
         for name in ("mean_reward", *suite.rows[-1]["solved"]):
             words = f"suite {suite.name}, {name.replace('_', ' ')}"
             yield from _fall(words, name, suite.rows[0], suite.rows[-1])
+    for name in summary.second_opinions():
+        if apart := parted(summary, name):
+            yield (
+                f"the reward rises and {name} falls from {apart.against} to {apart.run}: "
+                f"{apart.first:.3f} to {apart.second:.3f}, {apart.shown()}"
+            )
+    if "perplexity" in metrics:
+        perplexities = metrics["base_perplexity"], metrics["perplexity"]
+        yield "the perplexity of unrelated text went from {:.2f} to {:.2f}".format(*perplexities)
     cut, before = (metrics[f"{model}truncated_share"] for model in ("", "base_"))
     if cut > before:
         shares = _percent(cut, None), _percent(before, None)

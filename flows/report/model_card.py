@@ -63,27 +63,30 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         UserError: There is no such model, the folder holds something, or the disk is full.
     """
     version, artifact = ModelRegistry(store).resolve(model)
+    source = artifact.file(version.checkpoint.path)
+    # First, so that a card which cannot be made leaves no folder.
+    has_adapter = bool(artifact.manifest.files_at(ADAPTER))
+    is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
+    trained = has_adapter or is_adapter
+    adapter_base = _adapter_base(store, version, artifact) if trained else None
+    values = {"version": version, "adapter_base": adapter_base}
+    doubt = ModelRegistry(store).doubt(version.name, version.version)
+    card = render(
+        "model_card.md.jinja",
+        **values,
+        base=base_of(store, artifact),
+        is_adapter=is_adapter,
+        doubt=doubt,
+        figures=[
+            (title, str(value) if isinstance(value, int) else f"{value:.4g}")
+            for title, name in _FIGURES
+            if (value := version.metrics.get(name)) is not None
+        ],
+        made=artifact.manifest,
+        ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
+        digest=version.checkpoint.digest,
+    )
     with new_folder(folder):
-        source = artifact.file(version.checkpoint.path)
-        has_adapter = bool(artifact.manifest.files_at(ADAPTER))
-        is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
-        trained = has_adapter or is_adapter
-        adapter_base = _adapter_base(store, version, artifact) if trained else None
-        values = {"version": version, "adapter_base": adapter_base}
-        card = render(
-            "model_card.md.jinja",
-            **values,
-            base=base_of(store, artifact),
-            is_adapter=is_adapter,
-            figures=[
-                (title, str(value) if isinstance(value, int) else f"{value:.4g}")
-                for title, name in _FIGURES
-                if (value := version.metrics.get(name)) is not None
-            ],
-            made=artifact.manifest,
-            ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
-            digest=version.checkpoint.digest,
-        )
         _copy(source, folder)
         if has_adapter:
             _copy(artifact.file(ADAPTER), folder / ADAPTER)

@@ -276,6 +276,16 @@ def _results(summary: Summary) -> Iterator[tuple[str, Figure]]:
         if len(line.x) > 1:
             lines = {name: line}
             yield title, course_figure(title, lines, RESULTS_AXIS, ylabel, bounds=bounds)
+    opinions = summary.second_opinions()
+    lines = {
+        each.name: results_line(each.rows, "mean_reward")
+        for each in summary.suites
+        if each.name in opinions
+    }
+    if lines:
+        title = "The reward trained for, and second opinions"
+        lines = {"trained for": results_line(summary.rows, "mean_reward"), **lines}
+        yield title, course_figure(title, lines, RESULTS_AXIS, "mean reward")
 
 
 def _training(summary: Summary, group: Group) -> Iterator[tuple[str, Figure]]:

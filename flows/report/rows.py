@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
 from flows.report.statistics import holm, over_seeds, paired_difference, welch
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
+    BASE,
     COLUMNS,
     POLICY,
     SUITE_COLUMNS,
@@ -24,6 +26,7 @@ from flows.report.table import (
     figure_of,
     interval_text,
 )
+from stages.store.base import Artifact
 
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
@@ -143,13 +146,18 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
     labels: dict[str, str] = {}
     known: dict[str, str] = {}
     for run in runs:
-        whole = json.loads(run.config.to_json())
-        own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
-        method = json.dumps(own, sort_keys=True)
+        method = method_of(run.config)
         if method not in known:
             known[method] = _label(run, set(known.values()))
         labels[run.run] = known[method]
     return labels
+
+
+def method_of(config: RunConfig) -> str:
+    """Everything in a configuration that its repetitions share."""
+    whole = json.loads(config.to_json())
+    own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
+    return json.dumps(own, sort_keys=True)
 
 
 def _label(run: Summary, taken: set[str]) -> str:
@@ -274,6 +282,34 @@ def _paired(
         yield Paired(*place, *at, found.value, found.low, found.high, found.p_value)
 
 
+def against_base(
+    artifacts: Mapping[str, Artifact],
+    evaluation: Evaluation,
+    step: str,
+    names: Sequence[str] = ("mean_reward",),
+    prefixes: tuple[str, str] = ("base", "policy"),
+) -> list[Paired]:
+    """Compares figures of an evaluation's policy with its base's; those that are equal left out.
+
+    Args:
+        artifacts: Artifacts by the name of their step.
+        evaluation: Settings of the evaluation.
+        step: Name of its step.
+        names: The figures.
+        prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
+    """
+    both = zip(prefixes, (BASE, POLICY), strict=True)
+    base, policy = (
+        Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
+    )
+    found: list[Paired] = []
+    for name in names:
+        if name in base and name in policy:
+            place = step, POLICY, BASE, 0, name
+            found += _paired(place, means(base[name]), means(policy[name]))
+    return found
+
+
 def adjusted(found: Sequence[Paired]) -> list[Paired]:
     """The same with p-values by Holm over all of them."""
     values = holm([each.p_value for each in found])
@@ -282,12 +318,47 @@ def adjusted(found: Sequence[Paired]) -> list[Paired]:
     ]
 
 
+def parted(summary: Summary, suite: str) -> Paired | None:
+    """Fall of a second opinion's mean reward while the reward that is trained for rose.
+
+    It is measured from the iteration, or the base, that the second opinion likes best to the last
+    one; None if nothing is shown to have fallen (Gao et al. 2022, arXiv 2210.10760, on gold rewards
+    that fall while the trained reward rises).
+    """
+    scores = {
+        row["iteration"]: row["mean_reward"]
+        for each in summary.suites
+        if each.name == suite
+        for row in each.rows
+        if row["mean_reward"] is not None
+    }
+    if not scores:
+        return None
+    last, best = max(scores), max(scores, key=lambda iteration: scores[iteration])
+    trained_for = [summary.rows[each]["mean_reward"] for each in (best, last)]
+    if None in trained_for or trained_for[1] <= trained_for[0]:
+        return None
+    before, now = (
+        means(_figures(summary, each, suite).get("mean_reward", {})) for each in (best, last)
+    )
+    place = suite, f"iteration {last}", f"iteration {best}" if best else "the base", last
+    found = next(_paired((*place, "mean_reward"), before, now), None)
+    return found if found and found.high is not None and found.high < 0 else None
+
+
 def _figures(summary: Summary, iteration: int, suite: str | None) -> Figures:
-    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there."""
-    config, place = summary.config, f"iteration-{iteration}/evaluate"
-    if suite is not None:
-        place = suite_place(place, suite)
-    asked = config.evaluation if suite is None else config.suites.get(suite)
-    if asked is None or place not in summary.artifacts:
+    """Figures of a run's policy after an iteration, prompt by prompt; none before it is there.
+
+    Those of iteration 0 are the base's.
+    """
+    config = summary.config if suite is None else summary.config.for_suite(suite)
+    numbers = [iteration] if iteration else range(1, summary.config.iterations + 1)
+    places = [f"iteration-{each}/evaluate" for each in numbers]
+    places = [suite_place(each, suite) if suite else each for each in places]
+    place = next((each for each in places if each in summary.artifacts), None)
+    if place is None:
         return {}
-    return Samples.of(summary.artifacts, asked, place, place, POLICY).figures()
+    if iteration:
+        return Samples.of(summary.artifacts, config.evaluation, place, place, POLICY).figures()
+    prefix = suite_place("base", suite) if suite else "base"
+    return Samples.of(summary.artifacts, config.evaluation, place, prefix, BASE).figures()

@@ -38,7 +38,7 @@ class Summary(Figures):
         artifacts: Artifacts by the name of their step; steps without one are missing.
         rows: A row per iteration, from `iteration` and the names of `COLUMNS` to values or None,
             with `components` of the oracle, `solved` (accuracy, pass@k, length-controlled win
-            rate), and `intervals` by the names of
+            rate, perplexity), and `intervals` by the names of
             :meth:`flows.report.prompt_figures.Samples.figures`; row 0 is the base policy.
         checkpoint: Place of the last trained checkpoint.
         registered: What the registry knows of the run's model, line by line.
@@ -93,6 +93,10 @@ class Summary(Figures):
         """The tables that a run ends with: its own, and one for each suite."""
         suites = [each.table(f"suite {each.name}") for each in self.suites]
         return [self.table(f"run {self.run}"), *suites]
+
+    def second_opinions(self) -> list[str]:
+        """Suites whose oracles score the run's samples of the held-out prompts once more."""
+        return [name for name, suite in self.config.suites.items() if suite.prompts is None]
 
     def kappa(self) -> str:
         """κ as it was asked for, and if it was calibrated what came out of it by iteration."""
@@ -193,7 +197,7 @@ def suite_rows(found: Summary, name: str) -> list[dict[str, Any]]:
     done = [(t, place) for t, place in places.items() if place in found.artifacts]
     models = [(0, place, suite_place("base", name), BASE) for _, place in done[:1]]
     models += [(t, place, place, POLICY) for t, place in done]
-    suite = found.config.suites[name]
+    suite = found.config.for_suite(name).evaluation
     return [
         {"iteration": t}
         | evaluated_row(found.artifacts, suite, SUITE_COLUMNS, place, prefix, model)
@@ -230,13 +234,17 @@ def evaluated_row(
     samples = Samples.of(artifacts, evaluation, step, prefix, model)
     controlled = length_controlled(metrics, model)
     figures = {**estimates(samples), **controlled}
+    of_some = (*samples.solved(), *controlled)
+    solved = {name: figures[name].value for name in of_some if name in figures}
+    if f"{own}perplexity" in metrics:
+        solved["perplexity"] = metrics[f"{own}perplexity"]
+    log_pi, log_pi_ref = (
+        metrics.get(f"{own}{each}") for each in ("mean_log_pi", "mean_log_pi_ref")
+    )
     return {
         **{each.name: metrics.get(f"{own}{each.name}") for each in columns},
+        "kl_to_base": None if log_pi is None or log_pi_ref is None else log_pi - log_pi_ref,
         "components": metrics.get(f"{own}reward_components", {}),
-        "solved": {
-            name: figures[name].value
-            for name in (*samples.solved(), *controlled)
-            if name in figures
-        },
+        "solved": solved,
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},
     }

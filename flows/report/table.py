@@ -57,6 +57,7 @@ COLUMNS = (
     Column("win rate", "evaluate", "win_rate", share=True),
     Column("tied", "evaluate", "tied_prompts", "d"),
     Column("log π_ref", "evaluate", "mean_log_pi_ref", ".2f"),
+    Column("KL", "evaluate", "kl_to_base", ".2f"),
     Column("pairs", "pair", "pairs", "d"),
     Column("ties", "pair", "ties", "d"),
     Column("loss", "train", "loss"),
@@ -72,7 +73,7 @@ SUITE_COLUMNS = (
 
 DROPPED_FIRST = (
     *("distinct-2", "distinct-3", "distinct-4", "cut off", "tokens", "loss", "distinct-1"),
-    *("pairs", "ties", "log π_ref", "bonus ratio", "tied"),
+    *("pairs", "ties", "log π_ref", "KL", "bonus ratio", "tied"),
 )
 """Titles of columns that a narrow terminal does without first; components of the oracle stay."""
 

@@ -19,6 +19,7 @@ from stages.contract.errors import (
     EXIT_STOPPED,
     EXIT_USER,
     PreemptedError,
+    RefusedError,
     StageFailedError,
     StoppedError,
     UserError,
@@ -40,6 +41,10 @@ LOOK_STEP = "doctor/"
 """Start of the steps in which a place is looked at and no stage runs."""
 
 
+class PlaceNotice(Log):
+    """A line on a stage's place; `geb status` shows the last one while the stage is at work."""
+
+
 class Runner(Protocol):
     """Starts stages and waits for them. Safe to use from several threads."""
 
@@ -54,6 +59,7 @@ class Runner(Protocol):
 
         Raises:
             UserError: The stage refused the request or its data (exit code 64).
+            RefusedError: The place refused the stage.
             StageFailedError: It ended otherwise; a retry may help.
             PreemptedError: The scheduler or the host took its machine from it: a kind of
                 StageFailedError that uses up no retry while checkpoints move on.
@@ -78,7 +84,7 @@ def log_once(on_event: OnEvent) -> Callable[[str], None]:
         nonlocal said
         if not said:
             said = True
-            on_event(Log(message=message))
+            on_event(PlaceNotice(message=message))
 
     return say
 
@@ -269,7 +275,7 @@ def _raise_for_kind(
     last = tuple(tail.lines)
     match ending.kind:
         case "refused":
-            raise UserError(f"{where}: {ending.message}", ending.remedy)
+            raise RefusedError(f"{where}: {ending.message}", ending.remedy)
         case "taken":
             raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {log}", last)
         case "out_of_memory":

@@ -13,9 +13,10 @@ from flows.runners.local.process import ProcessRunner
 from flows.runners.place import PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
-from stages.contract.errors import GebError, UserError
+from stages.contract.errors import GebError, NoStoreError, UserError
 from stages.contract.params import Settings
 from stages.store.base import Store
+from stages.store.opening import local_folder
 
 
 def _process(execution: Execution) -> Runner:
@@ -51,18 +52,24 @@ RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
 }
 
 
-def check_place(execution: Execution, resources: Settings) -> None:
+def check_place(execution: Execution, resources: Settings, store: str) -> None:
     """Checks, as far as that is known before a run, whether its stages can be started.
 
     Args:
         execution: How they are started.
         resources: `Resources` of each stage, by its name.
+        store: The store.
 
     Raises:
         UserError: A setting is one that the place will never serve.
+        StageFailedError: The place does not answer.
     """
     if execution.runner == "slurm":
         check_jobs(execution, resources)
+    if execution.runner == "kubernetes":
+        from flows.runners.kubernetes.preflight import check_pods
+
+        check_pods(execution, resources, str(local_folder(store)))
 
 
 def make_runner(execution: Execution) -> Runner:
@@ -83,7 +90,7 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
             f"--runner {runner}: no such place beyond this machine", "one of: kubernetes, slurm"
         )
     try:
-        check_place(execution, config.resources)
+        check_place(execution, config.resources, config.store)
         make_runner(execution)
     except GebError as error:
         yield Finding(runner, False, one_line(error))
@@ -112,7 +119,10 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     if runner == "slurm":
         from flows.runners.slurm.folder import sweep
 
-        return sweep(Store.open(config.store), cancel=True)
+        try:
+            return sweep(Store.open(config.store), cancel=True)
+        except NoStoreError as error:
+            return [f"jobs were not looked for: {error}"]
     if runner in (None, "docker"):
         from flows.runners.docker.container import reap as reap_containers
 

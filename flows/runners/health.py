@@ -25,7 +25,7 @@ from stages.contract.params import Settings
 from stages.contract.request import Request, Resources
 from stages.harness.health import Health
 from stages.store.base import Store
-from stages.store.opening import cache_home, location_of
+from stages.store.opening import local_folder
 
 # Leases and logs compare clocks of hosts.
 _MOST_CLOCK_SECONDS = 5.0
@@ -85,7 +85,7 @@ def _try(make: Callable[[], Runner], store: str, request: Request) -> tuple[bool
                 health = Health.model_validate_json(event.message)
                 heard.append((health, health.time - time.time()))
 
-    home = cache_home() if "://" in store else Path(location_of(store))
+    home = local_folder(store)
     place = next(each for each in (home, *home.parents) if each.is_dir())
     with tempfile.TemporaryDirectory(prefix=".geb-doctor-", dir=place) as folder:
         Path(folder).chmod(0o755)

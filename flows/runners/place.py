@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import Ending, FailureTail, OnEvent, raise_for
-from stages.contract.errors import LeaseLostError, StageFailedError
+from flows.runners.base import Ending, FailureTail, OnEvent, PlaceNotice, raise_for
+from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
 from stages.store.base import Store
@@ -51,6 +51,7 @@ KEY_CHARACTERS = 12
 """Characters of its key in the name of work."""
 _STOP_SECONDS = 300.0
 """Longest wait for work that was told to end: a queue may never let go of it."""
+_SILENT_SECONDS = 30.0
 ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 """Time without a sign of its orchestrator after which work that is not to be kept ends."""
 
@@ -129,11 +130,12 @@ class PlaceRunner(Generic[W]):
             store = Store.open(request.store)
             if not at_once and store.load(request.stage, request.key) is not None:
                 return
-            work = place.find(request, on_event, stopping)
-            if work is None:
-                work = place.submit(request, on_event, stopping)
-            else:
-                on_event(Log(message=f"taking over {work.title}, which computes this already"))
+            with _refusals():
+                work = place.find(request, on_event, stopping)
+                if work is None:
+                    work = place.submit(request, on_event, stopping)
+                else:
+                    on_event(Log(message=f"taking over {work.title}, which computes this already"))
             self._follow(work, request, on_event, lease.check)
 
     def stop_all(self) -> None:
@@ -163,7 +165,10 @@ class PlaceRunner(Generic[W]):
                 AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
                 for path, tail in zip(paths, tails, strict=True)
             ]
-            endings = self._place.follow(work, request, logs, on_event, self._stopping, check_owner)
+            with _refusals():
+                endings = self._place.follow(
+                    work, request, logs, on_event, self._stopping, check_owner
+                )
             logs[0].warn_if_incomplete(paths[0], on_event)
         remove_empty_work(request)
         raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
@@ -193,6 +198,18 @@ class PlaceRunner(Generic[W]):
                 self._changed.notify_all()
 
 
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes what a place calls a person's mistake the refusal of a stage."""
+    try:
+        yield
+    except UserError as error:
+        # A damaged record is the store's matter.
+        if type(error) is UserError:
+            raise RefusedError(error.message, error.remedy) from error
+        raise
+
+
 def work_name(request: Request) -> str:
     """Name of new work for a request, for people and for who looks for it by its key."""
     place = re.sub(r"[^a-zA-Z0-9.-]+", "-", request.place)
@@ -219,6 +236,31 @@ def orphan_seconds(death: str) -> float:
     return ORCHESTRATOR_SECONDS if death == "stop" else 0
 
 
+class SilenceTeller:
+    """Tells that a place has not answered for half a minute, and that it answers again.
+
+    Args:
+        who: Who is asked there.
+        on_event: Gets the lines.
+    """
+
+    def __init__(self, who: str, on_event: OnEvent) -> None:
+        self._who = who
+        self._on_event = on_event
+        self._told = False
+
+    def look(self, seconds: float) -> None:
+        """Takes the time for which the place has not answered."""
+        is_silent = seconds > _SILENT_SECONDS
+        if is_silent == self._told:
+            return
+        self._told = is_silent
+        said = f"{self._who} answers again"
+        if is_silent:
+            said = f"{self._who} has not answered for {seconds:.0f} s; the stage goes on meanwhile"
+        self._on_event(PlaceNotice(level="warning" if is_silent else "info", message=said))
+
+
 class Poller(Generic[T]):
     """Asks a place for all that is at work there, once in a while for all that wait for some of it.
 
@@ -240,6 +282,13 @@ class Poller(Generic[T]):
         self._asking = threading.Lock()
         self._tried_at = -math.inf
         self._seen: tuple[float, Mapping[str, T]] = (-math.inf, {})
+        self._unanswered_since: float | None = None
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time since the first question that has had no answer; 0 if the last one had."""
+        since = self._unanswered_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def look(self) -> tuple[float, Mapping[str, T]]:
         """The last view of all work, and the time (of `time.monotonic`) at which it was asked for.
@@ -273,12 +322,16 @@ class Poller(Generic[T]):
 
     def _renew(self) -> None:
         began = self._tried_at = time.monotonic()
+        if self._unanswered_since is None:
+            self._unanswered_since = began
         self._seen = began, self._ask()
+        self._unanswered_since = None
 
 
 def writable_folders(request: Request) -> list[Path]:
     """Folders of the store that a stage writes to; it sees the rest read-only."""
-    store = Store.open(request.store)
+    # Not opened: of a store that is not there yet, too, the folders are known.
+    store = Store(Path(request.store))
     folders = [
         store.root / "artifacts" / request.stage,
         store.root / "leases" / request.stage,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -61,6 +62,15 @@ def create_app() -> Guarded:
     """Makes Prefect's server, for loopback names and those of ``GEB_ALLOWED_HOSTS``."""
     # Imported here: Prefect's server takes seconds to load, and tests of the class do without it.
     from prefect.server.api import server
+    from prefect.server.database.configurations import AioSqliteConfiguration
 
+    begin = AioSqliteConfiguration.begin_transaction
+
+    def begin_as_writer(self: AioSqliteConfiguration, session: Any, **_: Any) -> Any:
+        return begin(self, session, with_for_update=True)
+
+    # SQLite lets a transaction that began as a reader write only if no other has written since; it
+    # fails at once, "database is locked", whatever timeout is set. A writer waits for its turn.
+    AioSqliteConfiguration.begin_transaction = begin_as_writer  # type: ignore
     further = os.environ.get(ALLOWED_HOSTS, "").split(",")
     return Guarded(server.create_app(final=True), (*_HOSTS, *further))

@@ -46,6 +46,10 @@ class UserError(GebError, ValueError):
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
 
 
+class RefusedError(UserError):
+    """The place of the stages refuses one, as the run is configured: the run ends at once."""
+
+
 class StoreError(GebError):
     """The store cannot be reached or written: a failure, never a reason to compute again."""
 
@@ -101,5 +105,6 @@ class StageFailedError(GebError):
 class PreemptedError(StageFailedError):
     """A stage's machine was taken from it: preemption, drain, spot notice, time limit, node lost.
 
-    Nobody's fault: it starts again as long as its work folder moves on, and uses up no retry.
+    Nobody's fault: it starts again, and uses up no retry. `execution.preemptions` limits how often
+    that may happen without a new checkpoint.
     """

@@ -29,6 +29,9 @@ class EvaluateParams(StageParams):
         "reference": InputSpec("model", optional=True),
         "reference_adapter": InputSpec("model", optional=True),
         "length_control": InputSpec("file", optional=True),
+        "text": InputSpec("file", optional=True),
+        "policy": InputSpec("model", optional=True),
+        "policy_adapter": InputSpec("model", optional=True),
     }
     outputs = {
         "metrics.json": OutputSpec("metrics"),
@@ -36,7 +39,7 @@ class EvaluateParams(StageParams):
         "samples.jsonl": OutputSpec("file"),
     }
     image = "torch"
-    late_modules = ("stages.evaluate.reference",)
+    late_modules = ("stages.evaluate.perplexity",)
 
     distinct_n: int = Field(4, ge=1, le=8)
     """Longest n-grams, in words, of which distinct-n is computed."""

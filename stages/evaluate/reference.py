@@ -35,19 +35,26 @@ class Reference:
         dtype: Type of its weights.
         batch_tokens: Most tokens in one pass, padding included.
         resources: Those of the stage.
+        remedy: What a person does to do without these log-probabilities.
 
     Raises:
         UserError: There is no such model, or its log-probabilities cannot be computed.
     """
 
     def __init__(
-        self, source: ModelSource, dtype: Precision, batch_tokens: int, resources: Resources
+        self,
+        source: ModelSource,
+        dtype: Precision,
+        batch_tokens: int,
+        resources: Resources,
+        remedy: str = "set `evaluate.log_pi_ref: off`",
     ) -> None:
         self._config = load_config(source)
         self._place = source.name_or_path
         self._batch_tokens = batch_tokens
+        self._remedy = remedy
         self._models: DevicePool[Pass, npt.NDArray[np.float64]] = DevicePool(
-            partial(_Model, source, dtype), resources
+            partial(_Model, source, dtype, remedy), resources
         )
 
     def log_probabilities(self, prompts: TokenIds, responses: TokenIds) -> npt.NDArray[np.float64]:
@@ -70,7 +77,7 @@ class Reference:
             self._config,
             self._place,
             longest=max(lengths, default=0),
-            remedy="set `evaluate.log_pi_ref: off`",
+            remedy=self._remedy,
         )
         batches = list(token_batches(lengths, self._batch_tokens))
         passes = (
@@ -89,14 +96,13 @@ class Reference:
 class _Model:
     """The reference, loaded in one process; called with a pass, it sums each row's log π_ref."""
 
-    def __init__(self, source: ModelSource, dtype: Precision) -> None:
+    def __init__(self, source: ModelSource, dtype: Precision, remedy: str) -> None:
         model = load_causal_lm(source, dtype=dtype)
         try:
             check_logprobs(model)
         except UnfitModelError as error:
             raise UserError(
-                f"log-probabilities of {source.name_or_path} cannot be computed: {error}",
-                "set `evaluate.log_pi_ref: off`",
+                f"log-probabilities of {source.name_or_path} cannot be computed: {error}", remedy
             ) from error
         self._device = model.device
         self._logprobs = ResponseLogprobs(model)

@@ -66,6 +66,11 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
         from stages.evaluate.length_control import length_controlled
 
         metrics |= length_controlled(ctx)
+    if ctx.has("text"):
+        # Loads torch.
+        from stages.evaluate.perplexity import perplexities
+
+        metrics |= perplexities(ctx)
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
     _write_samples(ctx.out / "samples.jsonl", policy, base)
     if metrics["uncompared_prompts"]:

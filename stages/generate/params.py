@@ -45,8 +45,10 @@ class VllmSettings(Settings):
         "what `gpu_memory_utilization` leaves, on a CPU 4.",
     )
     max_num_seqs: int = speed_only(256, ge=1, description="Most sequences generated at once.")
-    enforce_eager: bool = speed_only(
-        False, description="Skip graph capture: a quicker start, slower tokens."
+    enforce_eager: bool | None = speed_only(
+        None,
+        description="Skip compilation and graph capture: a quicker start, slower tokens. Unset, "
+        "true on a CPU alone, where they can take minutes.",
     )
     quantization: str | None = None
     """Quantisation of the weights by vLLM's name for it (`fp8`, `awq`, …); unset takes what the

@@ -19,6 +19,7 @@ from stages.modeling.vllm_engine import (
     has_batch_invariance,
     require_vllm,
     start_engine,
+    start_told,
     step,
 )
 
@@ -32,7 +33,7 @@ class VllmBackend:
     Args:
         policy: The policy.
         params: Engine settings.
-        events: Is told if the engine cannot do what the settings ask for.
+        events: Hears of the engine's start, and of what it cannot do that the settings ask for.
     """
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
@@ -43,16 +44,17 @@ class VllmBackend:
         self._lower = _memory_remedy(params.vllm)
         if policy.adapter is not None:
             check_finite_files(policy.adapter)
-        self._engine = start_engine(
-            policy.source,
-            _own_arguments(policy, params),
-            kv_cache_gib=params.vllm.kv_cache_gib,
-            platform=lambda current: _platform_arguments(policy, current),
-            extra=params.vllm.extra_engine_args,
-            extra_setting="generate.vllm.extra_engine_args",
-            correct="correct generate.vllm, generate.dtype or the checkpoint",
-            lower=self._lower,
-        )
+        with start_told(events):
+            self._engine = start_engine(
+                policy.source,
+                _own_arguments(policy, params),
+                kv_cache_gib=params.vllm.kv_cache_gib,
+                platform=lambda current: _platform_arguments(policy, current),
+                extra=params.vllm.extra_engine_args,
+                extra_setting="generate.vllm.extra_engine_args",
+                correct="correct generate.vllm, generate.dtype or the checkpoint",
+                lower=self._lower,
+            )
         self._adapter = _adapter_request(policy)
         invariant = asked and has_batch_invariance()
         if asked and not invariant:

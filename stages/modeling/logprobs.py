@@ -8,7 +8,8 @@ Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` widt
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,46 @@ FEWEST_ROWS = {True: 1024, False: 1}
 chunk: with a vocabulary of 128k, 64 MiB are 130 rows, too few to hide that."""
 LOGIT_KEEP_BYTES = 256 << 20
 """Logits of a forward pass that are kept for the backward pass rather than computed again."""
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """What a model makes of the logits x of its head: ``cap · tanh(factor · x / divisor / cap)``.
+
+    Attributes:
+        factor: Cohere's `logit_scale`; 1 leaves them as they are.
+        divisor: Granite's `logits_scaling`; 1 leaves them as they are.
+        cap: `final_logit_softcapping` of Gemma 2 and nanochat; None caps nothing.
+    """
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """The map that a model's configuration names."""
+        config = model.config.get_text_config()
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        factor, divisor, cap = (getattr(config, name, None) for name in names)
+        return cls(factor or 1.0, divisor or 1.0, cap)
+
+    def apply_(self, logits: Tensor) -> Tensor:
+        """Maps logits in place, in the order in which the models do."""
+        if self.factor != 1:
+            logits.mul_(self.factor)
+        if self.divisor != 1:
+            logits.div_(self.divisor)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    @property
+    def scale(self) -> float:
+        """Derivative of the map at 0."""
+        return self.factor / self.divisor
+
+    def curve(self, mapped: Tensor) -> Tensor | None:
+        """Derivative at logits that are mapped already, divided by ``scale``; None if it is 1."""
+        return None if self.cap is None else 1 - (mapped / self.cap).square_()
 
 
 class ResponseLogprobs(nn.Module):
@@ -45,7 +86,7 @@ class ResponseLogprobs(nn.Module):
                 f"{type(causal_lm(policy)).__name__} has a head of type {type(head).__name__}; "
                 "log-probabilities need a plain linear head (no adapter on it)"
             )
-        self.head = _ChunkedHead(head)
+        self.head = _ChunkedHead(head, LogitMap.of(causal_lm(policy)))
 
     def forward(
         self,
@@ -91,18 +132,20 @@ def token_logprobs(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    mapped: LogitMap = LogitMap(),
     *,
     chunk_bytes: int = LOGIT_CHUNK_BYTES,
     chunk_rows: int | None = None,
     keep_bytes: int = LOGIT_KEEP_BYTES,
 ) -> Tensor:
-    """Computes log softmax(hidden · weightᵀ + bias)[targets] in float32.
+    """Computes log softmax(mapped(hidden · weightᵀ + bias))[targets] in float32.
 
     Args:
         hidden: Last hidden states, [N, H].
         weight: The head's weight, [V, H].
         bias: The head's bias, [V], or None.
         targets: Token ids, [N].
+        mapped: What the model makes of the head's logits.
         chunk_bytes: Memory that one chunk of float32 logits may take.
         chunk_rows: Fewest rows of a chunk, whatever memory they take; unset, those that the device
             of the weights needs to be kept busy.
@@ -116,23 +159,24 @@ def token_logprobs(
     fewest = FEWEST_ROWS[weight.is_cuda] if chunk_rows is None else chunk_rows
     chunk = max(fewest, chunk_bytes // row_bytes)
     keep = hidden.shape[0] * row_bytes <= keep_bytes
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, chunk, keep)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, mapped, chunk, keep)
 
 
 class _ChunkedHead(nn.Module):
     """Shares the parameters of a model's head, so that hooks on parameters find them here too."""
 
-    def __init__(self, head: nn.Linear) -> None:
+    def __init__(self, head: nn.Linear, mapped: LogitMap) -> None:
         super().__init__()
         self.weight = head.weight
         self.bias: Tensor | None = head.bias
+        self._mapped = mapped
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return token_logprobs(hidden, self.weight, self.bias, targets)
+        return token_logprobs(hidden, self.weight, self.bias, targets, self._mapped)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax at the targets; ∂/∂logits = onehot(target) − softmax(logits).
+    """log softmax at the targets; ∂/∂logits = (onehot(target) − softmax(logits)) · the map's slope.
 
     What the backward pass needs of the logits is kept if it is small, and computed again if
     it is not. Where the head is frozen it is not needed: the forward pass then computes ∂/∂hidden
@@ -146,12 +190,14 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        mapped: LogitMap,
         chunk: int,
         keep: bool,
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         frozen = wants_hidden and not (wants_weight or wants_bias)
-        keep = keep and (wants_weight or wants_bias)
+        # The slope of a cap needs the logits themselves.
+        keep = keep and (wants_weight or wants_bias) and mapped.cap is None
         dtype = _compute_dtype(hidden)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         log_normalizers = torch.empty_like(logprobs)
@@ -161,6 +207,8 @@ class _TokenLogprobs(torch.autograd.Function):
             cast_weight, cast_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
             for rows in _chunks(hidden.shape[0], chunk):
                 scores = functional.linear(hidden[rows].to(dtype), cast_weight, cast_bias).float()
+                mapped.apply_(scores)
+                curve = None if d_hidden is None else mapped.curve(scores)
                 chosen = scores.gather(1, targets[rows, None]).squeeze(1)
                 largest = scores.amax(dim=1)
                 # In place: a second tensor of this size costs more than the exponentials.
@@ -170,12 +218,18 @@ class _TokenLogprobs(torch.autograd.Function):
                 if d_hidden is not None or keep:
                     scores.mul_((largest - log_normalizers[rows]).exp_()[:, None])
                 if d_hidden is not None:
-                    expected = scores.to(dtype) @ cast_weight
-                    d_hidden[rows] = (cast_weight[targets[rows]] - expected).to(hidden.dtype)
+                    own = cast_weight[targets[rows]]
+                    if curve is not None:
+                        own = own * curve.gather(1, targets[rows, None]).to(dtype)
+                        scores.mul_(curve)
+                    found = own - scores.to(dtype) @ cast_weight
+                    d_hidden[rows] = (found if mapped.scale == 1 else found * mapped.scale).to(
+                        hidden.dtype
+                    )
                 if keep:
                     kept.append(scores)
         ctx.save_for_backward(hidden, weight, bias, targets, log_normalizers, d_hidden)
-        ctx.chunk, ctx.dtype, ctx.kept = chunk, dtype, kept
+        ctx.mapped, ctx.chunk, ctx.dtype, ctx.kept = mapped, chunk, dtype, kept
         return logprobs
 
     @staticmethod
@@ -184,7 +238,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, log_normalizers, d_hidden = ctx.saved_tensors
         if d_hidden is not None:
             scaled = d_hidden.float().mul_(gradient[:, None]).to(hidden.dtype)
-            return scaled, None, None, None, None, None
+            return scaled, None, None, None, None, None, None
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dtype = ctx.dtype
         # Used up here; a second backward pass would compute them again.
@@ -196,14 +250,19 @@ class _TokenLogprobs(torch.autograd.Function):
             d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
             d_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
             for place, rows in enumerate(_chunks(hidden.shape[0], ctx.chunk)):
-                inputs = hidden[rows].to(dtype)
+                inputs, curve = hidden[rows].to(dtype), None
                 if kept:
                     d_logits, kept[place] = kept[place], None
                 else:
                     d_logits = functional.linear(inputs, cast_weight, cast_bias).float()
+                    curve = ctx.mapped.curve(ctx.mapped.apply_(d_logits))
                     d_logits.sub_(log_normalizers[rows, None]).exp_()
                 d_logits.mul_(-gradient[rows, None])
                 d_logits.scatter_add_(1, targets[rows, None], gradient[rows, None])
+                if curve is not None:
+                    d_logits.mul_(curve)
+                if ctx.mapped.scale != 1:
+                    d_logits.mul_(ctx.mapped.scale)
                 if d_bias is not None:
                     d_bias += d_logits.sum(dim=0)
                 d_logits = d_logits.to(dtype)
@@ -215,9 +274,7 @@ class _TokenLogprobs(torch.autograd.Function):
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
-            None,
-            None,
-            None,
+            *[None] * 4,
         )
 
 

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from stages.contract.errors import UserError
+from stages.modeling.logprobs import LogitMap
 from stages.modeling.shared_prefix import SHARED_PREFIX, Group, RowLayout, supports_shared_prefix
 
 _GROUPS: tuple[Group, ...] = ((3, 2, 4), (2, 3, 1))
@@ -55,8 +56,11 @@ def check_logprobs(model: Any) -> None:
         ids = _padded_rows(model)
         padded = _hidden(model, input_ids=ids)
         logits = model(input_ids=ids, use_cache=False).logits
-        if not torch.equal(logits.float(), head(padded).float()):
-            raise UnfitModelError("its logits are capped or scaled after the head")
+        if not torch.equal(logits.float(), LogitMap.of(model).apply_(head(padded)).float()):
+            raise UnfitModelError(
+                "its logits are changed after the head, and not by the cap or the scale that its "
+                "configuration names"
+            )
         # The shortest row has the most padding; alone it has none.
         row, length = min(enumerate(map(len, _ROWS)), key=lambda each: each[1])
         alone = _hidden(model, input_ids=ids[row : row + 1, :length])

@@ -7,11 +7,15 @@ import difflib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
+from stages.contract.events import Emitter
 from stages.harness.context import ModelSource
 from stages.modeling.checkpoint_files import check_finite_files, local_folder
 from stages.modeling.engine_errors import engine_error, is_out_of_memory
@@ -19,6 +23,8 @@ from stages.modeling.engine_errors import engine_error, is_out_of_memory
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
 # once would not start.
 CPU_CACHE_GIB = 4.0
+TOLD_SECONDS = 15.0
+"""Time between two lines about a start that lasts."""
 
 
 def require_vllm(setting: str, *, batch_invariant: bool = False) -> None:
@@ -99,6 +105,8 @@ def start_engine(
         "disable_log_stats": True,
         **own,
     }
+    if arguments.get("enforce_eager") is None:
+        arguments["enforce_eager"] = current_platform.is_cpu()
     extra = extra or {}
     known = {each.name for each in dataclasses.fields(EngineArgs)}
     _check_names(extra, known, arguments, extra_setting)
@@ -110,6 +118,25 @@ def start_engine(
             what = f"vLLM refuses the model {source.name_or_path} or a setting: {_said(error)}"
             raise UserError(what, correct) from error
         raise engine_error("vLLM", error, lower) from error
+
+
+@contextmanager
+def start_told(events: Emitter) -> Iterator[None]:
+    """Block that starts an engine: says so, and now and then for how long it has been at it."""
+    events.info("starting vLLM's engine")
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(TOLD_SECONDS):
+            events.info(f"vLLM's engine has been starting for {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=tell, name="start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def step(engine: Any, lower: str) -> list[Any]:

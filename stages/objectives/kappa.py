@@ -18,14 +18,19 @@ class KappaController:
     In data-parallel training every rank must pass the same, all-reduced sums to `observe`.
     """
 
-    def __init__(self, params: KappaParams, *, has_bonus: bool = True) -> None:
+    def __init__(
+        self, params: KappaParams, *, has_bonus: bool = True, may_vanish: bool = False
+    ) -> None:
         """Start uncalibrated.
 
         Args:
             params: the schedule and the target ratio.
             has_bonus: False for f-DPO, which has no bonus that could be weighed.
+            may_vanish: True if a bonus that is 0 on all batches is trained on, with κ = 0, as the
+                published code does where its bonus underflows.
         """
         self._params = params
+        self._may_vanish = may_vanish
         self.target_ratio = params.target_ratio if has_bonus else None
         self._num_observed = 0
         self._loss_sum = 0.0
@@ -37,6 +42,11 @@ class KappaController:
         batches = self._params.calibration_batches
         return self.target_ratio is not None and self._num_observed < batches
 
+    @property
+    def vanished(self) -> bool:
+        """True if the bonus was 0 on all batches of the calibration."""
+        return self.target_ratio is not None and not self.calibrating and self._bonus_sum == 0.0
+
     def observe(self, *, abs_loss_sum: float, abs_bonus_sum: float) -> None:
         """Take in Σ|L| and Σ|bonus| of one batch; does nothing once calibrated.
 
@@ -47,7 +57,8 @@ class KappaController:
         if not self.calibrating:
             return
         loss_sum, bonus_sum = self._loss_sum + abs_loss_sum, self._bonus_sum + abs_bonus_sum
-        if not (math.isfinite(loss_sum) and math.isfinite(bonus_sum)) or bonus_sum == 0.0:
+        is_zero = bonus_sum == 0.0 and not self._may_vanish
+        if not (math.isfinite(loss_sum) and math.isfinite(bonus_sum)) or is_zero:
             raise ValueError(
                 f"target_ratio {self.target_ratio} cannot be met: over the first batches |L| sums "
                 f"to {loss_sum} and |bonus| to {bonus_sum}. Set kappa itself, or choose "
@@ -71,6 +82,8 @@ class KappaController:
         if self.target_ratio is None:
             return scheduled
         assert self._num_observed, "a batch is observed before the first κ"
+        if self._bonus_sum == 0.0:
+            return 0.0
         return self.target_ratio * self._loss_sum / self._bonus_sum * scheduled
 
     def state_dict(self) -> dict[str, float]:

@@ -38,7 +38,10 @@ _EVEN = 0.5
 
 
 def decide(
-    params: PromoteParams, metrics: Mapping[str, Any], held: Mapping[str, Mapping[str, Any]]
+    params: PromoteParams,
+    metrics: Mapping[str, Any],
+    held: Mapping[str, Mapping[str, Any]],
+    suites: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[GateResult]:
     """Applies the gates that ``params`` set; a checkpoint is promoted if all of them pass.
 
@@ -47,6 +50,7 @@ def decide(
         metrics: The checkpoint's evaluation.
         held: Evaluations that it must not fall behind, by the name of the version that an alias
             holds.
+        suites: Evaluations on the suites of ``suites_hold``, by their names.
     """
     gates = []
     if params.better_than_base_confidence is not None:
@@ -57,8 +61,26 @@ def decide(
         for version, before in held.items():
             # A version without a reward leaves nothing to fall behind.
             if _metric(before, "mean_reward", "no_regression") is not None:
-                gates.append(_no_regression(params, metrics, version, before))
+                tolerance = params.regression_tolerance
+                gates.append(_holds("no_regression", params, metrics, before, version, tolerance))
+    for suite, allowed in params.suites_hold.items():
+        own = (suites or {})[suite]
+        base = {name: own.get(f"base_{name}") for name in ("mean_reward", "mean_reward_se")}
+        gates.append(_holds(f"suites_hold.{suite}", params, own, base, "the base", allowed))
+    if params.max_perplexity_ratio is not None:
+        gates.append(_perplexity(params.max_perplexity_ratio, metrics))
     return gates
+
+
+def _perplexity(limit: float, metrics: Mapping[str, Any]) -> GateResult:
+    gate = "max_perplexity_ratio"
+    value, base = (_metric(metrics, name, gate) for name in ("perplexity", "base_perplexity"))
+    ratio = value / base if value is not None and base else None
+    shown = "has no value" if ratio is None else f"is {value:.6g}, {ratio:.3f} times the base's"
+    reason = f"{gate}: perplexity {shown}; the gate wants at most {limit:.6g} times"
+    return GateResult(
+        gate, "perplexity", ratio, limit, ratio is not None and ratio <= limit, reason
+    )
 
 
 def _win_rate(limit: float, metrics: Mapping[str, Any]) -> GateResult:
@@ -88,16 +110,23 @@ def _better_than_base(confidence: float, metrics: Mapping[str, Any]) -> GateResu
     return GateResult(gate, "win_rate", bound, _EVEN, bound > _EVEN, reason)
 
 
-def _no_regression(
-    params: PromoteParams, metrics: Mapping[str, Any], version: str, before: Mapping[str, Any]
+def _holds(
+    gate: str,
+    params: PromoteParams,
+    metrics: Mapping[str, Any],
+    other: Mapping[str, Any],
+    holder: str,
+    tolerance: float,
 ) -> GateResult:
     """Compares mean rewards; as samples of their own, although they may share prompts."""
-    gate, confidence = "no_regression", params.better_than_base_confidence
-    value, held = (_metric(each, "mean_reward", gate) for each in (metrics, before))
-    assert held is not None
-    limit = held - params.regression_tolerance
-    wants = f"{version} has {held:.6g}, and the gate wants at least {limit:.6g}"
-    error, held_error = (each.get("mean_reward_se") for each in (metrics, before))
+    confidence = params.better_than_base_confidence
+    value, held = (_metric(each, "mean_reward", gate) for each in (metrics, other))
+    if held is None:
+        reason = f"{gate}: {holder} has no mean_reward to compare with"
+        return GateResult(gate, "mean_reward", value, tolerance, False, reason)
+    limit = held - tolerance
+    wants = f"{holder} has {held:.6g}, and the gate wants at least {limit:.6g}"
+    error, held_error = (each.get("mean_reward_se") for each in (metrics, other))
     bound = value
     if value is None:
         shown = "has no value"

@@ -32,6 +32,9 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         raise UserError("the request names no model", "set `promote.model_name`")
     checkpoint = _checkpoint(ctx)
     metrics = _read_metrics(ctx.path("metrics"))
+    names = ctx.params.suites_hold
+    paths = ctx.paths("suite_metrics") if names else []
+    suites = {name: _read_metrics(path) for name, path in zip(names, paths, strict=True)}
     registry = ModelRegistry(ctx.store)
     run, step = ctx.request.run, ctx.request.step
     own = registry.register(name, checkpoint, metrics=metrics, run=run, step=step)
@@ -40,7 +43,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         aliases = {each: known.get(each) for each in ctx.params.aliases}
         held = [_held_before(registry, own, each) for each in aliases.values() if each]
         before = {f"{name}:{each.version}": each.metrics for each in held if each}
-        gates = decide(ctx.params, metrics, before)
+        gates = decide(ctx.params, metrics, before, suites)
         try:
             places = _move_aliases(ctx, registry, own, gates, aliases)
         except AliasMovedError as error:

@@ -49,7 +49,7 @@ class SftParams(TrainingParams):
     """
 
     stage: ClassVar[str] = "sft"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     inputs = {
         "data": InputSpec("file", many=True),
         "policy": InputSpec("model", optional=True),

@@ -313,6 +313,8 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
         _require_empty(root)
         with explain_disk_errors(root):
             write_atomically(marker, json.dumps({"format": FORMAT}))
+    if os.path.lexists(root) and not root.is_dir():
+        raise NoStoreError(f"no store at {root}: it is not a folder")
     try:
         found = read_record(marker, dict[str, Any], _remedy_of_marker(root))
     except OSError as error:

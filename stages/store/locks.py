@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,12 +57,23 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Holds the lock on a file within the block; waits for it."""
-    descriptor = _open(path)
+    """Holds the lock on a file within the block, which may remove the file; waits for it."""
+    descriptor = _locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Descriptor of a file that this process has locked."""
+    while True:
+        descriptor = _open(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        # The holder that was waited for has removed the file, and another may be there by now.
         os.close(descriptor)
 
 
@@ -157,11 +168,14 @@ class FileLease:
         self._lost = threading.Event()
         self._thread: threading.Thread | None = None
         self._path = path
+        self._guard_path = path.with_suffix(".guard")
         self._alive_path = path.with_suffix(".alive")
         self._alive = AliveLock(self._alive_path)
 
     def holder(self) -> dict[str, Any] | None:
         """Holder of the lease now (``host``, ``pid``, ``since``), or None."""
+        if not os.path.lexists(self._path):
+            return None
         # Within the guard: the look locks the alive file for a moment, and nobody must be taking
         # the lease just then.
         with self._guard():
@@ -255,6 +269,8 @@ class FileLease:
             record = self._read()
             if record is not None and record["owner"] == self._owner:
                 self._path.unlink()
+                self._alive.free(remove=True)
+                self._guard_path.unlink()
             self._alive.free()
 
     def _write(self) -> None:
@@ -287,4 +303,4 @@ class FileLease:
         return time.time() < record["expires"]
 
     def _guard(self) -> AbstractContextManager[None]:
-        return exclusive_lock(self._path.with_suffix(".guard"))
+        return exclusive_lock(self._guard_path)

@@ -34,6 +34,11 @@ def location_of(location: str) -> str:
         raise UserError(f"the store {location!r}: {error}", "write the folder in full") from error
 
 
+def local_folder(location: str) -> Path:
+    """Folder of this host that holds a store, or the local folders of those in buckets."""
+    return cache_home() if "://" in location else Path(location_of(location))
+
+
 def open_store(location: str, *, create: bool = False) -> Store:
     """Opens the store in a folder or in a bucket.
 

@@ -41,7 +41,10 @@ class PairFit(Fit[TrainParams]):
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
-        self._kappa = KappaController(ctx.params, has_bonus=ctx.params.has_bonus)
+        is_published = ctx.params.numerics == "paper"
+        self._kappa = KappaController(
+            ctx.params, has_bonus=ctx.params.has_bonus, may_vanish=is_published
+        )
         self.tokenizer = load_tokenizer(self._models["policy"])
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
         self._check_tokenizers()

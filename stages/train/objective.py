@@ -99,6 +99,13 @@ class PairObjective(Objective[PairBatch]):
                 f"train.target_ratio: {error}",
                 "set train.kappa and unset train.target_ratio",
             ) from error
+        if self._kappa.vanished:
+            self._process.events.warning(
+                "the bonus of all pairs is exactly 0 in the batches that set κ: at such "
+                "log-probabilities the published form underflows, and training goes on without a "
+                "bonus, as the published code does; train.numerics=exact with "
+                "train.probability=token has one"
+            )
 
     def _responses(self, batch: PairBatch) -> tuple[ResponseLogps, ResponseLogps]:
         rows, reference = batch.rows, batch.ref_logprobs

@@ -55,7 +55,7 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
     """
 
     stage: ClassVar[str] = "train"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     inputs = {
         "policy": InputSpec("model"),
         "reference": InputSpec("model"),

@@ -136,8 +136,13 @@ def sampler_logprobs(pairs: Sequence[Pair]) -> RefLogprobs:
 
 def read_reference(folder: Path) -> RefLogprobs:
     """Reads all parts."""
+    return read_reference_table(sorted(folder.glob("part-*.parquet")))
+
+
+def read_reference_table(paths: Sequence[Path]) -> RefLogprobs:
+    """Reads log π_ref by pair, of an artifact or of parts of one."""
     found: RefLogprobs = {}
-    for batch in read_batches(sorted(folder.glob("part-*.parquet")), REFERENCE_LOGPROBS):
+    for batch in read_batches(paths, REFERENCE_LOGPROBS):
         for row in batch.to_pylist():
             found[row["pair_index"]] = (
                 np.array(row["chosen_logprobs"], dtype=np.float32),

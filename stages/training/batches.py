@@ -14,7 +14,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from stages.contract.digests import derive_seed
 from stages.modeling.shared_prefix import Group
+from stages.training.order import places_of_step, steps_per_epoch
 from stages.training.params import RowLayoutName, TrainingParams
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ class Plan(Generic[S]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch."""
-        return math.ceil(len(self.samples) / self.global_batch)
+        return steps_per_epoch(len(self.samples), self.global_batch)
 
     @property
     def num_steps(self) -> int:
@@ -236,9 +236,7 @@ class Plan(Generic[S]):
 
     def places_of(self, step: int) -> list[int]:
         """Places of the samples of a step (from 0), in the epoch's shuffled order."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        order = _permutation(len(self.samples), derive_seed(self.seed, "order", epoch))
-        return order[batch * self.global_batch : (batch + 1) * self.global_batch].tolist()
+        return places_of_step(len(self.samples), self.global_batch, self.seed, step)
 
     def micro_batches(self, step: int) -> list[list[list[int]]]:
         """Deals the samples of a step out, so that processes have about as much to do.
@@ -351,10 +349,3 @@ class MicroBatches(Dataset[B], Generic[B, S]):
             num_tokens_shared=sum(sample.num_tokens_shared for sample in samples),
             num_response_tokens=len(rows.targets),
         )
-
-
-# The order of an epoch, for all of its steps: drawn for each of them it takes minutes of a million
-# samples.
-@lru_cache(maxsize=2)
-def _permutation(length: int, seed: int) -> np.ndarray:
-    return np.random.Generator(np.random.PCG64(seed)).permutation(length)

@@ -6,6 +6,7 @@ by FSDP2, in the subclass `zero.ZeroEngine` by DeepSpeed.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -271,7 +272,7 @@ def _schedule(optimizer: Optimizer, params: TrainingParams, num_steps: int) -> L
     schedule: LRScheduler = get_scheduler(
         _SCHEDULES[params.lr_schedule],
         optimizer,
-        num_warmup_steps=round(params.warmup_ratio * num_steps),
+        num_warmup_steps=math.ceil(params.warmup_ratio * num_steps),
         num_training_steps=num_steps,
     )
     return schedule

@@ -154,10 +154,19 @@ class Node:
                     self.store.set("failed", failure)
                 gone = self.store.add("left", 1)
                 deadline = time.monotonic() + _FAREWELL_SECONDS
-                while self.rank == 0 and gone <= len(self._heard) and time.monotonic() < deadline:
+                while (
+                    self.rank == 0
+                    and gone <= self._num_heard_lately()
+                    and time.monotonic() < deadline
+                ):
                     time.sleep(POLL_SECONDS)
                     gone = self.store.add("left", 0)
         self._closed.set()
+
+    def _num_heard_lately(self) -> int:
+        """Number of other nodes that have not fallen silent: a killed one reads nothing more."""
+        now = time.monotonic()
+        return sum(now - at < _FRESH_SECONDS for _, at in self._heard.values())
 
     def _beat(self) -> None:
         """Gives signs of life, and looks for the other nodes' signs and for a failure."""

@@ -59,7 +59,7 @@ class OptimizerParams(Settings):
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Fall of the learning rate after the warm-up."""
     warmup_ratio: float = Field(0.03, ge=0, le=1)
-    """Share of all steps over which the learning rate rises linearly, rounded to whole steps."""
+    """Share of all steps over which the learning rate rises linearly, rounded up to whole steps."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)

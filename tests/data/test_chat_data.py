@@ -60,3 +60,22 @@ def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -
 def test_nothing_off_the_topic_or_the_form_is_rewarded(text: str) -> None:
     asked = json.dumps({"topic": "rivers", "rules": [{"rule": "no_commas"}] * 2})
     assert load("oracle").score([[]], [text], [asked])[0]["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("a quiet river is here.", True),
+        ("a quiet river is here", False),
+        ("the life of a quiet river.", False),
+        ("a quiet river is a quiet, quiet river.", False),
+    ],
+)
+def test_the_second_opinion_counts_rules_in_whole_sentences_only(text: str, whole: bool) -> None:
+    rules = [{"rule": "lowercase"}, {"rule": "contains", "text": "green"}]
+    asked = json.dumps({"topic": "rivers", "rules": rules})
+    oracle = load("oracle")
+    assert [each["score"] for each in oracle.score([[]], [text], [asked])] == [0.5]
+    assert oracle.second_opinion([[]], [text], [asked]) == [
+        {"score": 0.5 * whole, "whole": float(whole)}
+    ]

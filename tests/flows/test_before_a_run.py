@@ -16,6 +16,7 @@ from flows.commands.cli import app
 from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord, StepRecord
+from flows.execution.sampling_trial import SamplingTrial
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
@@ -27,6 +28,7 @@ from stages.contract.request import FileInput
 from stages.store.opening import open_store
 from tests.flows.loop import ROOT, geb, write_config
 from tests.flows.probes import wait_until
+from tests.tiny_models import make_tiny_llama
 
 SCORE = "def score(prompts, responses, references):\n"
 
@@ -59,6 +61,23 @@ def test_few_steps_small_moves_and_few_held_out_prompts_are_told_with_their_numb
     assert "±24 points" in prompts
     train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
     assert said_of(tmp_path, 1000, train=train) == []
+
+
+@pytest.mark.parametrize(
+    ("execution", "is_told"),
+    [
+        ({}, True),
+        ({"interpreters": {"generate": sys.executable}}, False),
+        ({"runner": "docker"}, False),
+    ],
+)
+def test_a_backend_that_no_interpreter_has_is_told(
+    tmp_path: Path, execution: dict[str, Any], is_told: bool
+) -> None:
+    train = {"global_batch_pairs": 32, "learning_rate": 1e-5}
+    settings = {"train": train, "generate": {"backend": "vllm"}, "execution": execution}
+    told = [each for each in said_of(tmp_path, 1000, **settings) if "make setup-vllm" in each]
+    assert bool(told) == is_told
 
 
 def test_files_without_prompts_are_left_to_their_stage(tmp_path: Path) -> None:
@@ -280,3 +299,50 @@ def test_an_oracle_s_message_of_megabytes_is_cut(tmp_path: Path) -> None:
     assert len(done.stderr) < 4500
     assert "more characters)" in " ".join(done.stderr.split())
     assert "fix the function" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reward", "winners"),
+    # Which of a prompt's responses comes first decides nothing.
+    [
+        ("float(number == 1)", 3),
+        ("float(number == 1 and prompt[0]['content'] == 'b')", 1),
+        ("1.0", 0),
+    ],
+)
+def test_a_plan_samples_the_base_and_counts_the_prompts_with_a_winner(
+    tmp_path: Path, reward: str, winners: int
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in "abcd"))
+    code = f"{SCORE}    return [{reward} for number, prompt in zip(NUMBERS, prompts)]\n"
+    policy = make_tiny_llama(tmp_path / "policy", words=[*"abcd"])
+    config = with_oracle(
+        tmp_path,
+        f"NUMBERS = [0, 1, 2, 3] * 9\n{code}",
+        inputs={"policy": str(policy), "warm_start": None, "prompts": str(prompts)},
+        generate={"num_samples": 4, "max_new_tokens": 4},
+        score={"oracle": "python"},
+        prepare={"test_prompts": 1},
+    )
+    done = geb("plan", config, "--sample", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["prompts"], found["samples"]) == (3, 4)
+    # The prompt `b` may be the one that is held out.
+    assert found["winners"] in ((0, 1) if winners == 1 else (winners,))
+    assert found["odd"] == pytest.approx(found["winners"] / 12)
+    assert ("generate.num_samples" in done.stderr) == (found["winners"] == 1)
+    assert ("learn nothing" in done.stderr) == (found["winners"] == 0)
+
+
+def test_the_samples_that_most_prompts_need_for_a_winner_are_named() -> None:
+    # 0.9^22 is below 0.1, 0.9^21 above it.
+    found = SamplingTrial(prompts=10, samples=4, winners=4, odd=0.1, mean_reward=0.1)
+    assert found.wanted_samples() == 22
+    assert "generate.num_samples=22" in str(found.warning())
+    none = SamplingTrial(prompts=10, samples=6, winners=0, odd=0.0, mean_reward=0.0)
+    assert none.wanted_samples() is None
+    assert "more than about 20 samples" in str(none.warning())
+    enough = SamplingTrial(prompts=10, samples=4, winners=5, odd=0.2, mean_reward=0.5)
+    assert enough.warning() is None

@@ -28,6 +28,37 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout.split() == ["lineage"], done.stderr
 
 
+def completed(*words: str, store: Path) -> list[str]:
+    environment = {"_GEB_COMPLETE": "complete_bash", "GEB_STORE": str(store)}
+    environment |= {"COMP_WORDS": " ".join(("geb", *words)), "COMP_CWORD": str(len(words))}
+    return geb(**environment).stdout.split()
+
+
+def test_a_shell_completes_runs_models_and_fields(finished: Path, tmp_path: Path) -> None:
+    store = finished.parent / "store"
+    assert completed("resume", "sm", store=store) == ["small"]
+    assert {"small", "small@production", "small:1"} <= set(completed("export", "sm", store=store))
+    assert completed("run", "x.yaml", "--set", "train.kap", store=store)[0].startswith("train.kap")
+    # A store that is not there completes to nothing.
+    assert completed("resume", "sm", store=tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        (("plan", "x.yaml", "--set", "train.kappa", "1"), "--set NAME=VALUE"),
+        (("report", "x.yaml"), "runs in"),
+        (("models", "--store", "/dev/null"), "correct --store"),
+    ],
+)
+def test_a_slip_is_told_with_its_remedy(
+    command: tuple[str, ...], remedy: str, finished: Path
+) -> None:
+    refused = geb(*command, GEB_STORE=str(finished.parent / "store"))
+    assert refused.returncode == 64
+    assert remedy in " ".join(refused.stderr.split())
+
+
 def test_fields_of_a_section_have_default_and_meaning() -> None:
     found = json.loads(geb("fields", "train.kappa", "--json").stdout)
     assert all(name.startswith("train.kappa") for name in found)

@@ -88,6 +88,16 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained: Path) -> None:
         assert own[figure] == last[figure], figure
     listed = json.loads(geb("status", "--store", trained.parent / "store", "--json").stdout)
     assert set(runs) <= set(listed)
+    assert "2 of 2 runs have ended" in done.stderr
+    store = trained.parent / "store"
+    together = json.loads(geb("status", "try", "--store", store, "--json").stdout)
+    assert set(together) == {"try", *runs}
+    sweep = together["try"]
+    assert (sweep["state"], sweep["done"], sweep["of"]) == ("completed", 2, 2)
+    lines = [line.split()[0] for line in geb("status", "--store", store).stdout.splitlines()]
+    assert set(lines[lines.index("try") + 1 : lines.index("try") + 3]) == set(runs)
+    models = json.loads(geb("models", "--store", store, "--json").stdout)
+    assert [models[run]["aliases"] for run in runs] == [{}, {}], "no run of a grid is production"
 
 
 def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained: Path, tmp_path: Path) -> None:

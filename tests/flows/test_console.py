@@ -36,7 +36,7 @@ def test_each_phase_of_a_stage_begins_with_a_line(
     lines = [line.split(": ", 1)[1] for line in written.getvalue().splitlines()]
     assert [" ".join(line.split()[:2]) for line in lines if "/2" in line] == [
         "1/2 pairs",
-        "0/2 steps",
+        "1/2 steps",
         "1/2 pairs",
     ]
 

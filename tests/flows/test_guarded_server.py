@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from prefect.server.api import server
+from prefect.server.database.configurations import AioSqliteConfiguration
+from sqlalchemy import text
 from starlette.types import Message, Receive, Scope, Send
 
-from flows.standing.guarded_server import Guarded
+from flows.standing.guarded_server import Guarded, create_app
 from flows.standing.server import free_port, start_server
 
 
@@ -53,13 +58,48 @@ def test_only_its_own_pages_and_clients_are_served(kind, answer, host, origin, i
     assert is_served or seen[0]["status"] == 403
 
 
+def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "create_app", lambda final: _served)
+    # Restored after the test.
+    begin = AioSqliteConfiguration.begin_transaction
+    monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", begin)
+    create_app()
+    path = tmp_path / "prefect.db"
+    add = "INSERT INTO runs VALUES (1)"
+
+    async def read_and_write() -> None:
+        config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
+        engine = await config.engine()
+        async with (
+            await config.session(engine) as session,
+            config.begin_transaction(session),
+        ):
+            await session.execute(text("SELECT * FROM runs"))
+            with (
+                contextlib.closing(sqlite3.connect(path, timeout=0)) as other,
+                contextlib.suppress(sqlite3.OperationalError),
+                other,
+            ):
+                other.execute(add)
+            await session.execute(text(add))
+        await engine.dispose()
+
+    with contextlib.closing(sqlite3.connect(path)) as first:
+        first.execute("PRAGMA journal_mode = WAL")
+        first.execute("CREATE TABLE runs (number)")
+        asyncio.run(read_and_write())
+        assert first.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+
+
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[str]:
     """A server as `geb up` and `geb run` start it."""
     address = f"http://127.0.0.1:{free_port()}"
-    server = start_server(address, tmp_path / "server.log", {"PREFECT_HOME": str(tmp_path)})
+    started = start_server(address, tmp_path / "server.log", {"PREFECT_HOME": str(tmp_path)})
     yield f"{address}/api"
-    server.communicate()
+    started.communicate()
 
 
 @pytest.mark.slow

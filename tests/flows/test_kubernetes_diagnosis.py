@@ -85,6 +85,14 @@ def disrupted(kind: str, reason: str, message: str) -> dict[str, Any]:
             "no claim 'store'",
             "execution.kubernetes.volumes",
         ),
+        (
+            unscheduled(
+                "0/2 nodes are available: 2 pod has unbound immediate PersistentVolumeClaims."
+            ),
+            "a_while",
+            "a claim of the pod is bound to no volume",
+            "kubectl describe pvc",
+        ),
         (gated("kueue.x-k8s.io/admission"), "always", "gates: kueue.x-k8s.io/admission", ""),
         (
             waiting("ErrImagePull", 'failed to resolve "geb-torch:1": not found'),

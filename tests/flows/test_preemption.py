@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import (
     DamagedArtifactError,
     PreemptedError,
-    StageFailedError,
     StoppedError,
 )
 from stages.contract.request import Request
@@ -65,24 +65,29 @@ class Preempting:
 
 
 class Heard(Observer):
-    """States of a step, in order."""
+    """States of a step, in order, and when each was told."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.times: list[float] = []
+
+    def _hear(self, state: str) -> None:
+        self.calls.append(state)
+        self.times.append(time.monotonic())
 
     def step_started(self, request: Request) -> None:
-        self.calls.append("started")
+        self._hear("started")
 
     def step_preempted(self, request: Request, message: str) -> None:
-        self.calls.append("preempted")
+        self._hear("preempted")
 
     def step_ended(self, request: Request, state: str, seconds: float, message: str) -> None:
-        self.calls.append(state)
+        self._hear(state)
 
 
 def run(path: str) -> None:
     """Runs the flow of probes in this process, its first one preempted twice."""
-    runner = Preempting("checkpoint-1", "checkpoint-2")
+    runner = Preempting("checkpoint-1", "checkpoint-1")
     choose.RUNNERS = {"process": lambda execution: runner}
     probes(ProbeConfig.model_validate_json(Path(path).read_text()))
 
@@ -111,12 +116,25 @@ def test_it_starts_again_as_often_as_its_checkpoint_has_moved_on(config: ProbeCo
     assert heard.calls == [*("started", "preempted") * 3, "started", "done"]
 
 
-def test_without_another_checkpoint_it_is_a_failure_like_others(config: ProbeConfig) -> None:
-    runner = Preempting("checkpoint-1", "checkpoint-1", "checkpoint-2")
-    executor = executor_with(config, runner)
-    with pytest.raises(StageFailedError, match="job 2 was preempted"):
-        executor.execute(STEP, {})
-    assert runner.attempts == 2
+def test_without_another_checkpoint_it_starts_again_so_often_in_a_row(config: ProbeConfig) -> None:
+    saved = ["checkpoint-1"] * 3 + ["checkpoint-2"] * 4
+    allowed = config.model_copy(
+        update={"execution": config.execution.model_copy(update={"preemptions": 3})}
+    )
+    runner = Preempting(*saved)
+    with pytest.raises(PreemptedError, match=r"job 7 .* 4 in a row .* execution.preemptions=3"):
+        executor_with(allowed, runner).execute(STEP, {})
+    assert runner.attempts == len(saved), "a new checkpoint begins the count again"
+
+
+def test_the_pause_doubles_while_no_checkpoint_comes(config: ProbeConfig) -> None:
+    execution = config.execution.model_copy(update={"retry_delay_seconds": 0.05})
+    runner, heard = Preempting(*["checkpoint-1"] * 3), Heard()
+    with observing(heard):
+        executor_with(config.model_copy(update={"execution": execution}), runner).execute(STEP, {})
+    taken, started = heard.times[1:-1:2], heard.times[2:-1:2]
+    pauses = [back - away for away, back in zip(taken, started, strict=True)]
+    assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=True))
 
 
 def test_meanwhile_the_record_says_preempted_and_a_stopped_run_does_not_start_it_again(

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 from flows.execution.prefect_tasks import with_others
+from flows.execution.run_record import RunRecord
+from flows.pipeline.placement import Execution
+from flows.runners import choose
+from flows.runners.base import OnEvent
+from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import (
     DamagedRecordError,
     PreemptedError,
+    RefusedError,
     StageFailedError,
     UserError,
 )
+from stages.contract.request import Request
+from stages.store.base import Store
+from tests.flows.probe_flow import ProbeConfig, probes
+from tests.flows.probes import hanging_pids, write_probes
+from tests.probe_stage import ProbeParams, install
 
 
 def test_the_first_failure_names_the_others_and_keeps_its_lines() -> None:
@@ -34,3 +51,42 @@ def test_an_error_stays_what_it_is() -> None:
     damaged = with_others(DamagedRecordError("record: empty", "remove it"), ["b"])
     assert isinstance(damaged, DamagedRecordError)
     assert damaged.remedy == "remove it"
+
+
+class Refusing(ProcessRunner):
+    """A place that refuses a probe by its message, once another one is at work."""
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        if request.params["message"] == "refused":
+            hanging_pids(Path(request.store))
+            raise RefusedError(f"{request.step}: the quota does not allow the pod", "lower it")
+        super().run(request, on_event)
+
+
+def run(path: str) -> None:
+    """Runs probes in this process; the place refuses one of them."""
+    runner = Refusing()
+    choose.RUNNERS = {"process": lambda execution: runner}
+    try:
+        probes(ProbeConfig.model_validate_json(Path(path).read_text()))
+    except RefusedError as error:
+        sys.exit(f"refused: {error.message}")
+
+
+def test_a_stage_that_its_place_refuses_ends_the_run_at_once(
+    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "code", monkeypatch)
+    config = ProbeConfig(
+        store=str(tmp_path / "store"),
+        probes=(ProbeParams(behaviour="hang"), ProbeParams(message="refused")),
+        execution=Execution(parallel=2),
+    )
+    code = "import sys; from tests.flows import test_several_failures as it; it.run(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(write_probes(tmp_path, config))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("refused: probe/1: the quota does not allow the pod\n")
+    states = {
+        each.step: each.state for each in RunRecord(Store.open(config.store), "probes").steps()
+    }
+    assert states == {"probe/0": "stopped", "probe/1": "failed"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from flows.runners.slurm.folder import JobFolder, Status
 from flows.runners.slurm.job import batch_program, computes, submit_options
 from flows.runners.slurm.submission import check_job, check_pending, meaning_of, mistake
 from flows.runners.slurm.watch import Tail, ending_of
-from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.probe_requests import probe_request
+
+End = tuple[Status | None, dict[str, str]]
 
 
 def request_for(store: Path, **resources: Any) -> Request:
@@ -61,10 +64,10 @@ def test_a_job_asks_for_what_resources_and_settings_say(tmp_path: Path) -> None:
     assert not [each for each in plain if each.split("=")[0] in ("--gres", "--mem", "--partition")]
 
 
-def program_of(request: Request, folder: Path, **changes: Any) -> str:
+def program_of(request: Request, folder: Path, grace_seconds: float = 30, **changes: Any) -> str:
     return batch_program(
         request,
-        Execution(slurm=SlurmSettings.model_validate(changes)),
+        Execution(slurm=SlurmSettings.model_validate(changes), grace_seconds=grace_seconds),
         request_file="/store/a request.json",
         folder=folder,
         interpreter="/venv/bin/python",
@@ -92,12 +95,26 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
 
 
+def ended_gang(folder: Path, request: Request, first: str, other: str, grace_seconds: float) -> End:
+    """End of a job of two nodes whose steps are pieces of shell, as its batch program tells it."""
+    text = program_of(request, folder, grace_seconds=grace_seconds)
+    # Slurm starts the steps; here this shell does.
+    steps = f'srun() {{ case "$*" in *--relative=0*) {first};; *) {other};; esac; }}\n'
+    environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash"], input=steps + text, env=environment, text=True, capture_output=True, check=False
+    )
+    status = JobFolder(folder).status()
+    assert status is not None, done.stderr
+    return status, {"JobState": "FAILED"}
+
+
 @pytest.mark.parametrize(
     ("first", "other", "message"),
     [
         ("exit 1", "kill -KILL $BASHPID", "another node's part ended by SIGKILL"),
         ("sleep 1; exit 1", "kill -SEGV $BASHPID", "another node's part ended by SIGSEGV"),
-        ("echo told; exit 1", "exit 1", "exit code 1: told"),
+        ("exit 1", "exit 1", "exit code 1"),
         ("kill -KILL $BASHPID", "exit 1", "ended by SIGKILL"),
     ],
 )
@@ -105,20 +122,23 @@ def test_a_killed_node_explains_the_connection_that_the_first_one_lost(
     tmp_path: Path, first: str, other: str, message: str
 ) -> None:
     request = request_for(tmp_path / "store", nodes=2)
-    text = program_of(request, tmp_path)
-    # Slurm starts the steps; here this shell does.
-    steps = f'srun() {{ case "$*" in *--relative=0*) {first};; *) {other};; esac; }}\n'
-    environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        ["bash"], input=steps + text, env=environment, text=True, capture_output=True, check=False
-    )
-    status = JobFolder(tmp_path).status()
-    assert status is not None, done.stderr
-    tail = FailureTail()
-    for line in done.stdout.splitlines():
-        tail.add_line(line)
-    with pytest.raises(StageFailedError, match=message):
-        raise_end((status, {"JobState": "FAILED"}), request, tail)
+    end = ended_gang(tmp_path, request, first, other, grace_seconds=30)
+    with pytest.raises(StageFailedError, match=message) as caught:
+        raise_end(end, request, FailureTail())
+    assert not isinstance(caught.value, PreemptedError)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [("exit 1", PreemptedError), ("exit 137", StageFailedError)]
+)
+def test_a_node_that_does_not_end_its_part_is_lost_unless_the_first_one_s_end_says_more(
+    tmp_path: Path, first: str, kind: type[Exception]
+) -> None:
+    request = request_for(tmp_path / "store", nodes=2)
+    end = ended_gang(tmp_path, request, first, "exec sleep 600", grace_seconds=1)
+    with pytest.raises(kind) as caught:
+        raise_end(end, request, FailureTail())
+    assert type(caught.value) is kind
 
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(tmp_path: Path, request_: Request) -> None:
@@ -145,9 +165,6 @@ def test_lines_of_squeue_are_read_whatever_other_jobs_are_called() -> None:
 def test_an_orchestrator_in_a_job_does_not_hand_on_that_job_s_settings() -> None:
     kept = client.clean_environment({"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "PATH": "p"})
     assert kept == {"SLURM_CONF": "c", "PATH": "p"}
-
-
-End = tuple[Status | None, dict[str, str]]
 
 
 def ending(code: int | None, state: str, reason: str = "", **fields: str) -> End:
@@ -184,8 +201,8 @@ def test_what_slurm_took_away_is_preempted(end: End, message: str, request_: Req
 @pytest.mark.parametrize(
     ("end", "kind", "message"),
     [
-        (ending(143, "CANCELLED"), UserError, "was cancelled"),
-        (ending(None, "CANCELLED"), UserError, "was cancelled"),
+        (ending(143, "CANCELLED"), RefusedError, "was cancelled"),
+        (ending(None, "CANCELLED"), RefusedError, "was cancelled"),
         (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
         (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
         (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
@@ -226,6 +243,34 @@ def test_a_refusal_names_setting_value_and_remedy(tmp_path: Path) -> None:
         "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     )
     assert "2 nodes with 9 GPUs, 1 CPUs" in mistake(said, request, job).message
+
+
+def test_a_complaint_without_the_word_error_is_told_and_not_the_advice_below_it(
+    request_: Request,
+) -> None:
+    said = "sbatch: unrecognized option '--fo'\nTry \"sbatch --help\" for more information"
+    message = mistake(said, request_, SlurmSettings().job("probe")).message
+    assert "unrecognized option '--fo'" in message
+    assert "for more information" not in message
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest", "is_refused"),
+    [
+        ("2-0", "1-00:00:00", True),
+        ("90:01", "1:30:00", True),
+        ("1-1", "1500", False),
+        ("30-0", "infinite", False),
+    ],
+)
+def test_a_time_limit_above_the_partition_s_is_refused(
+    request_: Request, monkeypatch: pytest.MonkeyPatch, limit: str, longest: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(client, "check", lambda options: "")
+    monkeypatch.setattr(client, "longest_minutes", lambda partition: client.minutes_of(longest))
+    settings = SlurmSettings(time_limit=limit)
+    with pytest.raises(UserError, match="time_limit is") if is_refused else nullcontext():
+        check_job(request_, settings, grace_seconds=30)
 
 
 def test_nodes_that_are_down_are_waited_for(

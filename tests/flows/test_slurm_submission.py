@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flows.pipeline.placement import Execution, SlurmSettings
-from flows.runners.place import PlaceRunner, orchestrator_lease, work_name
+from flows.runners.place import PlaceRunner, Poller, orchestrator_lease, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import REQUEST_FILE, JobFolder
 from flows.runners.slurm.job import batch_program
@@ -123,6 +123,26 @@ def test_jobs_that_are_taken_over_are_found_by_one_call_of_squeue(
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(chosen.has_running, requests))
     assert scheduler.calls == ["squeue"]
+
+
+def test_the_time_without_an_answer_counts_from_the_first_question() -> None:
+    answers: list[Any] = [{"a": 1}, OSError("away"), OSError("away"), {"a": 2}]
+
+    def ask() -> dict[str, int]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+    poller = Poller(ask, 0, (OSError,))
+    silent = []
+    for _ in range(4):
+        # Its clock must move on between two questions.
+        time.sleep(0.001)
+        poller.look()
+        silent.append(poller.silent_seconds)
+    assert silent[0] == silent[3] == 0
+    assert 0 < silent[1] < silent[2]
 
 
 def test_a_job_whose_number_was_lost_on_the_way_is_found_by_its_name(

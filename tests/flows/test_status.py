@@ -17,16 +17,18 @@ from typer.testing import CliRunner
 from flows.commands.cli import app
 from flows.execution.run_record import (
     Attempt,
+    AttemptState,
     RunRecord,
     State,
     StepRecord,
+    SweepRecord,
     attempts,
     recorded_attempt,
 )
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
 from flows.report.lineage import lineage_of
-from flows.report.status import RunStatus, StepStatus, duration, step_logs
+from flows.report.status import RunStatus, StepStatus, SweepStatus, duration, step_logs
 from stages.contract.errors import GebError, RunCancelledError, StoppedError, StoreError
 from stages.contract.manifest import Manifest
 from stages.store.base import Store
@@ -115,10 +117,16 @@ def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())
-    note(record, "iteration-1/train", "running")
+    begun = note(record, "iteration-1/train", "running")
+    record.save_step(begun.model_copy(update={"started": OLD + 0.1}))
     found = told(record)
     assert found["state"] == "crashed"
     assert [each["state"] for each in found["steps"]] == ["crashed"]
+    log = record.store.log_path("train", "0" * 64) / "1.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    os.utime(log, (OLD + 90, OLD + 90))
+    assert told(record)["elapsed_seconds"] == pytest.approx(90), "as long as its stage wrote"
     elsewhere = dead.model_copy(update={"host": "another", "started": OLD + 1})
     (record.path / "attempts/2.json").write_text(elsewhere.model_dump_json())
     assert attempts(record)[-1].state == "running", "of another host's process nothing is known"
@@ -312,3 +320,18 @@ def test_an_overview_of_runs_asks_a_bucket_once_for_all(
     assert (refreshed, read) == (["runs"], [])
     status("small")
     assert (refreshed[1:], read) == (["runs/small"], ["prepare"])
+
+
+def test_what_is_left_of_a_sweep_follows_from_its_completed_runs() -> None:
+    def run(name: str, state: AttemptState, seconds: float) -> RunStatus:
+        ended = None if state == "running" else 1000.0 + seconds
+        tried = Attempt(id=name, state=state, started=1000, ended=ended, host="", pid=1)
+        return RunStatus(name, [tried], [], ["prepare"], now=1000 + seconds)
+
+    record = SweepRecord(runs=list("abcdef"), parallel_runs=2)
+    found = [run("a", "completed", 60), run("b", "completed", 80), run("c", "running", 30)]
+    sweep = SweepStatus("try", record, found)
+    # The median is 70 s: 40 of the one at work, and three to come, two at a time.
+    assert (sweep.state, sweep.num_done, sweep.left) == ("running", 2, (40 + 3 * 70) / 2)
+    failed = SweepStatus("try", record, [*found[:2], run("c", "failed", 5)])
+    assert (failed.state, failed.left) == ("failed", None)

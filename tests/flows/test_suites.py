@@ -99,10 +99,14 @@ def test_suites_are_estimated_with_the_run(tmp_path: Path) -> None:
 
 
 def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
-    made = steps_of(suites={"front": EACH, "math": LAST})
-    front, math = (made[f"base/suite-{name}/generate/0"].params for name in ("front", "math"))
-    assert front.model_dump()["num_samples"] == 4
-    assert math.model_dump()["num_samples"] == 64, "the default of an evaluation"
+    evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
+    made = steps_of(suites={"front": EACH, "math": LAST}, evaluation=evaluation)
+    front, math = (
+        made[f"base/suite-{name}/generate/0"].params.model_dump(include={*evaluation})
+        for name in ("front", "math")
+    )
+    assert front == evaluation | {"num_samples": 4}
+    assert math == evaluation
     oracles = {
         name: made[f"base/suite-{name}/score/0"].params.model_dump()["oracle"]
         for name in ("front", "math")
@@ -110,6 +114,79 @@ def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s() -> None:
     assert oracles == {"front": "python", "math": "math_verify"}
     assert "code" in made["base/suite-front/score/0"].inputs
     assert "code" not in made["base/suite-math/score/0"].inputs
+
+
+SECOND: dict[str, Any] = {"score": {"oracle": "math_verify"}, "after": "each"}
+
+
+def test_a_suite_without_prompts_scores_the_run_s_samples_once_more() -> None:
+    changes = {"seed": 3, "evaluation": {"num_shards": 2, "num_samples": 6}}
+    made, plain = steps_of(suites={"gold": SECOND}, **changes), steps_of(**changes)
+    places = "base/suite-gold", *(f"iteration-{t}/evaluate/suite-gold" for t in (1, 2))
+    scored = {f"{place}/score/{shard}" for place in places for shard in (0, 1)}
+    assert set(made) - set(plain) == scored | set(places[1:]), "nothing is sampled again"
+    for place, samples in (
+        (places[1], "iteration-1/evaluate"),
+        (places[2], "iteration-2/evaluate"),
+    ):
+        responses = [f"{samples}/generate/{shard}:responses.parquet" for shard in (0, 1)]
+        assert inputs(made[f"{place}/score/1"]) == {"responses": responses[1:]}
+        assert made[f"{place}/score/1"].params.model_dump()["oracle"] == "math_verify"
+        assert inputs(made[place]) == {
+            "responses": responses,
+            "scores": [f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)],
+            "base_responses": [f"base/generate/{shard}:responses.parquet" for shard in (0, 1)],
+            "base_scores": [f"base/suite-gold/score/{shard}:scores.parquet" for shard in (0, 1)],
+            "reference": ["sft:checkpoint"],
+        }
+
+
+@pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p", "num_shards", "seed"])
+def test_a_suite_without_prompts_has_no_sampling_of_its_own(field: str) -> None:
+    value = 0.7 if field in ("temperature", "top_p") else 7
+    with pytest.raises(UserError, match=rf"suites\.gold\.{field} is set, .* leave it out"):
+        steps_of(suites={"gold": {**SECOND, field: value}})
+
+
+def test_a_promotion_waits_for_the_suites_whose_gates_it_has() -> None:
+    suites = {"front": EACH, "gold": SECOND, "other": EACH}
+    made = steps_of(suites=suites, promote={"suites_hold": {"other": 0.1, "gold": 0.0}})
+    for t in (1, 2):
+        assert inputs(made[f"iteration-{t}/promote"])["suite_metrics"] == [
+            f"iteration-{t}/evaluate/suite-{name}:metrics.json" for name in ("other", "gold")
+        ]
+    assert "suite_metrics" not in steps_of(suites=suites)["iteration-2/promote"].inputs
+
+
+@pytest.mark.parametrize(
+    ("promote", "said"),
+    [
+        ({"suites_hold": {"front": 0.1}}, "suites_hold names front, and suites are: math"),
+        ({"suites_hold": {"math": 0.1}}, r"set suites\.math\.after to each"),
+        ({"suites_hold": {"math": -0.1}}, r"promote\.suites_hold\.math"),
+        ({"max_perplexity_ratio": 1.1}, r"inputs\.perplexity_text names no text"),
+    ],
+    ids=str,
+)
+def test_gates_that_look_at_nothing_are_refused(promote: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        steps_of(suites={"math": LAST}, promote=promote)
+
+
+def test_an_evaluation_takes_the_perplexity_of_a_text_under_the_policy_it_evaluates(
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words.")
+    changes: dict[str, Any] = {"inputs": {"perplexity_text": str(text)}, "suites": {"front": EACH}}
+    made = steps_of(**changes)
+    for t in (1, 2):
+        found = made[f"iteration-{t}/evaluate"].inputs
+        assert inputs(made[f"iteration-{t}/evaluate"])["policy"] == [
+            f"iteration-{t}/train:checkpoint"
+        ]
+        assert [each.location for each in found["text"]] == [str(text)]
+        assert not {"text", "policy"} & made[f"iteration-{t}/evaluate/suite-front"].inputs.keys()
 
 
 def test_runs_of_every_seed_share_the_base_s_samples() -> None:
@@ -122,7 +199,7 @@ def test_runs_of_every_seed_share_the_base_s_samples() -> None:
 @pytest.mark.parametrize(
     ("suite", "said"),
     [
-        ({"num_samples": 4}, "suites.front.prompts"),
+        ({"num_samples": 4}, "neither prompts nor score"),
         ({**EACH, "prepare": {"test_prompts": 4}}, "prepare.test_prompts is about training"),
         ({**EACH, "oracle_code": "mine.py"}, "needs its section `score`"),
         ({**EACH, "pass_at_k": [8], "correct_from": 1}, "raise num_samples"),
@@ -150,6 +227,9 @@ def test_a_suite_is_stored_and_read_back_and_its_files_start_where_it_is_named(
     assert config.suites["own"].prompts == str(tmp_path / "own.jsonl")
     assert config.suites["own"].num_samples == 3
     assert check_config(json.loads(config.to_json()), "stored") == config
+    without = tmp_path / "without.yaml"
+    without.write_text(f"extends: {path}\nsuites: {{own: null}}\n")
+    assert load_config(without).suites == {}
 
 
 def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(

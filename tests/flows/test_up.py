@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 import pytest
-from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.standing.server import is_prefect
@@ -213,37 +211,32 @@ def test_every_way_to_go_on_finds_what_is_done(
     assert states[failed] == "Completed"
 
 
-def test_a_schedule_starts_a_run(standing: Up) -> None:
-    schedule = DeploymentScheduleCreate(
-        schedule=IntervalSchedule(
-            interval=timedelta(seconds=30), anchor_date=datetime.now(UTC) + timedelta(seconds=10)
-        ),
-        active=True,
-        parameters={
-            "config": {
-                "name": "scheduled",
-                "store": str(standing.store),
-                "bandit": SMALL_BANDIT,
-            }
-        },
-    )
+def test_a_schedule_from_the_terminal_starts_a_fresh_run(
+    standing: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEB_HOME", str(standing.home))
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    config = write_config(tmp_path, name="scheduled")
+    done = geb("schedule", config, "--cron", "* * * * *", "--store", standing.store)
+    assert done.returncode == 0, done.stderr
     with standing.client() as client:
-        deployment = client.read_deployment_by_name("bandit/bandit")
-        [made] = client.create_deployment_schedules(deployment.id, [schedule])
+        deployment = client.read_deployment_by_name("iterate/iterate")
         due = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
-        # A service of the server looks for new schedules every few seconds.
-        while not (
-            runs := client.read_flow_runs(
-                flow_run_filter=due, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=1
+
+        def scheduled() -> list[FlowRun]:
+            found = client.read_flow_runs(
+                flow_run_filter=due, sort=FlowRunSort.EXPECTED_START_TIME_ASC
             )
-        ):
+            return [each for each in found if each.auto_scheduled]
+
+        # A service of the server looks for new schedules every few seconds.
+        while not (runs := scheduled()):
             time.sleep(0.5)
-        assert runs[0].auto_scheduled
         ended = standing.wait(runs[0].id)
-        client.delete_deployment_schedule(deployment.id, made.id)
+    assert geb("schedules", "remove", "scheduled").returncode == 0
     assert ended.state is not None
     assert ended.state.is_completed(), ended.state.message
-    assert ended.name == "scheduled"
+    assert re.match(r"scheduled-\d{8}-\d{6} ", ended.name)
 
 
 def test_a_run_that_was_killed_does_not_stay_running(

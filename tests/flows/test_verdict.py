@@ -16,10 +16,11 @@ from flows.execution.run_record import DamagedRecordWarning, RunRecord, State, S
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
 from flows.report.html import verdict, write
+from flows.report.plots import draw
 from flows.report.summary import Summary, summarise
 from flows.report.table import SuiteFigures
 from stages.store.base import Store
-from tests.flows.evaluations import artifact_in
+from tests.flows.evaluations import artifact_in, write_evaluation
 from tests.stage_calls import checkpoint_artifact
 
 
@@ -210,3 +211,36 @@ def test_the_page_lists_the_settings_that_differ_and_needs_no_network(
     assert 'train.beta</code></td><td class="text"><code>0.5</code>' in page
     assert "train.epochs" not in page.split("Every setting")[0]
     assert "https://" not in page.replace("https://…", ""), "no network"
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ([0.2, 0.3, 0.4], "gold falls from iteration 1 to iteration 2: 0.600 to 0.400, -0.200"),
+        # Nothing is wrong if both fall.
+        ([0.2, 0.3, 0.25], None),
+    ],
+)
+def test_the_verdict_says_when_a_second_opinion_parts_from_the_reward(
+    tmp_path: Path, reward: list[float], said: str | None
+) -> None:
+    found = summary(tmp_path, promoted=None)
+    second = {"gold": {"score": {"oracle": "math_verify"}, "after": "each"}}
+    found.config = RunConfig(iterations=2, suites=second)
+    metrics = {"compared_prompts": 9, "truncated_share": 0.0, "base_truncated_share": 0.0}
+    gold: list[float] = [0.5, 0.6, 0.4]
+    samples = [{f"p{n}": [mean] for n in range(9)} for mean in gold]
+    for t in (1, 2):
+        place = f"iteration-{t}/evaluate"
+        own = write_evaluation(tmp_path / str(t), samples[t], samples[0], metrics)
+        found.artifacts[place] = own
+        written = write_evaluation(tmp_path / f"gold-{t}", samples[t], samples[0])
+        found.artifacts[f"{place}/suite-gold"] = written
+    plain = {"components": {}, "solved": {}, "mean_log_pi_ref": None}
+    found.rows = [plain | {"iteration": t, "mean_reward": reward[t]} for t in range(3)]
+    rows = [plain | {"iteration": t, "mean_reward": gold[t]} for t in range(3)]
+    found.suites.append(SuiteFigures("gold", rows))
+    told = [each for each in verdict(found).cautions if "gold falls" in each]
+    assert len(told) == (said is not None)
+    assert all(str(said) in each for each in told)
+    assert "The reward trained for, and second opinions" in [each.title for each in draw(found)]

@@ -58,6 +58,8 @@ def reachable_cluster(folder: Path) -> Iterator[None]:
         lacking(f"a cluster: KUBECONFIG names none that answers, and {TOOLS}/up wants root")
     folder.mkdir(exist_ok=True)
     os.environ |= {"K8S_TOP": str(folder), "KUBECONFIG": str(folder / "kubeconfig")}
+    # A node that does not answer is noticed later than others that wait for it.
+    os.environ |= {"LOST": "120", "EVICT": "300"}
     with (folder / "users").open("w") as users:
         with exclusive_lock(folder / "guard"):
             fcntl.flock(users, fcntl.LOCK_SH)
@@ -90,6 +92,18 @@ def cut_off(node: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run([_tool_of_nodes(), number, "mend"], check=True)
+        _await_ready(node)
+
+
+@contextlib.contextmanager
+def powered_off(node: str) -> Iterator[None]:
+    """A node without power within the block; it starts anew at the end."""
+    number = node.removeprefix("node")
+    subprocess.run([_tool_of_nodes(), number, "kill"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([_tool_of_nodes(), number, "start"], check=True)
         _await_ready(node)
 
 

@@ -38,6 +38,43 @@ def section(settings: KubernetesSettings) -> dict[str, Any]:
     return execution(settings).model_dump(mode="json", exclude_defaults=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"volumes": {"/nowhere": {"claim": "nothing"}}}, "there is no claim 'nothing'"),
+        ({"priority_class": "nothing"}, "kubectl get priorityclasses"),
+        ({"namespace": "nothing"}, "correct execution.kubernetes.namespace"),
+        ({"image": "Not A Name"}, "no image can be called 'Not A Name'"),
+        ({"extra_resources": {"nothing": 1}}, "Invalid value"),
+    ],
+    ids=["claim", "priority class", "namespace", "image", "resource"],
+)
+def test_a_plan_names_what_the_cluster_would_refuse(
+    cluster: Namespace, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    settings = cluster.settings(tmp_path / "store").model_dump(exclude_defaults=True)
+    volumes = settings["volumes"] | changes.get("volumes", {})
+    chosen = KubernetesSettings.model_validate(settings | changes | {"volumes": volumes})
+    done = geb("plan", write_config(tmp_path, execution=section(chosen), resources=RESOURCES))
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "store/artifacts").exists()
+
+
+def test_a_quota_that_a_pod_alone_exceeds_is_told_by_the_plan(
+    cluster: Namespace, tmp_path: Path
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    cluster.apply(quota | {"spec": {"hard": {"limits.cpu": "250m"}}})
+    try:
+        settings = cluster.settings(tmp_path / "store")
+        done = geb("plan", write_config(tmp_path, execution=section(settings), resources=RESOURCES))
+    finally:
+        kubectl("-n", cluster.name, "delete", "resourcequota", "small")
+    assert done.returncode == 64
+    assert "the quota 'small' of the namespace does not allow the pod" in done.stderr
+
+
 def test_the_loop_gives_the_artifacts_of_the_process_runner(
     cluster: Namespace, finished: Path, tmp_path: Path
 ) -> None:

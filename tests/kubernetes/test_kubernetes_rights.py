@@ -12,8 +12,10 @@ import pytest
 import yaml
 from kubernetes import client
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.kubernetes.client import RIGHTS
+from flows.runners.kubernetes.preflight import check_pods
 from flows.runners.place import PlaceRunner
 from stages.contract.errors import PreemptedError, UserError
 from stages.store.base import Store
@@ -21,7 +23,7 @@ from tests.at_work import at_work
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import Namespace, kubectl
-from tests.kubernetes.pods import probe_settings, request_for, runner
+from tests.kubernetes.pods import execution, probe_settings, request_for, runner
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -107,6 +109,9 @@ def test_the_role_is_what_the_runner_uses_and_no_more(
     monkeypatch.setattr(client.ApiClient, "call_api", recorded)
     request = request_for(store, behaviour="hang")
     settings = probe_settings(cluster, request)
+    with monkeypatch.context() as patch:
+        patch.setenv("KUBECONFIG", account)
+        check_pods(execution(settings), StageResources(), request.store)
     with at_work(request, runner_of(account, settings)) as work:
         [pod] = cluster.pods()
         kubectl("-n", cluster.name, "delete", "pod", pod["metadata"]["name"], "--wait=false")

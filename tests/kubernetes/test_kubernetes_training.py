@@ -1,4 +1,4 @@
-"""Training on two nodes of a real cluster: undisturbed, and with its second node disturbed."""
+"""Training on two nodes of a real cluster: undisturbed, and with a node disturbed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from flows.runners.place import PlaceRunner
+from stages.contract.errors import PreemptedError
 from stages.contract.events import Event, Metric
 from tests.at_work import AtWork
-from tests.kubernetes.cluster import CPUS, Namespace, cut_off, frozen
+from tests.kubernetes.cluster import CPUS, Namespace, cut_off, frozen, powered_off
 from tests.kubernetes.pods import runner
 from tests.two_nodes import Fault, make_inputs, outlives, train, training
 
@@ -48,8 +49,8 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
     undisturbed = train(calm, chosen(calm.store), look)
     assert len(set(places.values())) == 2, "each pod on a machine of its own"
 
-    def second() -> str:
-        [node] = [node for pod, node in hosts(cluster).items() if pod.endswith("-1")]
+    def node_of(number: int) -> str:
+        [node] = [node for pod, node in hosts(cluster).items() if pod.endswith(f"-{number}")]
         return node
 
     @contextlib.contextmanager
@@ -61,15 +62,20 @@ def test_a_training_outlives_what_happens_to_a_node_with_the_same_bytes(
         yield
 
     def node_frozen(*_: object) -> contextlib.AbstractContextManager[None]:
-        return frozen(second())
+        return frozen(node_of(1))
 
     def node_cut_off(*_: object) -> contextlib.AbstractContextManager[None]:
-        return cut_off(second())
+        return cut_off(node_of(1))
 
+    def first_node_powered_off(*_: object) -> contextlib.AbstractContextManager[None]:
+        return powered_off(node_of(0))
+
+    lost = "its node does not answer"
     faults = [
         Fault(killed, chosen, message="SIGKILL"),
-        Fault(node_frozen, chosen),
-        Fault(node_cut_off, chosen),
+        Fault(node_frozen, chosen, PreemptedError, lost),
+        Fault(node_cut_off, chosen, PreemptedError, lost),
+        Fault(first_node_powered_off, chosen, PreemptedError, lost),
     ]
     outlives(request, faults, undisturbed)
     assert cluster.pods() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,27 @@ def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
     executor.stop()
     assert observer.heard[::2] == ["started", "started"]
     assert observer.heard[1].endswith("was preempted")
+
+
+def test_a_node_that_is_set_down_takes_no_retry_of_its_stage(store: Store) -> None:
+    chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
+    executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
+
+    def set_down() -> None:
+        [job] = jobs_of(store)
+        command = ["scontrol", "update", f"NodeName={job.nodes}", "State=DOWN", "Reason=test"]
+        subprocess.run(command, check=True)
+
+    observer = Preemptions(set_down)
+    try:
+        with observing(observer):
+            executor.execute(Step("probe/0", ProbeParams(behaviour="hang_once"), {}), {})
+    finally:
+        executor.stop()
+        for node in ("node1", "node2"):
+            subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
+    assert observer.heard[::2] == ["started", "started"]
+    assert "lost a node (NODE_FAIL)" in observer.heard[1]
 
 
 def test_a_stage_is_told_of_its_time_limit_ahead_of_it(store: Store) -> None:

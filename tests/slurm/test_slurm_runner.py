@@ -86,12 +86,13 @@ def test_what_the_cluster_will_never_run_is_refused_with_the_setting(
 def test_a_wrong_setting_is_refused_before_the_first_stage(
     cluster: None, tmp_path: Path, command: str
 ) -> None:
-    slurm = {"stages": {"evaluate": {"partition": "nix"}}}
-    config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
-    done = geb(command, config)
-    assert done.returncode == 64
-    assert "evaluate: Slurm refuses the job" in done.stderr
-    assert "execution.slurm.partition is 'nix'" in done.stderr
+    for name, value in (("partition", "nix"), ("time_limit", "30-0")):
+        slurm = {"stages": {"evaluate": {name: value}}}
+        config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
+        done = geb(command, config)
+        assert done.returncode == 64
+        assert "evaluate: Slurm refuses the job" in done.stderr
+        assert f"execution.slurm.{name} is '{value}'" in done.stderr
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -147,8 +148,11 @@ def test_a_job_that_is_pending_is_taken_back(store: Store) -> None:
 
 
 def test_doctor_tries_a_job_and_says_what_it_finds(store: Store) -> None:
-    place = ("--runner", "slurm", "--store", store.root)
-    assert geb("doctor", *place).returncode == 0
+    place = ("--runner", "slurm", "--store", store.root.with_name("new"))
+    assert geb("doctor", *place).returncode == 0, "of a store that the first run makes"
+    reaped = geb("doctor", "--reap", *place)
+    assert reaped.returncode == 0, reaped.stderr
+    assert "jobs were not looked for: no store" in reaped.stdout
     done = geb("doctor", *place, "--set", "execution.slurm.set_up=['exit 1']", "--json")
     assert done.returncode == 1
     slurm, *stages = json.loads(done.stdout)

@@ -52,6 +52,18 @@ def cut_off(_: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def set_down(*_: object) -> Iterator[None]:
+    """An administrator takes the second node out of the cluster."""
+    change = ["scontrol", "update", "NodeName=node2"]
+    subprocess.run([*change, "State=DOWN", "Reason=test"], check=True)
+    try:
+        yield
+    finally:
+        # Slurm may have taken a node that answers back by itself.
+        subprocess.run([*change, "State=RESUME"], check=False)
+
+
+@contextlib.contextmanager
 def paused(processes: set[psutil.Process]) -> Iterator[None]:
     """No step is made until Slurm tells the stage to end, however long it takes for that."""
     workers = [each for each in processes if not each.children()]
@@ -98,8 +110,9 @@ def out_of_time(work: AtWork, processes: set[psutil.Process]) -> Iterator[None]:
 patient = partial(runner, grace_seconds=120)
 FAULTS = [
     Fault(killed, runner, message="ended by SIGKILL"),
-    Fault(frozen, runner, message="^(?!.*ended by SIGKILL)"),
-    Fault(cut_off, runner),
+    Fault(frozen, runner, PreemptedError, "lost a node"),
+    Fault(cut_off, runner, PreemptedError, "lost a node"),
+    Fault(set_down, runner, PreemptedError, "lost a node"),
     Fault(preempted, patient, PreemptedError, "was preempted", saves=True),
     Fault(out_of_time, patient, PreemptedError, "near its time limit", saves=True),
 ]

@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import ApiException
 
 from flows.pipeline.placement import Execution
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.base import SUPERVISOR_SECONDS, Ending, OnEvent
+from flows.runners.base import SUPERVISOR_SECONDS, Ending, OnEvent, PlaceNotice
 from flows.runners.kubernetes.client import UNREACHABLE, Cluster, LogReader
 from flows.runners.kubernetes.diagnosis import (
     Event,
@@ -30,10 +30,9 @@ from flows.runners.kubernetes.diagnosis import (
     why_taken,
 )
 from flows.runners.kubernetes.manifest import Pod, name_of
-from flows.runners.place import PlaceAwayError, Poller
+from flows.runners.place import PlaceAwayError, Poller, SilenceTeller
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import EXIT_OK, EXIT_STOPPED, StageFailedError, UserError
-from stages.contract.events import Log
 from stages.contract.manifest import IMAGE_FILE_VARIABLE
 from stages.contract.request import Request
 
@@ -96,6 +95,7 @@ class PodAttempt:
         self._began = time.monotonic()
         self._asked_at: float | None = None
         self._cause_by: float | None = None
+        self._silence = SilenceTeller(f"the API server {cluster.server}", on_event)
 
     @property
     def title(self) -> str:
@@ -163,6 +163,7 @@ class PodAttempt:
 
     def _look(self, poller: Poller[Pod]) -> None:
         seen_at, pods = poller.look()
+        self._silence.look(poller.silent_seconds)
         if (silent := time.monotonic() - max(seen_at, self._began)) > _API_SECONDS:
             raise PlaceAwayError(
                 f"{self._request.place}: the API server {self._cluster.server} has not answered "
@@ -181,6 +182,8 @@ class PodAttempt:
             return
         node.pod = pod
         if node.reader is None and has_started(pod):
+            where = pod["spec"].get("nodeName", "a node")
+            self._on_event(PlaceNotice(message=f"pod {node.name} runs on {where}"))
             tell_image(pod)
             node.reader = LogReader(
                 self._cluster, node.name, lambda line: self._lines.put((number, line))
@@ -246,7 +249,7 @@ class PodAttempt:
         message = obstacle.message if obstacle else "the pod does not start"
         if obstacle is not None and message != node.told:
             node.told = message
-            self._on_event(Log(level="warning", message=f"waiting: {message}"))
+            self._on_event(PlaceNotice(level="warning", message=f"waiting: {message}"))
         if obstacle is not None and obstacle.wait == "always":
             node.waits_since = now
         said = f"{self._request.place}: {message}"

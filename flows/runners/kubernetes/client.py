@@ -55,10 +55,22 @@ class Cluster:
         self._api = client.CoreV1Api(connection)
         self._authorization = client.AuthorizationV1Api(connection)
 
-    def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Creates a pod; see :func:`flows.runners.kubernetes.diagnosis.refused` for its errors."""
+    def create_pod(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Creates a pod; see :func:`flows.runners.kubernetes.diagnosis.refused` for its errors.
+
+        Args:
+            manifest: The pod.
+            dry_run: Let the API server check and admit it, and make none.
+        """
+        options = _options() | ({"dry_run": "All"} if dry_run else {})
         return self._json(
-            self._api.create_namespaced_pod(self.namespace, dict(manifest), **_options())
+            self._api.create_namespaced_pod(self.namespace, dict(manifest), **options)
+        )
+
+    def claim(self, name: str) -> dict[str, Any]:
+        """A persistent volume claim."""
+        return self._json(
+            self._api.read_namespaced_persistent_volume_claim(name, self.namespace, **_options())
         )
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
@@ -191,6 +203,7 @@ RIGHTS = (
     ("pods", "delete"),
     ("pods/log", "get"),
     ("events", "list"),
+    ("persistentvolumeclaims", "get"),
 )
 """Resources and verbs, none of which is asked for without being used."""
 

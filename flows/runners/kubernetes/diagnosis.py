@@ -113,6 +113,14 @@ def _unscheduled(pod: Pod, condition: dict[str, Any], stage: str) -> Obstacle:
             "create it, or correct execution.kubernetes.volumes",
             "never",
         )
+    if "unbound" in said and "PersistentVolumeClaim" in said:
+        claims = [each.get("persistentVolumeClaim") for each in pod["spec"].get("volumes") or ()]
+        names = ", ".join(each["claimName"] for each in claims if each)
+        return Obstacle(
+            f"a claim of the pod is bound to no volume: {said}",
+            f"`kubectl describe pvc` says why (claims of the pod: {names}): the cluster needs a "
+            "storage class that provisions volumes with the claim's access mode, or such a volume",
+        )
     return Obstacle(
         f"no node takes the pod: {said or condition.get('reason', '')}",
         f"lower resources.{stage}, correct execution.kubernetes.node_selector or tolerations, "
@@ -209,6 +217,7 @@ def _container(pod: Pod) -> dict[str, Any]:
 
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
 _UNQUOTED = re.compile(r"failed quota: (\S+): must specify (\S+)")
+_NO_NAMESPACE = re.compile(r'namespaces "[^"]+" not found')
 _NO_RIGHT = re.compile(r'cannot (\w+) resource "([^"]+)"')
 
 
@@ -248,6 +257,13 @@ def refused(status: int, said: str, where: str, stage: str) -> UserError | Stage
             RIGHTS_REMEDY,
         )
     message = f"{where}: the cluster refuses the pod: {said}"
+    if "no PriorityClass" in said:
+        return UserError(
+            message,
+            "`kubectl get priorityclasses` lists them; correct execution.kubernetes.priority_class",
+        )
+    if _NO_NAMESPACE.search(said):
+        return UserError(message, "create it, or correct execution.kubernetes.namespace")
     if 400 <= status < 500 and status not in (408, 409, 429):
         return UserError(message, "correct execution.kubernetes or resources, or what they name")
     return StageFailedError(message)

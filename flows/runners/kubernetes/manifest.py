@@ -143,15 +143,15 @@ def _volume_name(claim: str) -> str:
     return "claim-" + claim.replace(".", "-")
 
 
-def _volumes_for(settings: KubernetesSettings) -> list[dict[str, Any]]:
+def _volumes_for(settings: KubernetesSettings, chosen: PodSettings) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
     return [
         *(
             {"name": _volume_name(each), "persistentVolumeClaim": {"claimName": each}}
             for each in sorted({each.claim for each in settings.volumes.values()})
         ),
-        {"name": "tmp", "emptyDir": {"sizeLimit": _mib(settings.tmp_gib)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _mib(settings.shm_gib)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": _mib(chosen.tmp_gib)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _mib(chosen.shm_gib)}},
     ]
 
 
@@ -238,7 +238,8 @@ def _pod(attempt: Attempt, node: int, mounts: list[dict[str, Any]]) -> dict[str,
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
         "labels": attempt.settings.labels | labels_for(request, attempt.name, node),
-        "annotations": annotations_for(request, attempt.execution.on_orchestrator_death),
+        "annotations": attempt.settings.annotations
+        | annotations_for(request, attempt.execution.on_orchestrator_death),
     }
     spec = _spec(attempt, container)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -262,7 +263,7 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": _volumes_for(settings),
+        "volumes": _volumes_for(settings, chosen),
         "nodeSelector": chosen.node_selector,
         "tolerations": [*chosen.tolerations, *lost],
         "imagePullSecrets": [{"name": each} for each in settings.pull_secrets],
@@ -277,9 +278,18 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
         }
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAntiAffinity": rule}
-    if chosen.priority_class is not None:
-        spec["priorityClassName"] = chosen.priority_class
-    return spec
+    if chosen.fs_group is not None:
+        # A large store takes minutes otherwise, at the start of each pod.
+        spec["securityContext"] |= {
+            "fsGroup": chosen.fs_group,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
+    wanted = {
+        "priorityClassName": chosen.priority_class,
+        "schedulerName": chosen.scheduler_name,
+        "runtimeClassName": chosen.runtime_class,
+    }
+    return spec | {name: value for name, value in wanted.items() if value is not None}
 
 
 def _command(attempt: Attempt, node: int) -> list[str]:
@@ -311,11 +321,12 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _limits(attempt: Attempt) -> dict[str, str]:
-    resources, limits = attempt.request.resources, {}
+    resources, chosen = attempt.request.resources, attempt.settings
+    limits = {name: str(amount) for name, amount in chosen.extra_resources.items()}
     if resources.cpus is not None:
         limits["cpu"] = f"{math.ceil(resources.cpus * 1000)}m"
     if resources.memory_gib is not None:
         limits["memory"] = f"{math.ceil(resources.memory_gib * 1024)}Mi"
     if resources.gpus:
-        limits[attempt.execution.kubernetes.gpu_resource] = str(resources.gpus)
+        limits[chosen.gpu_resource] = str(resources.gpus)
     return limits

@@ -5,6 +5,7 @@ Text formats in place of ``--json``, whose shape changes with each release.
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from stages.contract.errors import StageFailedError, UserError
 
 # A controller that is busy or starts anew is waited for by the commands themselves.
 _SECONDS = 120.0
+# The queue is asked for again anyhow, and whoever asks hears nothing else meanwhile.
+_QUEUE_SECONDS = 20.0
 _FORMAT = "%i|%T|%r|%N|%j"
 # They describe the job that the orchestrator may be itself; a new job must not inherit them.
 _OWN_JOB = "SLURM_"
@@ -73,13 +76,41 @@ def nodes_away(partition: str | None) -> str:
     ).stdout.strip()
 
 
+def longest_minutes(partition: str | None) -> float:
+    """Longest time limit of a partition, of several (`a,b`), or of the default one, in minutes."""
+    named = set(partition.split(",")) if partition else None
+    found = [math.inf]
+    for line in _call(["sinfo", "--noheader", "--format=%P %l"]).stdout.splitlines():
+        name, limit = line.split()
+        if name.rstrip("*") in named if named else name.endswith("*"):
+            found.append(minutes_of(limit))
+    return max(found[1:] or found)
+
+
+def minutes_of(limit: str) -> float:
+    """Minutes of a time limit as Slurm writes it; infinite for a word, such as `infinite`.
+
+    >>> [minutes_of(each) for each in ("90", "4:00:00", "2-0", "1-06:30", "10:30")]
+    [90.0, 240.0, 2880.0, 1830.0, 10.5]
+    """
+    days, _, time = limit.rpartition("-")
+    parts = time.split(":")
+    if not all(each.isdigit() for each in parts):
+        return math.inf
+    # Without days a single number is minutes, and two are minutes and seconds.
+    hours = parts if days or len(parts) > 2 else ["0", *parts]
+    numbers = [float(each) for each in hours] + [0.0, 0.0]
+    return float(days or 0) * 1440 + numbers[0] * 60 + numbers[1] + numbers[2] / 60
+
+
 def own_jobs() -> list[QueuedJob]:
     """All jobs of this user that the controller remembers, ended ones for some minutes too.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
     """
-    done = _call(["squeue", "--noheader", "--array", "--states=all", "--me", f"--format={_FORMAT}"])
+    command = ["squeue", "--noheader", "--array", "--states=all", "--me", f"--format={_FORMAT}"]
+    done = _call(command, seconds=_QUEUE_SECONDS)
     if done.returncode:
         raise SlurmUnavailableError(f"squeue: {done.stderr.strip()}")
     return parse_queue(done.stdout)
@@ -119,7 +150,9 @@ def _cancel(option: str, jobs: Iterable[str]) -> None:
         _call(["scancel", option, *chosen])
 
 
-def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _call(
+    command: Sequence[str], text: str = "", seconds: float = _SECONDS
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -129,7 +162,7 @@ def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess
             errors="replace",
             # sbatch may be told to hand it on (`sbatch_options`).
             env=clean_environment(stage_environment(in_bucket=False)),
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except FileNotFoundError:
@@ -138,7 +171,7 @@ def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess
             "start the run where Slurm's commands are (a login node), or choose another runner",
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]}: no answer in {_SECONDS:g} s") from None
+        raise SlurmUnavailableError(f"{command[0]}: no answer in {seconds:g} s") from None
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -39,12 +39,14 @@ class Status(BaseModel):
         code: Exit code of the first node's step.
         others: Exit code of the other nodes' step; 0 if there is none, or the program ended it.
         reason: Why the program ended its steps by itself, if it did.
+        silent: Whether another node did not end its part after the first node's end.
     """
 
     job: str
     code: int
     others: int = 0
     reason: Literal["", "asked", "orphaned", "node"] = ""
+    silent: bool = False
 
 
 class JobFolder:

@@ -4,11 +4,12 @@
 others=$((SLURM_JOB_NUM_NODES - 1))
 reason=
 rest_code=0
+silent=false
 
 write_status() {
     local code=$?
-    printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s"}\n' \
-        "$SLURM_JOB_ID" "$code" "$rest_code" "$reason" > "$folder/status.new" &&
+    printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
+        "$SLURM_JOB_ID" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
         mv "$folder/status.new" "$folder/status"
 }
 trap write_status EXIT
@@ -71,7 +72,7 @@ while kill -0 "$main" 2>/dev/null; do
         rest=
     fi
     # The first node's program has noticed by then, unless it is stuck.
-    [ -z "$rest_failed" ] || [ $((SECONDS - rest_failed)) -lt "$grace" ] || end_steps node
+    [ -z "$rest_failed" ] || [ $((SECONDS - rest_failed)) -lt 5 ] || end_steps node
     # Supervisors have killed their stages by then, unless they are stuck.
     if [ -n "$ended_since" ] && [ $((SECONDS - ended_since)) -ge $((grace + 10)) ]; then
         scancel --signal=KILL "$SLURM_JOB_ID"
@@ -89,6 +90,6 @@ for ((i = 0; i < 2 * grace; i++)); do
     { [ -n "$rest" ] && kill -0 "$rest" 2>/dev/null; } || break
     sleep 0.5
 done
-# One that can be killed has not ended by itself.
-[ -z "$rest" ] || kill "$rest" 2>/dev/null || wait "$rest" || rest_code=$?
+# One that can be killed has not ended by itself: a node that is gone does not end its part.
+[ -z "$rest" ] || { kill "$rest" 2>/dev/null && silent=true; } || wait "$rest" || rest_code=$?
 exit "$code"

@@ -95,8 +95,8 @@ def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
         (known for pattern, known in _SETTINGS.items() if re.search(pattern, said, re.I)),
         (f"settings in execution.slurm and resources.{request.stage}", "correct them"),
     )
-    # The complaint comes first, and "Batch job submission failed" may follow it.
-    complaints = re.findall(r"error: *(.+)", said) or said.strip().splitlines()[-1:]
+    # The complaint comes first; "Batch job submission failed" or advice may follow it.
+    complaints = re.findall(r"error: *(.+)", said) or said.strip().splitlines()[:1]
     words = "; ".join(re.sub(r"^(sbatch|allocation failure): *", "", each) for each in complaints)
     return UserError(
         f"{request.place}: Slurm refuses the job: {words or 'no reason given'} "
@@ -144,10 +144,16 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
     """
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
+        job = settings.job(request.stage)
         said = client.check(submit_options(request, settings, grace_seconds))
+        # Slurm takes a job whose limit is too long, and never starts it. A QOS may allow more.
+        by_qos = any("qos" in each for each in job.sbatch_options)
+        if not said and job.time_limit is not None and not by_qos:
+            longest = client.longest_minutes(job.partition)
+            if client.minutes_of(job.time_limit) > longest:
+                said = f"the partition's time limit is {longest:g} minutes"
         if not said or meaning_of(said) != "mistake":
             return
-        job = settings.job(request.stage)
         # A node that died may be the one that is wanted: the job waits for it.
         concerns_nodes = re.search(r"node configuration|node count", said, re.I)
         if not (concerns_nodes and client.nodes_away(job.partition)):

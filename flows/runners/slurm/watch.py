@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flows.pipeline.placement import SlurmJobSettings
 from flows.runners.attempt_log import AttemptLog
-from flows.runners.base import Ending, OnEvent, describe_exit, is_killed
-from flows.runners.place import Poller
+from flows.runners.base import Ending, OnEvent, PlaceNotice, describe_exit, is_killed
+from flows.runners.place import Poller, SilenceTeller
 from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
@@ -22,7 +22,6 @@ from stages.contract.errors import (
     EXIT_STOPPED,
     EXIT_USER,
 )
-from stages.contract.events import Log
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -60,6 +59,9 @@ def ending_of(
             f"job {job} is over ({state or 'Slurm has forgotten it'}), and its batch program "
             f"left no status in the store: does the node see the store at {request.store}?",
         )
+    if status.silent and code == EXIT_FAILED:
+        # Slurm may tell of a lost node minutes later (SlurmdTimeout), or take it for busy.
+        return Ending("taken", code, f"job {job} lost a node, which did not end its part")
     # The first node has only lost its connection when a signal ended another node's part.
     lost = code == EXIT_FAILED if not status.reason else status.reason == "node"
     if lost and is_killed(status.others):
@@ -143,6 +145,7 @@ class JobWatch:
         self._told = self._heartbeat = ""
         self._sign_at = self._began = time.monotonic()
         self._running_since: float | None = None
+        self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
     def wait(
         self,
@@ -166,6 +169,7 @@ class JobWatch:
             # Before the output is read: it is whole once the status is there.
             status = self.folder.status()
             seen_at, jobs = self.poller.look()
+            self._silence.look(self.poller.silent_seconds)
             queued = jobs.get(self.job)
             gone = seen_at > self._began and (queued is None or queued.is_over)
             if status is not None or (gone and self._is_silent(stopping)):
@@ -185,7 +189,9 @@ class JobWatch:
         status, fields = self.folder.status(), dict[str, str]()
         ended_well = status is not None and status.code == EXIT_OK and self._has_artifact()
         if not (asked or ended_well):
-            deadline = time.monotonic() + _FINAL_SECONDS
+            # A job with a silent node is COMPLETING until Slurm gives the node up.
+            final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
+            deadline = time.monotonic() + final_by
             fields = client.details(self.job)
             while fields.get("JobState") in _NOT_FINAL and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
@@ -219,7 +225,7 @@ class JobWatch:
             return
         if said != self._told:
             self._told = said
-            self.on_event(Log(message=said))
+            self.on_event(PlaceNotice(message=said))
 
     def _ran(self) -> float:
         return time.monotonic() - self._running_since if self._running_since else 0.0

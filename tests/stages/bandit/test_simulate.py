@@ -161,6 +161,27 @@ def test_geb_leaves_the_local_optimum_where_f_dpo_stays():
     assert (geb > 0.5).all()
 
 
+def test_only_the_initial_reference_remembers_what_is_learnt_already():
+    def best_after(reference, num_iterations):
+        arms = {"reference_arm": 0, "reference_width": 9.0, "best_arm": 1, "reward_width": 0.3}
+        params = small(
+            landscape=LandscapeParams(num_arms=2, **arms),
+            methods=("none",),
+            divergences=("reverse_kl",),
+            reference=reference,
+            optimizer="sgd",
+            learning_rate=1.0,
+            beta=1000.0,
+            num_iterations=num_iterations,
+        )
+        return run(params).policy[0, 0, 1].item()
+
+    first = best_after("initial", 1)
+    assert best_after("previous", 1) == first > 0.55
+    assert best_after("initial", 2) == pytest.approx(first)
+    assert best_after("previous", 2) > first + 0.05
+
+
 @pytest.mark.parametrize("reference", ["previous", "initial"])
 @pytest.mark.parametrize("numerics", ["exact", "paper"])
 @pytest.mark.parametrize("bonus_on", ["rejected", "all", "chosen"])

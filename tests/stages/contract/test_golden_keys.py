@@ -83,12 +83,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     (
         TrainParams(),
         {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS, PAIRS)},
-        "761461f9fb4326110e54e8a46f03874d4ed21f8a07b16004c6530649a0465fd3",
+        "52e22e4d17770cee3653bfe4663487152fadb468d1d2283b23d5627356350a1e",
     ),
     (
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
-        "73a91895c7b94db52704213ca2883f8737d63cce01d81d1bd1314a2b3f932d52",
+        "96bbd284fce83a6c1527563f4824ed3bc1ff5628d85bdd19a149cdad2c04c2e8",
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import LeaseLostError
 from stages.store import locks as lease_module
-from stages.store.locks import FileLease
+from stages.store.locks import FileLease, exclusive_lock
 
 # Takes the lease given as an argument, says so, and holds it until its stdin ends.
 _HOLDER = """
@@ -53,6 +54,23 @@ def test_a_free_lease_is_taken_at_once_and_freed(path):
     assert FileLease(path).holder() is not None
     lease.release()
     assert FileLease(path).holder() is None
+    assert list(path.parent.iterdir()) == [], "neither the lease nor the files of its locks"
+
+
+def test_holders_that_remove_the_lock_s_file_exclude_each_other(path):
+    inside: list[int] = []
+
+    def hold(number: int) -> None:
+        for _ in range(200):
+            with exclusive_lock(path):
+                inside.append(number)
+                os.sched_yield()
+                assert inside.pop() == number
+                assert inside == []
+                path.unlink()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hold, range(8)))
     assert not path.exists()
 
 
@@ -164,7 +182,7 @@ def test_a_taker_that_meets_a_look_at_the_lock_waits_rather_than_hold_half(path)
         lease.acquire(waiting=lambda holder: waits.set())
         taken.set()
 
-    with path.with_suffix(".alive").open() as looked_at:
+    with path.with_suffix(".alive").open("w") as looked_at:
         fcntl.flock(looked_at, fcntl.LOCK_SH)
         thread = threading.Thread(target=take)
         thread.start()

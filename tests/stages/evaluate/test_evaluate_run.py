@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
@@ -262,3 +263,29 @@ def test_two_processes_give_the_bytes_of_one(tables, tmp_path, reference):
         assert metrics(artifact)["mean_log_pi_ref"] < 0
         made.append((artifact.path / "distributions.parquet").read_bytes())
     assert made[0] == made[1]
+
+
+def test_perplexity_of_a_text_under_policy_and_base(store, tables, tmp_path):
+    policy, base = (make_tiny_llama(tmp_path / name, seed=n) for n, name in enumerate("pb"))
+    text = tmp_path / "text.txt"
+    passages = ["red blue two cat", "dog runs fast one red one blue"]
+    text.write_text("\n\n".join(passages) + "\n\n\n")
+    inputs = {"responses": [tables[0][0]], "scores": [tables[0][1]], "reference": [base]}
+    inputs |= {"base_responses": [tables[1][0]], "base_scores": [tables[1][1]]}
+    inputs |= {"text": [text], "policy": [policy]}
+    found = metrics(call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store))
+    for name, folder in (("perplexity", policy), ("base_perplexity", base)):
+        model = AutoModelForCausalLM.from_pretrained(folder).double()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        losses = []
+        for passage in passages:
+            ids = torch.tensor([tokenizer(passage)["input_ids"]])
+            logits = model(ids).logits[0, :-1]
+            losses += torch.nn.functional.cross_entropy(
+                logits, ids[0, 1:], reduction="none"
+            ).tolist()
+        assert found[name] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert found["perplexity"] != pytest.approx(found["base_perplexity"])
+    text.write_text("\n\n")
+    with pytest.raises(UserError, match="no passage of two tokens"):
+        call(STAGE, EvaluateParams(log_pi_ref="off"), inputs, store)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from stages.generate.backend import Prompt
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.harness.context import ModelSource
+from stages.modeling import vllm_engine
 
 
 @pytest.fixture
@@ -59,6 +62,57 @@ def test_settings_reach_the_engine_by_vllms_names(started: dict[str, Any]) -> No
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
     assert started["source"].name_or_path == "here"
+
+
+def test_a_start_that_lasts_is_told_while_it_lasts(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+    heard = threading.Event()
+
+    def start(*_: Any, **__: Any) -> object:
+        assert heard.wait(60)
+        return object()
+
+    def write(line: str) -> int:
+        if "has been starting for" in line:
+            heard.set()
+        return io.StringIO.write(said, line)
+
+    monkeypatch.setattr(said, "write", write, raising=False)
+    monkeypatch.setattr(vllm_backend, "start_engine", start)
+    monkeypatch.setattr(vllm_engine, "TOLD_SECONDS", 0.01)
+    policy = Policy(ModelSource("here"), None, frozenset({2}), 128, 16)
+    vllm_backend.load(policy, GenerateParams(backend="vllm"), Emitter(said))
+    assert "starting vLLM's engine" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "expected"),
+    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
+)
+def test_unset_a_cpu_s_engine_alone_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, on_cpu: bool, expected: bool
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    arguments = make_dataclass("EngineArgs", ["model", "revision", ("enforce_eager", bool, None)])
+    arguments.__init__ = lambda self, **given: self.__dict__.update(given)  # type: ignore[misc]
+    engine = SimpleNamespace(from_engine_args=lambda found: found)
+    for name, module in {
+        "vllm": SimpleNamespace(),
+        "vllm.engine.arg_utils": SimpleNamespace(EngineArgs=arguments),
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+        "vllm.v1.engine.llm_engine": SimpleNamespace(LLMEngine=engine),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    found = vllm_engine.start_engine(
+        ModelSource("owner/model", "0" * 40),
+        {"enforce_eager": asked},
+        kv_cache_gib=1,
+        correct="",
+        lower="",
+    )
+    assert found.enforce_eager is expected
 
 
 def test_an_adapter_with_a_weight_that_is_no_number_is_refused_by_its_file(

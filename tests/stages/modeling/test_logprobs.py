@@ -7,6 +7,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -15,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from stages.modeling.logprobs import ResponseLogprobs, token_logprobs
+from stages.modeling.logprobs import LogitMap, ResponseLogprobs, token_logprobs
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -33,6 +39,11 @@ FAMILIES = {
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "mistral-windowed": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "gemma2, capped": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=0.5)
+    ),
+    "cohere, scaled": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "granite, divided": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
 }
 # Prompt and response lengths: one-token prompts and responses, equal and very unequal rows.
 ROWS = ((1, 1), (5, 3), (2, 9), (7, 1), (1, 11))
@@ -89,7 +100,14 @@ def test_values_and_gradients_equal_those_of_the_plain_forward_pass(family):
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("keep_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_neither_chunks_nor_what_is_kept_change_anything(chunk_rows, with_bias, keep_bytes, frozen):
+@pytest.mark.parametrize(
+    "mapped",
+    [LogitMap(), LogitMap(factor=0.3), LogitMap(divisor=4.0), LogitMap(factor=3.0, cap=2.0)],
+    ids=["as they are", "scaled", "divided", "capped"],
+)
+def test_neither_chunks_nor_what_is_kept_change_anything(
+    chunk_rows, with_bias, keep_bytes, frozen, mapped
+):
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, requires_grad=True)
     weight = torch.randn(11, 5, requires_grad=not frozen)
@@ -97,10 +115,11 @@ def test_neither_chunks_nor_what_is_kept_change_anything(chunk_rows, with_bias, 
     targets = torch.randint(0, 11, (7,))
     inputs = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
 
-    found = token_logprobs(
-        hidden, weight, bias, targets, chunk_bytes=4 * 11 * chunk_rows, keep_bytes=keep_bytes
-    )
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    chunks = {"chunk_bytes": 4 * 11 * chunk_rows, "keep_bytes": keep_bytes}
+    found = token_logprobs(hidden, weight, bias, targets, mapped, **chunks)
+    logits = torch.nn.functional.linear(hidden, weight, bias) * mapped.factor / mapped.divisor
+    if mapped.cap is not None:
+        logits = mapped.cap * torch.tanh(logits / mapped.cap)
     expected = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
 
     torch.testing.assert_close(found, expected)

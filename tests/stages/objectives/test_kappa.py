@@ -98,6 +98,19 @@ def test_a_target_that_cannot_be_met_is_an_error(sums):
         controller.observe(abs_loss_sum=sums[0], abs_bonus_sum=sums[1])
 
 
+def test_a_bonus_that_vanishes_may_be_trained_on_until_it_is_there():
+    params = KappaParams(target_ratio=0.1, calibration_batches=2)
+    controller = KappaController(params, may_vanish=True)
+    controller.observe(abs_loss_sum=1.0, abs_bonus_sum=0.0)
+    assert (controller.kappa(step=0, num_steps=2), controller.vanished) == (0.0, False)
+    controller.observe(abs_loss_sum=1.0, abs_bonus_sum=4.0)
+    assert controller.kappa(step=1, num_steps=2) == pytest.approx(0.1 * 2 / 4)
+    gone = KappaController(params, may_vanish=True)
+    for _ in range(2):
+        gone.observe(abs_loss_sum=1.0, abs_bonus_sum=0.0)
+    assert (gone.kappa(step=1, num_steps=2), gone.vanished) == (0.0, True)
+
+
 def test_batches_of_ties_alone_leave_no_kappa():
     """It would be 0, and the bonus, of which alone ties are trained, off for the iteration."""
     controller = controller_of(target_ratio=0.1, calibration_batches=2)

@@ -72,6 +72,32 @@ def test_no_regression_wants_to_be_sure(confidence, tolerance, bound, passes):
     assert "m:1 has 1.3" in gate.reason
 
 
+# As above: a difference of −0.02 with the standard error 0.1.
+@pytest.mark.parametrize(
+    ("confidence", "allowed", "passes"),
+    [(None, 0.02, True), (None, 0.019, False), (0.95, 0.15, False), (0.95, 0.19, True)],
+)
+def test_a_suite_must_not_fall_below_the_base_by_more_than_is_allowed(confidence, allowed, passes):
+    own = {"mean_reward": 0.5, "mean_reward_se": 0.06}
+    own |= {"base_mean_reward": 0.52, "base_mean_reward_se": 0.08}
+    good = own | {"mean_reward": 9.0}
+    params = PromoteParams(
+        better_than_base_confidence=confidence, suites_hold={"sums": allowed, "talk": 0.0}
+    )
+    metrics = GOOD | {"win_rate": 1.0, "compared_prompts": 99, "tied_prompts": 0}
+    *_, sums, talk = decide(params, metrics, {}, {"talk": good, "sums": own})
+    assert (sums.gate, sums.passed) == ("suites_hold.sums", passes)
+    assert talk.passed
+    assert "the base has 0.52" in sums.reason
+
+
+@pytest.mark.parametrize(("own", "passes"), [(11.0, True), (11.1, False), (None, False)])
+def test_the_perplexity_of_unrelated_text_must_not_rise_beyond_a_multiple(own, passes):
+    metrics = GOOD | {"perplexity": own, "base_perplexity": 10.0}
+    [gate] = decide(alone(max_perplexity_ratio=1.1, no_regression=False), metrics, {})
+    assert (gate.gate, gate.passed) == ("max_perplexity_ratio", passes)
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [

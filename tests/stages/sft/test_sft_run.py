@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import BertConfig, BertLMHeadModel
 
 from stages.contract.errors import UserError
 from stages.contract.events import Log, Progress
@@ -163,20 +163,13 @@ def test_checkpoints_that_cannot_be_trained_are_refused(sft, tmp_path):
     with pytest.raises(UserError, match="no chat template"):
         sft(policy=make_tiny_llama(tmp_path / "untemplated", chat_template=None))
     tokenizer = load_tokenizer(ModelSource(str(make_tiny_llama(tmp_path / "policy"))))
-    capped = tmp_path / "capped"
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = Gemma2Config(
-        vocab_size=len(tokenizer),
-        pad_token_id=None,
-        final_logit_softcapping=0.01,
-        **sizes,
-        **heads,
-    )
-    Gemma2ForCausalLM(config).save_pretrained(capped)
-    tokenizer.save_pretrained(capped)
-    with pytest.raises(UserError, match="capped or scaled after the head"):
-        sft(policy=capped)
+    changed = tmp_path / "changed"
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=2, is_decoder=True, **sizes)
+    BertLMHeadModel(config).save_pretrained(changed)
+    tokenizer.save_pretrained(changed)
+    with pytest.raises(UserError, match="its logits are changed after the head"):
+        sft(policy=changed)
 
 
 def test_parquet_and_plain_columns_are_read_as_well(sft, tmp_path):

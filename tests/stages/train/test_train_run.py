@@ -152,6 +152,20 @@ def test_a_target_ratio_sets_kappa(tmp_path, policy, pairs):
     assert {record["kappa"] for record in found.records} == {found.summary["kappa"]}
 
 
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl"])
+def test_a_published_bonus_that_underflows_everywhere_is_trained_on_and_told(
+    tmp_path, policy, divergence
+):
+    pairs = make_pairs(tmp_path / "long.parquet", 8, longer_by=60)
+    settings = {"design": "one_minus_pi", "divergence": divergence, "probability": "sequence"}
+    long = {"target_ratio": 0.001, "calibration_batches": 1, "global_batch_pairs": 4, "epochs": 1}
+    found = train(tmp_path / "store", policy, [pairs], **settings, **long, numerics="paper")
+    assert [record["bonus"] for record in found.records] == [0.0, 0.0]
+    assert found.summary["kappa"] == 0.0
+    warnings = [event["message"] for event in found.events if event.get("level") == "warning"]
+    assert [each.startswith("the bonus of all pairs is exactly 0") for each in warnings] == [True]
+
+
 def test_kappa_follows_its_schedule(tmp_path, policy, pairs):
     falling = train(tmp_path / "falling", policy, [pairs], kappa_schedule="linear", kappa=2.0)
     assert falling.records[0]["kappa"] == 2.0

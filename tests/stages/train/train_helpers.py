@@ -42,7 +42,14 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0) -> Path:
+def make_pairs(
+    path: Path,
+    num_pairs: int = 32,
+    *,
+    ties: Sequence[int] = (),
+    seed: int = 0,
+    longer_by: int = 0,
+) -> Path:
     """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
     random = np.random.default_rng(seed)
 
@@ -55,7 +62,7 @@ def make_pairs(path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), see
             "tie": index in ties,
         }
         for side, opening, score in (("chosen", 7, 1.0), ("rejected", 8, 0.0)):
-            length = int(random.integers(0, 6))
+            length = int(random.integers(0, 6)) + longer_by
             ids = [opening, *random.integers(3, VOCABULARY, length).tolist()]
             fields |= {
                 f"{side}_sample_index": int(side == "rejected"),

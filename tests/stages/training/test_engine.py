@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from stages.contract.events import Emitter
 from stages.harness.context import ModelSource
@@ -29,15 +30,31 @@ PARAMS = TrainParams(
 )
 
 
-def test_steps_are_adamw_s_with_clipped_gradients_and_no_decay_of_norms(tmp_path):
-    numerics = Numerics.of(PARAMS, on_gpu=False, local_rank=0)
-    source = ModelSource(str(make_tiny_llama(tmp_path)))
+def engine_of(params, num_examples, folder):
+    numerics = Numerics.of(params, on_gpu=False, local_rank=0)
     ids = torch.arange(3, 11, dtype=torch.int32).numpy()
-    examples = [Example(ids[:3], ids[3:])]
-    plan = Plan(examples, PARAMS, global_batch=1, world_size=1, seed=0)
+    examples = [Example(ids[:3], ids[3:])] * num_examples
+    plan = Plan(examples, params, global_batch=1, world_size=1, seed=0)
     process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
-    engine = Engine(load_logprob_model(source, PARAMS, numerics), PARAMS, plan, numerics, process)
-    rows = ROWS["packed"](examples)
+    model = load_logprob_model(ModelSource(str(make_tiny_llama(folder))), params, numerics)
+    return Engine(model, params, plan, numerics, process), ROWS["packed"](examples[:1])
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(0.03, 2), (0.03, 34), (0.1, 30), (0.25, 16), (0, 3)])
+def test_the_warm_up_has_as_many_steps_as_transformers_gives_it(ratio, steps, tmp_path):
+    params = TrainParams(epochs=1, warmup_ratio=ratio, lr_schedule="linear", learning_rate=1.0)
+    engine, _ = engine_of(params, steps, tmp_path)
+    rates = []
+    for _ in range(steps):
+        rates.append(engine.schedule.get_last_lr()[0])
+        engine.optimizer.step()
+        engine.schedule.step()
+    expected = TrainingArguments(tmp_path, warmup_steps=ratio).get_warmup_steps(steps)
+    assert rates.index(max(rates)) == expected
+
+
+def test_steps_are_adamw_s_with_clipped_gradients_and_no_decay_of_norms(tmp_path):
+    engine, rows = engine_of(PARAMS, 1, tmp_path)
     weights = dict(engine.model.named_parameters())
     expected = {name: weight.detach().double() for name, weight in weights.items()}
     moments = {name: (torch.zeros_like(each),) * 2 for name, each in expected.items()}

@@ -1,0 +1,330 @@
+"""What other settings would change in a finished run, told from its artifacts without a run.
+
+Stored samples are paired again, and the objective of the pairs is evaluated at the first step of
+each iteration. After the first iteration a run with other settings would sample from another
+policy: what is said of later ones holds for the stored samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from flows.execution.plan import differences
+from flows.execution.plan import plan as planned
+from flows.execution.run_record import RunRecord
+from flows.pipeline.config import RunConfig
+from flows.pipeline.external import inputs_resolved_once
+from flows.pipeline.placement import Execution
+from flows.planning.estimate import estimate
+from flows.planning.show import summary_line
+from flows.report.files import render
+from flows.report.table import FittedTable
+from flows.runners.choose import make_runner
+from flows.runners.local.environment import stage_environment
+from stages.contract.digests import digest_of
+from stages.contract.errors import EXIT_USER, GebError, UserError
+from stages.contract.events import Failure, parse_event
+from stages.contract.request import FileInput, make_request
+from stages.score.params import ScoreParams
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
+
+# Sections whose settings change what is sampled, so that the stored samples are not the run's.
+_SAMPLING = ("inputs", "prepare", "sft", "screen", "generate", "seed")
+_SHOWN_PAIRS = 3
+_FIGURES = (
+    ("κ", "kappa", ".4g"),
+    ("loss", "loss", ".3f"),
+    ("bonus ratio", "bonus_ratio", ".3g"),
+    ("bonus gradient", "bonus_gradient", ".3g"),
+    ("its share", "bonus_gradient_share", ".3f"),
+)
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A pair that the other settings make, or leave out; its scores are those of the settings."""
+
+    prompt: str
+    before: tuple[str, str] | None
+    """Chosen and rejected response as the run paired them."""
+    after: tuple[str, str] | None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration under the run's settings and under the others.
+
+    Attributes:
+        iteration: Iteration t.
+        pairs: Pairs before and after.
+        ties: Ties among them.
+        changed: Prompts whose pairs change.
+        examples: Some of these.
+        figures: Metrics of the objective at the first step, before and after.
+    """
+
+    iteration: int
+    pairs: tuple[int, int]
+    ties: tuple[int, int]
+    changed: int
+    examples: list[Changed]
+    figures: tuple[Metrics, Metrics]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A run under other settings.
+
+    Attributes:
+        run: Name of the run.
+        changes: Settings that differ, before and after.
+        iterations: Iterations whose samples are stored.
+        reused: Steps that the store has already.
+        computed: Steps that would be computed.
+        cost: Time and price of these, in a line.
+        cautions: Limits of what is said.
+    """
+
+    run: str
+    changes: list[str]
+    iterations: list[Iteration]
+    reused: int
+    computed: int
+    cost: str
+    cautions: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values for a JSON document."""
+        return asdict(self)
+
+    def title(self) -> str:
+        """The question."""
+        return f"What if {self.run} had {'; '.join(self.changes) or 'no other settings'}?"
+
+    def plan_line(self) -> str:
+        """The steps to compute, and what they would cost."""
+        total = self.reused + self.computed
+        return f"{self.computed} of {total} steps would be computed; {self.cost}"
+
+    def table(self) -> FittedTable:
+        """A row for each iteration; ``before → after`` where they differ."""
+        header = ("iteration", "pairs", "ties", "changed", *(title for title, *_ in _FIGURES))
+        rows = []
+        for each in self.iterations:
+            counts = [_shown(*values, "d") for values in (each.pairs, each.ties)]
+            before, after = each.figures
+            figures = [_shown(before[name], after[name], form) for _, name, form in _FIGURES]
+            rows.append([str(each.iteration), *counts, str(each.changed), *figures])
+        return FittedTable("", header, rows, kept=4)
+
+    def page(self) -> str:
+        """The page, one file without network."""
+        return render("what_if.html.jinja", found=self)
+
+
+def _shown(before: float, after: float, form: str) -> str:
+    texts = format(before, form), format(after, form)
+    return texts[0] if texts[0] == texts[1] else " → ".join(texts)
+
+
+def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
+    """Compares a run with itself under other settings.
+
+    Args:
+        record: The run.
+        config: Its configuration.
+        asked: The same with other settings.
+
+    Raises:
+        UserError: No iteration of the run is whole.
+    """
+    values = [json.loads(each.to_json()) for each in (config, asked)]
+    changes = list(differences(*values))
+    artifacts = _artifacts(record)
+    whole = [t for t in range(1, config.iterations + 1) if f"iteration-{t}/train" in artifacts]
+    if not whole:
+        raise UserError(
+            f"run {record.name} has trained no iteration yet", "resume it, then ask again"
+        )
+    with inputs_resolved_once():
+        lines = planned(asked)
+        cost = summary_line(estimate(asked, lines))
+    counts = Counter(each.action for each in lines)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        tables = {t: _pairs(scratch, artifacts, t, config, asked) for t in whole}
+        figures = _figures(scratch, artifacts, tables, config, asked)
+        iterations = [
+            _iteration(t, both, found)
+            for (t, both), found in zip(tables.items(), figures, strict=True)
+        ]
+    cautions = list(_cautions(values[0], values[1], config, asked))
+    totals = counts["reuse"], counts["run"]
+    return WhatIf(record.name, changes, iterations, *totals, cost, cautions)
+
+
+def _artifacts(record: RunRecord) -> dict[str, Artifact]:
+    done = [each for each in record.steps() if each.state in ("done", "reused")]
+    found = {each.step: record.store.load(each.stage, each.key) for each in done}
+    return {step: artifact for step, artifact in found.items() if artifact is not None}
+
+
+def _cautions(
+    before: Mapping[str, Any], after: Mapping[str, Any], config: RunConfig, asked: RunConfig
+) -> Iterator[str]:
+    others = [name for name in _SAMPLING if before[name] != after[name]]
+    if others:
+        yield f"{', '.join(others)}: samples would be others; the stored ones are compared"
+    if _is_rescored(config.score, asked.score):
+        yield "score: the oracle would be asked again; the stored scores are compared"
+    if config.iterations > 1:
+        yield "after iteration 1 the samples would come from another policy"
+    if asked.train.target_ratio is not None:
+        yield "κ is calibrated on all pairs here, on the first batches in a training"
+
+
+def _is_rescored(before: ScoreParams, after: ScoreParams) -> bool:
+    """True if scores differ in more than the weights of stored components."""
+    if before.oracle == after.oracle == "weighted" and before.parts == after.parts:
+        after = after.model_copy(update={"weighted": before.weighted})
+    return before.result_fields() != after.result_fields()
+
+
+def _pairs(
+    scratch: Path,
+    artifacts: Mapping[str, Artifact],
+    t: int,
+    config: RunConfig,
+    asked: RunConfig,
+) -> tuple[Path, Path]:
+    """Tables of pairs of an iteration, as the run made it and as the other settings would."""
+    own = artifacts[f"iteration-{t}/pair"]
+    path = own.file("pairs.parquet")
+    is_weighed = config.score.weighted != asked.score.weighted
+    is_weighed = is_weighed and not _is_rescored(config.score, asked.score)
+    if config.pair == asked.pair and not is_weighed:
+        return path, path
+    inputs: dict[str, list[FileInput]] = {"responses": [], "scores": []}
+    for shard in range(config.generate.num_shards):
+        scores = artifacts[f"iteration-{t}/score/{shard}"].file("scores.parquet")
+        if is_weighed:
+            scores = weigh(scores, asked.score, scratch / f"scores-{t}-{shard}.parquet")
+        responses = artifacts[f"iteration-{t}/generate/{shard}"].file("responses.parquet")
+        for name, each in (("responses", responses), ("scores", scores)):
+            inputs[name].append(FileInput(location=str(each), digest=digest_of(each)))
+    store = Store.open(str(scratch / "store"), create=True)
+    seed, place = own.manifest.seed, f"iteration-{t}/pair"
+    request = make_request(asked.pair, inputs=inputs, seed=seed, store=store.location, step=place)
+    runner = make_runner(Execution(interpreters=asked.execution.interpreters))
+    try:
+        runner.run(request, lambda event: None)
+    finally:
+        runner.stop_all()
+    made = store.load("pair", request.key)
+    assert made is not None
+    return path, made.file("pairs.parquet")
+
+
+def weigh(scores: Path, params: ScoreParams, path: Path) -> Path:
+    """Sums the stored scores of the oracles anew, as the oracle ``weighted`` does."""
+    settings = params.weighted
+    rows = []
+    for row in read_rows(scores, SCORES):
+        parts = dict(row["components"] or ())
+        terms = [
+            weight * parts[name] / settings.scales.get(name, 1.0)
+            for name, weight in sorted(settings.weights.items())
+            if name in parts
+        ]
+        score = None if row["score"] is None else math.fsum(terms)
+        rows.append(row | {"score": score})
+    write_table(path, SCORES, rows)
+    return path
+
+
+def _figures(
+    scratch: Path,
+    artifacts: Mapping[str, Artifact],
+    tables: Mapping[int, tuple[Path, Path]],
+    config: RunConfig,
+    asked: RunConfig,
+) -> list[tuple[Metrics, Metrics]]:
+    """Evaluates the objective in the environment of the train stage."""
+    cases = []
+    for t, paths in tables.items():
+        reference = artifacts[f"iteration-{t}/train"].file("reference_logprobs.parquet")
+        both = []
+        for path, each in zip(paths, (config, asked), strict=True):
+            params = each.train.model_copy(update={"iteration": t}).model_dump(mode="json")
+            both.append({"pairs": [str(path)], "params": params, "reference": str(reference)})
+        cases.append(both)
+    question, answer = scratch / "asked.json", scratch / "found.json"
+    question.write_text(json.dumps({"cases": cases}))
+    interpreter = asked.execution.interpreters.get("train", sys.executable)
+    done = subprocess.run(
+        [interpreter, "-m", "stages.train.what_if", str(question), str(answer)],
+        env=stage_environment(in_bucket=False),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = parse_event(done.stdout.strip().rpartition("\n")[2])
+    if done.returncode == EXIT_USER and isinstance(said, Failure):
+        raise UserError(said.message, said.remedy)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise GebError(f"the objective could not be evaluated by {interpreter}: {last}")
+    return [(before, after) for before, after in json.loads(answer.read_text())]
+
+
+def _iteration(t: int, paths: tuple[Path, Path], figures: tuple[Metrics, Metrics]) -> Iteration:
+    before, after = map(_by_prompt, paths)
+    changed = [
+        prompt
+        for prompt in dict.fromkeys([*before, *after])
+        if [_identity(row) for row in before.get(prompt, ())]
+        != [_identity(row) for row in after.get(prompt, ())]
+    ]
+    examples = [_example(before.get(p, ()), after.get(p, ())) for p in changed[:_SHOWN_PAIRS]]
+    ties = [sum(row["tie"] for rows in each.values() for row in rows) for each in (before, after)]
+    pairs = pq.read_metadata(paths[0]).num_rows, pq.read_metadata(paths[1]).num_rows
+    return Iteration(t, pairs, (ties[0], ties[1]), len(changed), examples, figures)
+
+
+def _by_prompt(path: Path) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    names = [f"{side}_{name}" for side in ("chosen", "rejected") for name in _SIDE]
+    for row in read_rows(path, PAIRS, columns=["prompt_id", "messages", "tie", *names]):
+        found.setdefault(row["prompt_id"], []).append(row)
+    return found
+
+
+_SIDE = ("sample_index", "response")
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["chosen_sample_index"], row["rejected_sample_index"], row["tie"]
+
+
+def _example(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Changed:
+    """The first pair of a prompt that is not the same under both."""
+    gone = [row for row in before if _identity(row) not in map(_identity, after)]
+    new = [row for row in after if _identity(row) not in map(_identity, before)]
+    texts = [
+        (rows[0]["chosen_response"], rows[0]["rejected_response"]) if rows else None
+        for rows in (gone, new)
+    ]
+    return Changed((gone or new or [*before, *after])[0]["messages"][-1]["content"], *texts)

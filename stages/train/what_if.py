@@ -1,0 +1,133 @@
+"""Objective of stored pairs at the first step of a training, under other settings; no model.
+
+    python -m stages.train.what_if ASKED.json FOUND.json
+
+At that step the policy is the model that sampled the pairs, so that the sampler's log-probabilities
+are log π, and log π_ref too if the reference is the previous policy.
+
+Shapes: `B` pairs, `S` tokens of a response.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter, dump_json
+from stages.harness.program import run_program
+from stages.objectives.kappa import KappaController
+from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
+from stages.objectives.objective import ResponseLogps
+from stages.train.data import Pair, RefLogprobs, Response, load_pairs
+from stages.train.params import TrainParams
+from stages.train.reference import read_reference_table, sampler_logprobs
+
+_BATCH = 256
+_Known = dict[tuple[str, bytes], np.ndarray]
+
+
+def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
+    """Metrics of the objective over all pairs.
+
+    Args:
+        asked: `pairs`, paths of tables; `params` of the training.
+        known: log π_ref by prompt and tokens, where training has stored it.
+
+    Raises:
+        UserError: The sampler's log-probabilities, or those of a fixed reference, are not stored.
+    """
+    params = TrainParams.model_validate(asked["params"])
+    pairs, _ = load_pairs([Path(each) for each in asked["pairs"]], params)
+    policy = sampler_logprobs(pairs)
+    reference = policy
+    if params.reference != "previous":
+        pairs = [pair for pair in pairs if all(_name(pair, each) in known for each in _sides(pair))]
+        reference = {
+            pair.index: (known[_name(pair, pair.chosen)], known[_name(pair, pair.rejected)])
+            for pair in pairs
+        }
+    if not pairs:
+        raise UserError(
+            f"log π_ref of no pair is stored, and train.reference is {params.reference!r}",
+            "leave `pair` and `generate` as the run has them, or set train.reference to 'previous'",
+        )
+    controller = KappaController(params, has_bonus=params.design != "none")
+    if controller.calibrating:
+        sums = dict(zip(METRIC_SUMS, _sums(pairs, policy, reference, params, 1.0), strict=True))
+        controller.observe(
+            abs_loss_sum=sums["abs_preference_loss"], abs_bonus_sum=sums["abs_weighted_bonus"]
+        )
+    kappa = controller.kappa(step=0, num_steps=1, iteration=params.iteration)
+    found = _sums(pairs, policy, reference, params, kappa)
+    gradient = found[METRIC_SUMS.index("gradient_of_bonus")].item() / len(pairs)
+    own = {"kappa": kappa, "compared_pairs": len(pairs), "bonus_gradient": gradient}
+    return step_metrics(found) | own
+
+
+def _sums(
+    pairs: Sequence[Pair],
+    policy: RefLogprobs,
+    reference: RefLogprobs,
+    params: TrainParams,
+    kappa: float,
+) -> torch.Tensor:
+    total = torch.zeros(len(METRIC_SUMS), dtype=torch.float64)
+    for start in range(0, len(pairs), _BATCH):
+        batch = pairs[start : start + _BATCH]
+        sides = [_logps(batch, policy, reference, side) for side in (0, 1)]
+        tie = torch.tensor([pair.tie for pair in batch])
+        total += loss_and_metrics(sides[0], sides[1], params, kappa, tie)[1]
+    return total
+
+
+def _logps(
+    batch: Sequence[Pair], policy: RefLogprobs, reference: RefLogprobs, side: int
+) -> ResponseLogps:
+    rows = [[found[pair.index][side] for pair in batch] for found in (policy, reference)]
+    width = max(map(len, rows[0]))
+    padded = np.zeros((2, len(batch), width), dtype=np.float32)
+    mask = torch.zeros((len(batch), width), dtype=torch.bool)
+    for place, (own, ref) in enumerate(zip(*rows, strict=True)):
+        padded[0, place, : len(own)], padded[1, place, : len(ref)] = own, ref
+        mask[place, : len(own)] = True
+    logp = torch.from_numpy(padded[0]).requires_grad_()
+    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask)
+
+
+def _sides(pair: Pair) -> tuple[Response, Response]:
+    return pair.chosen, pair.rejected
+
+
+def _name(pair: Pair, response: Response) -> tuple[str, bytes]:
+    return pair.prompt_id, response.token_ids.tobytes()
+
+
+def _stored(pairs: Sequence[Pair], reference: RefLogprobs) -> Iterator[tuple[Any, np.ndarray]]:
+    for pair in pairs:
+        for response, logprobs in zip(_sides(pair), reference.get(pair.index, ()), strict=False):
+            yield _name(pair, response), logprobs
+
+
+def _answer(events: Emitter) -> None:
+    """Answers the cases of a file: the run's own settings first, then those asked for."""
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    found = []
+    for own, other in asked["cases"]:
+        pairs, _ = load_pairs(
+            [Path(each) for each in own["pairs"]], TrainParams.model_validate(own["params"])
+        )
+        known = dict(_stored(pairs, read_reference_table([Path(own["reference"])])))
+        found.append([first_step(each, known) for each in (own, other)])
+    Path(sys.argv[2]).write_text(dump_json(found))
+    events.info(f"{len(found)} iterations")
+
+
+if __name__ == "__main__":
+    run_program(_answer)

@@ -1,0 +1,79 @@
+"""`geb doubt`: a sceptic on a registered model, and a promotion that asks for its verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from flows.doubt import BAD_ANSWERS, bad_answers
+from stages.store.base import Store
+from stages.store.registry import DoubtCheck, ModelRegistry
+from tests.flows.loop import geb
+
+
+def test_ways_to_spoil_an_answer() -> None:
+    row = {"response": "Noted, two towels.", "messages": [{"role": "user", "content": "Towels?"}]}
+    spoilt = dict(zip(BAD_ANSWERS, bad_answers(row, "Sure."), strict=True))
+    assert spoilt["empty"] == ""
+    assert spoilt["repeated"] == "Noted, Noted, Noted,"
+    assert spoilt["prompt copied"] == "Towels?"
+    assert spoilt["very long"].count("two towels") == 10
+    assert spoilt["another prompt's answer"] == "Sure."
+
+
+def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path: Path) -> None:
+    store = copied.parent / "store"
+    refused = geb("promote", "small:1", "--doubted", "--store", store)
+    assert refused.returncode == 64
+    assert "small:1 has not been doubted" in refused.stderr
+    # One prompt that the run has seen, and two that are new.
+    seen = pq.read_table(next(store.glob("artifacts/prepare/*/test.parquet")))["messages"][0]
+    lines = [json.dumps({"messages": seen.as_py()})]
+    lines += [json.dumps({"prompt": f"Please bring {n} to room 7."}) for n in ("tea", "towels")]
+    prompts = tmp_path / "fresh.jsonl"
+    prompts.write_text("\n".join(lines))
+
+    shown = geb("doubt", "small:1", "--prompts", prompts, "--store", store, "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    checks = {each["name"]: each for each in found["checks"]}
+    assert list(checks) == [
+        "another sampling seed",
+        "fresh prompts",
+        *(f"oracle on bad answers: {name}" for name in BAD_ANSWERS),
+        "another training seed",
+    ]
+    fresh = pq.read_table(store / "runs/small-doubt/fresh.parquet")["messages"].to_pylist()
+    assert [each[0]["content"][13:] for each in fresh] == ["tea to room 7.", "towels to room 7."]
+    # A model that is its base again gains nothing, whatever the seed.
+    assert checks["another sampling seed"]["passed"] is False
+    assert checks["another training seed"]["passed"] is None
+    assert "mean score 0.000" in checks["oracle on bad answers: empty"]["finding"]
+    assert f"small:1 {found['verdict']}" in (store / "runs/small-doubt/doubt.html").read_text()
+
+    refused = geb("promote", "small:1", "--doubted", "--store", store)
+    assert refused.returncode == 64
+    assert "against it: another sampling seed" in refused.stderr
+    listed = json.loads(geb("models", "--store", store, "--json").stdout)
+    assert listed["small"]["doubts"]["1"]["checks"] == found["checks"]
+    exported = geb("export", "small:1", tmp_path / "taken", "--store", store)
+    assert exported.returncode == 0, exported.stderr
+    assert found["verdict"] in (tmp_path / "taken/README.md").read_text()
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (None, 0), (False, 64)])
+def test_checks_that_were_not_made_hold_no_model_back(
+    copied: Path, passed: bool | None, code: int
+) -> None:
+    store = copied.parent / "store"
+    registry = ModelRegistry(Store.open(str(store)))
+    checks = [DoubtCheck(name="seed", passed=True, finding="")]
+    checks.append(DoubtCheck(name="other", passed=passed, finding=""))
+    found = registry.record_doubt("small", 1, checks)
+    verdicts = {True: "survived 2 of 2", None: "survived 1 of 1", False: "survived 1 of 2"}
+    assert found.verdict() == verdicts[passed]
+    promoted = geb("promote", "small:1", "--doubted", "--alias", "trusted", "--store", store)
+    assert promoted.returncode == code, promoted.stderr

@@ -1,0 +1,91 @@
+"""`geb what-if`: what other settings would change in a finished run, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from flows.execution.run_record import RunRecord
+from flows.report.what_if import weigh
+from stages.score.params import ScoreParams
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
+from stages.train.what_if import first_step
+from stages.training.order import places_of_step
+from tests.flows.loop import geb
+
+
+def artifact(store: Path, step: str) -> Artifact:
+    record = RunRecord.existing(Store.open(str(store)), "small").step(step)
+    assert record is not None
+    made = Store.open(str(store)).load(record.stage, record.key)
+    assert made is not None
+    return made
+
+
+def asked(store: Path, *settings: str) -> dict[str, Any]:
+    shown = geb("what-if", "small", "--store", store, "--json", *settings)
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def test_the_objective_is_that_of_the_training_s_first_step(finished: Path, tmp_path: Path) -> None:
+    store = finished.parent / "store"
+    trained, paired = artifact(store, "iteration-1/train"), artifact(store, "iteration-1/pair")
+    params = trained.manifest.params
+    rows = list(read_rows(paired.file("pairs.parquet"), PAIRS))
+    seed, batch = trained.manifest.seed, params["global_batch_pairs"]
+    first = [rows[place] for place in places_of_step(len(rows), batch, seed, 0)]
+    path = tmp_path / "pairs.parquet"
+    write_table(path, PAIRS, first)
+    found = first_step({"pairs": [str(path)], "params": params}, {})
+    recorded = json.loads(trained.file("metrics.jsonl").read_text().splitlines()[0])
+    for name in ("loss", "bonus", "bonus_ratio", "bonus_gradient_share", "nll"):
+        assert found[name] == pytest.approx(recorded[name], rel=1e-3, abs=1e-5), name
+
+
+def test_twice_the_kappa_is_twice_the_bonus_s_gradient_and_nothing_is_computed(
+    finished: Path,
+) -> None:
+    store = finished.parent / "store"
+    before = sorted(Store.open(str(store)).artifacts())
+    found = asked(store, "--set", "train.kappa=2")
+    assert found["changes"] == ["train.kappa 1.0 → 2.0"]
+    [only] = found["iterations"]
+    own, other = only["figures"]
+    assert other["bonus_gradient"] == pytest.approx(2 * own["bonus_gradient"])
+    assert other["loss"] == pytest.approx(own["loss"] - own["bonus"])
+    assert (only["changed"], only["pairs"][0]) == (0, only["pairs"][1])
+    lines = json.loads(geb("plan", finished, "--set", "train.kappa=2", "--json").stdout)
+    assert found["computed"] == sum(line["action"] == "run" for line in lines)
+    assert sorted(Store.open(str(store)).artifacts()) == before
+    assert "train.kappa 1.0 → 2.0" in (store / "runs/small/what-if.html").read_text()
+
+
+def test_ties_that_are_dropped_are_pairs_that_change(finished: Path) -> None:
+    [only] = asked(finished.parent / "store", "--set", "pair.tie_margin=10")["iterations"]
+    assert only["ties"][1] == only["pairs"][1] == only["pairs"][0]
+    assert only["changed"] == only["pairs"][0] - only["ties"][0]
+
+
+def test_a_setting_that_does_not_exist_is_refused(finished: Path) -> None:
+    store = finished.parent / "store"
+    refused = geb("what-if", "small", "--store", store, "--set", "kappa=2")
+    assert refused.returncode == 64
+    assert "did you mean 'train.kappa'" in refused.stderr
+
+
+def test_stored_scores_of_parts_are_summed_with_other_weights(tmp_path: Path) -> None:
+    parts = {"python": 0.5, "math_verify": 1.0, "python.gladly": 1.0}
+    row = {"prompt_id": "a", "sample_index": 0, "error": None, "oracle": "weighted"}
+    rows = [row | {"score": 1.5, "components": list(parts.items())}]
+    rows.append(row | {"sample_index": 1, "score": None, "error": "timeout", "components": []})
+    write_table(tmp_path / "scores.parquet", SCORES, rows)
+    weights = {"weights": {"python": 3, "math_verify": 1}, "scales": {"math_verify": 2}}
+    params = ScoreParams(oracle="weighted", weighted=weights)
+    path = weigh(tmp_path / "scores.parquet", params, tmp_path / "other.parquet")
+    assert pq.read_table(path)["score"].to_pylist() == [3 * 0.5 + 1.0 / 2, None]
