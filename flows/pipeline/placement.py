@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
+from flows.pipeline.form import OneOf
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
 
 ON_THIS_MACHINE = ("process", "docker")
 """Runners whose stages share the orchestrator's machine."""
+OWN_RUNNERS = (*ON_THIS_MACHINE, "kubernetes", "slurm")
+RUNNER_GROUP = "geb.runners"
+"""Group of entry points under which other packages bring runners."""
 EVAL = "eval"
 """Image, and environment (`make setup-eval`), with the code of lm-eval and AlpacaEval."""
 
@@ -228,12 +233,26 @@ def interpreter_of(interpreters: Mapping[str, str], stage: str, image: str) -> s
     return interpreters.get(EVAL, by_stage) if image == EVAL else by_stage
 
 
+def runner_names() -> list[str]:
+    """Names of the runners that are installed, this project's own first."""
+    return [*OWN_RUNNERS, *sorted({each.name for each in entry_points(group=RUNNER_GROUP)})]
+
+
+def _installed(name: str) -> str:
+    if name not in OWN_RUNNERS and name not in (known := runner_names()):
+        raise ValueError(f"{name!r} is no runner here; one of: {', '.join(known)}")
+    return name
+
+
 class Execution(Settings):
     """Start of the stages. Changes speed and place only."""
 
-    runner: Literal["process", "docker", "kubernetes", "slurm"] = "process"
-    """Place of the stages: subprocesses of this machine, containers of its Docker engine, pods of a
-    Kubernetes cluster, or jobs of a Slurm cluster."""
+    runner: Annotated[str, OneOf(runner_names), AfterValidator(_installed)] = "process"
+    """Place of the stages: subprocesses of this machine (process), containers of its Docker engine
+    (docker), pods of a Kubernetes cluster, jobs of a Slurm cluster, or a place for which another
+    package brings the runner."""
+    runner_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a runner that another package brings; the runner checks them."""
     parallel: int = Field(1, ge=1)
     """Stages that may run at the same time."""
     retries: int = Field(1, ge=0)

@@ -215,7 +215,8 @@ def _pairs(
     path = own.file("pairs.parquet")
     is_weighed = config.score.weighted != asked.score.weighted
     is_weighed = is_weighed and not _is_rescored(config.score, asked.score)
-    if config.pair == asked.pair and not is_weighed:
+    code = asked.inputs.strategy_code if asked.pair.strategy == "python" else None
+    if config.pair == asked.pair and code is None and not is_weighed:
         return path, path
     inputs: dict[str, list[FileInput]] = {"responses": [], "scores": []}
     for shard in range(config.generate.num_shards):
@@ -225,6 +226,8 @@ def _pairs(
         responses = artifacts[f"iteration-{t}/generate/{shard}"].file("responses.parquet")
         for name, each in (("responses", responses), ("scores", scores)):
             inputs[name].append(FileInput(location=str(each), digest=digest_of(each)))
+    if code is not None:
+        inputs["code"] = [FileInput(location=code, digest=digest_of(Path(code)))]
     store = Store.open(str(scratch / "store"), create=True)
     seed, place = own.manifest.seed, f"iteration-{t}/pair"
     request = make_request(asked.pair, inputs=inputs, seed=seed, store=store.location, step=place)
@@ -269,7 +272,8 @@ def _figures(
         both = []
         for path, each in zip(paths, (config, asked), strict=True):
             params = each.train.model_copy(update={"iteration": t}).model_dump(mode="json")
-            both.append({"pairs": [str(path)], "params": params, "reference": str(reference)})
+            known = {"pairs": [str(path)], "params": params, "reference": str(reference)}
+            both.append(known | {"code": each.inputs.objective_code})
         cases.append(both)
     question, answer = scratch / "asked.json", scratch / "found.json"
     question.write_text(json.dumps({"cases": cases}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import ON_THIS_MACHINE, RUNNER_GROUP, Execution, runner_names
 from flows.runners.base import Runner
 from flows.runners.health import Finding, one_line, stage_findings
 from flows.runners.local.bucket_sync import BucketSyncRunner
@@ -73,8 +74,15 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
 
 
 def make_runner(execution: Execution) -> Runner:
-    """The runner that a configuration asks for."""
-    return RUNNERS[execution.runner](execution)
+    """The runner that a configuration asks for.
+
+    A runner of another package is an entry point of the group ``geb.runners``: it takes the
+    settings of execution and returns a :class:`~flows.runners.place.Place`.
+    """
+    if (make := RUNNERS.get(execution.runner)) is not None:
+        return make(execution)
+    [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
+    return BucketSyncRunner(PlaceRunner(found.load()(execution)), execution.sync_seconds)
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
@@ -84,10 +92,15 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
         UserError: There is nothing to look at beyond this machine.
     """
     execution = config.execution.model_copy(update={"runner": runner})
-    places = {"kubernetes": execution.kubernetes.pod_of, "slurm": execution.slurm.job}
-    if runner not in places:
+    places: dict[str, Callable[[str], Settings]] = {
+        "kubernetes": execution.kubernetes.pod_of,
+        "slurm": execution.slurm.job,
+    }
+    elsewhere = [each for each in runner_names() if each not in ON_THIS_MACHINE]
+    if runner not in elsewhere:
         raise UserError(
-            f"--runner {runner}: no such place beyond this machine", "one of: kubernetes, slurm"
+            f"--runner {runner}: no such place beyond this machine",
+            f"one of: {', '.join(elsewhere)}",
         )
     try:
         check_place(execution, config.resources, config.store)
@@ -96,7 +109,9 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
         yield Finding(runner, False, one_line(error))
         return
     yield Finding(runner, True, "answers, and takes what is configured")
-    yield from stage_findings(lambda: make_runner(execution), config, places[runner])
+    # A runner of another package has no settings of single stages that this one knows.
+    settings_of = places.get(runner, lambda stage: Settings())
+    yield from stage_findings(lambda: make_runner(execution), config, settings_of)
 
 
 def reap_for(runner: str | None, config: RunConfig) -> list[str]:

@@ -59,7 +59,7 @@ def use_standing_server() -> None:
     Raises:
         UserError: There is none, or it asks for another password.
     """
-    if get_current_settings().api.url is None:
+    if not get_current_settings().api.url:
         if (standing := Home().standing()) is None:
             raise UserError(
                 "schedules live on a Prefect server, and none is named",

@@ -16,13 +16,14 @@ from flows.execution.plan import plan
 from flows.execution.step_executor import StepExecutor
 from flows.pipeline.algorithm import Do, all_steps, walk
 from flows.pipeline.config import RunConfig, StageSettings
-from flows.pipeline.loading import load_settings
+from flows.pipeline.loading import load_config, load_settings
 from flows.pipeline.placement import Execution, resources_of
 from flows.pipeline.step import Output, Step
 from flows.pipeline.steps import Steps
 from flows.runners.base import OnEvent
 from flows.runners.choose import RUNNERS
 from flows.runners.docker.images import images_for
+from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, OutputSpec, StageParams
 from stages.contract.request import Request
@@ -115,7 +116,6 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyConfig:
     config = load_settings(
         write_config(tmp_path, toy={"count": 3}), ["resources.toy.cpus=2"], ToyConfig
     )
-    # Its name in `Execution.runner` is what a test cannot add; tests/stages/test_names.py holds it.
     return config.model_copy(
         update={"execution": config.execution.model_copy(update={"runner": "toy"})}
     )
@@ -143,6 +143,81 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert request.resources.cpus == 2
     forced = forced_from("toy", 2, iterations=2)
     assert [step.name for step in all_steps(toy_run) if forced(step)] == ["iteration-2/toy"]
+
+
+# A package with a place that starts stages as child processes of this one.
+CHILDREN = """
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from flows.runners.attempt_log import write_request
+from flows.runners.base import Ending, program_of, supervised
+
+
+@dataclass
+class Child:
+    process: subprocess.Popen
+    title: str = "a child"
+    num_nodes: int = 1
+
+
+class Children:
+    name = "children"
+
+    def __init__(self, execution):
+        self.settings = execution.runner_settings
+        self.grace_seconds = execution.grace_seconds
+
+    def find(self, request, on_event, stopping):
+        return None
+
+    def submit(self, request, on_event, stopping):
+        program = program_of(request, write_request(request))
+        command = supervised(sys.executable, self.grace_seconds, program=program)
+        pipe = subprocess.PIPE
+        return Child(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+
+    def follow(self, work, request, logs, on_event, stopping, check_owner):
+        logs[0].write(f"{self.settings}\\n")
+        for line in work.process.stdout:
+            logs[0].handle_line(line, on_event)
+        return [Ending("exited", work.process.wait())]
+
+    def end(self, works):
+        for work in works:
+            work.process.terminate()
+
+    def close(self, work):
+        work.process.communicate()
+
+    def has_running(self, request):
+        return False
+"""
+
+
+def test_a_runner_of_another_package_is_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    info = site / "children-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "children.py").write_text(CHILDREN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: children\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[geb.runners]\nchildren = children:Children\n")
+    config = write_config(tmp_path)
+    with pytest.raises(UserError, match="'children' is no runner here; one of: process, docker"):
+        load_config(config, ["execution.runner=children"])
+    monkeypatch.syspath_prepend(str(site))
+    chosen = load_config(
+        config, ["execution.runner=children", "execution.runner_settings={queue: a}"]
+    )
+    executor = StepExecutor(chosen)
+    step = next(iter(all_steps(chosen)))
+    artifact = executor.execute(step, {}).artifact
+    executor.stop()
+    [log] = executor.store.log_path(artifact.manifest.stage, artifact.manifest.key).glob("*.log")
+    assert "{'queue': 'a'}" in log.read_text()
 
 
 SECTIONS = dict(re.findall(r"^## (Add an? .+)\n((?:(?!## ).*\n)*)", CONTRIBUTING, re.MULTILINE))

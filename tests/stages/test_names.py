@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from flows.images.table import IMAGES
 from flows.pipeline.config import BEFORE_ITERATIONS, Evaluation, RunConfig
-from flows.pipeline.placement import Execution, stage_sections
+from flows.pipeline.placement import OWN_RUNNERS, stage_sections
 from flows.runners.choose import RUNNERS
 from stages.bandit.params import BanditParams
 from stages.bandit.report import DIVERGENCE_LABELS, LABELS
@@ -41,7 +41,7 @@ def field(model: type[BaseModel], name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("named", "known"),
     [
-        (field(Execution, "runner"), RUNNERS),
+        (set(OWN_RUNNERS), RUNNERS),
         (names(ImageName), {image.name for image in IMAGES if "flows" not in image.code}),
         (names(Kind) - {"artifact", "model", "file", "metrics"}, SCHEMAS),
         (field(GenerateParams, "dtype"), DTYPES),
