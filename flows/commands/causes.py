@@ -43,10 +43,9 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
     write_atomically(path, found.page())
     page = record.store.share(path)
     lines = [
-        f"{each.name}, iteration {each.lesson.iteration}: {each.lesson.prompt}\n"
-        f"        {each.lesson.chosen} over {each.lesson.rejected}"
-        for each in found.kinds
-        if each.lesson
+        f"{each.gain:+.3f}  {each.prompt}\n        {each.base[0]} → {each.policy[0]}"
+        + (f"\n        {each.kind}" if each.kind else "")
+        for each in found.traces
     ]
     document = asdict(found) | {"page": page}
     shown = [found.table()] if found.kinds else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
@@ -29,6 +29,7 @@ from stages.training.order import places_of_step
 _MOST_ANSWERS = 20_000
 _MOST_WORDS = 200
 _SHOWN_KINDS = 3
+_SHOWN_PROMPTS = 3
 # A kind is told from chance if its share moved by so many standard errors.
 _STANDARD_ERRORS = 3.0
 # Kinds that so large a share of the same answers have are one.
@@ -78,6 +79,28 @@ class Taught:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of answers that changed a run's mean reward.
+
+    Attributes:
+        name: The property, in words.
+        part: Its part of the difference of mean rewards.
+        before: Its share among the base's answers.
+        course: Its iterations.
+    """
+
+    name: str
+    part: float
+    before: float
+    course: list[Taught] = field(default_factory=list)
+
+    @property
+    def first(self) -> int | None:
+        """The first iteration that sampled an answer of the kind."""
+        return next((each.iteration for each in self.course if each.sampled), None)
+
+
+@dataclass(frozen=True)
 class Lesson:
     """A pair in which an answer of a kind won, and where training met it."""
 
@@ -91,31 +114,31 @@ class Lesson:
     log_pi: tuple[float | None, float | None]
     """log π of chosen and rejected under the policy that sampled them."""
     log_pi_ref: tuple[float, float] | None
-    """The same under the reference."""
+    """The same under the reference; None if training left the pair out."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of answers that changed a run's mean reward.
+class Trace:
+    """A held-out prompt whose mean score changed much, with what taught it.
 
     Attributes:
-        name: The property, in words.
-        part: Its part of the difference of mean rewards.
-        before: Its share among the base's answers.
-        course: Its iterations.
-        lesson: The first pair in which it won; None if it won in none.
+        prompt: Its last message.
+        gain: Mean score of the policy's answers minus the base's.
+        base: The base's answer that is nearest to its mean score, with the answer's score.
+        policy: The same of the policy.
+        kind: Kind that tells them apart, if one of the run's kinds does.
+        course: For each iteration, from 0 for the base: share of the kind among the answers, their
+            mean log π under the policy that gave them, their mean score.
+        lesson: The pair of the most similar prompt in which the kind won; None if none did.
     """
 
-    name: str
-    part: float
-    before: float
-    course: list[Taught] = field(default_factory=list)
-    lesson: Lesson | None = None
-
-    @property
-    def first(self) -> int | None:
-        """The first iteration that sampled an answer of the kind."""
-        return next((each.iteration for each in self.course if each.sampled), None)
+    prompt: str
+    gain: float
+    base: tuple[str, float]
+    policy: tuple[str, float]
+    kind: str | None
+    course: list[tuple[float | None, float | None, float | None]]
+    lesson: Lesson | None
 
 
 @dataclass(frozen=True)
@@ -126,6 +149,7 @@ class Why:
     iteration: int
     total: Paired | None
     kinds: list[Kind]
+    traces: list[Trace]
 
     def sentence(self) -> str:
         """What changed, and how much of it the kinds account for."""
@@ -190,7 +214,7 @@ def explain(summary: Summary) -> Why:
     prefixes = "base", step
     compared = against_base(summary.artifacts, summary.config.evaluation, step, prefixes=prefixes)
     total = next(iter(compared), None)
-    return Why(summary.run, last, total, found)
+    return Why(summary.run, last, total, found, list(_traces(found, evaluated, training)))
 
 
 class _Teller:
@@ -208,7 +232,8 @@ class _Teller:
     def told(self, answers: Mapping[_Key, Answer]) -> dict[_Key, Answer]:
         """The same answers with their kinds."""
         return {
-            key: replace(each, kinds=frozenset(self._kinds(each))) for key, each in answers.items()
+            key: Answer(**vars(each) | {"kinds": frozenset(self._kinds(each))})
+            for key, each in answers.items()
         }
 
     def _kinds(self, answer: Answer) -> Iterator[str]:
@@ -357,17 +382,6 @@ class _Training:
             if (chosen, rejected) == ((False, True) if lost else (True, False)):
                 yield pair
 
-    def lesson(self, kind: str) -> Lesson | None:
-        """The pair of those won that training met first."""
-        met = [pair for pair in self.lessons(kind) if pair[2]]
-        if not met:
-            return None
-        chosen, rejected, steps, reference = min(met, key=lambda pair: pair[2])
-        won, lost = self.answers[chosen], self.answers[rejected]
-        scores, log_pi = (won.score, lost.score), (won.log_pi, lost.log_pi)
-        texts = won.prompt, won.text, lost.text
-        return Lesson(self.iteration, *texts, *scores, steps, log_pi, reference)
-
 
 def _num_pairs(summary: Summary, iteration: int) -> int:
     metrics = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
@@ -416,10 +430,89 @@ def _with_course(
                 share=_mean(float(kind.name in answer.kinds) for answer in after.values()),
             )
         )
-    lessons = (each.lesson(kind.name) for each in training)
-    return replace(kind, course=course, lesson=next(filter(None, lessons), None))
+    return Kind(kind.name, kind.part, kind.before, course)
 
 
 def _mean(values: Iterable[float]) -> float | None:
     known = list(values)
     return fmean(known) if known else None
+
+
+def _traces(
+    kinds: Sequence[Kind],
+    evaluated: Sequence[Mapping[_Key, Answer]],
+    training: Sequence[_Training],
+) -> Iterator[Trace]:
+    """The prompts with the largest gains, then those with the largest losses."""
+    by_prompt = [_by_prompt(each) for each in evaluated]
+    base, policy = by_prompt[0], by_prompt[-1]
+    gains = {
+        prompt: fmean(each.score for each in policy[prompt]) - fmean(each.score for each in own)
+        for prompt, own in base.items()
+        if prompt in policy
+    }
+    order = sorted(gains, key=lambda prompt: (-gains[prompt], prompt))
+    chosen = [each for each in order[:_SHOWN_PROMPTS] if gains[each] > 0]
+    chosen += [each for each in order[::-1][:_SHOWN_PROMPTS] if gains[each] < 0]
+    for prompt in chosen:
+        sides = base[prompt], policy[prompt]
+        kind = _telling(kinds, *sides, gains[prompt])
+        course = [_course(kind, each.get(prompt, ())) for each in by_prompt]
+        lesson = _lesson(kind, sides[0][0].prompt, training) if kind else None
+        shown = _typical(sides[0]), _typical(sides[1])
+        yield Trace(sides[0][0].prompt, gains[prompt], *shown, kind, course, lesson)
+
+
+def _by_prompt(answers: Mapping[_Key, Answer]) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for (prompt, _), answer in answers.items():
+        found.setdefault(prompt, []).append(answer)
+    return found
+
+
+def _typical(answers: Sequence[Answer]) -> tuple[str, float]:
+    mean = fmean(each.score for each in answers)
+    found = min(answers, key=lambda each: abs(each.score - mean))
+    return found.text, found.score
+
+
+def _telling(
+    kinds: Sequence[Kind], base: Sequence[Answer], policy: Sequence[Answer], gain: float
+) -> str | None:
+    """The kind whose share changed most on a prompt, in the direction of its gain."""
+    found: dict[str, float] = {}
+    for kind in kinds:
+        shares = [fmean(kind.name in each.kinds for each in side) for side in (base, policy)]
+        own = [answer.score for answer in (*base, *policy) if kind.name in answer.kinds]
+        rest = [answer.score for answer in (*base, *policy) if kind.name not in answer.kinds]
+        if own and rest and shares[1] > shares[0] and gain * (fmean(own) - fmean(rest)) > 0:
+            found[kind.name] = shares[1] - shares[0]
+    return max(found, key=lambda name: found[name]) if found else None
+
+
+def _course(
+    kind: str | None, answers: Sequence[Answer]
+) -> tuple[float | None, float | None, float | None]:
+    share = _mean(float(kind in each.kinds) for each in answers) if kind else None
+    log_pi = _mean(each.log_pi for each in answers if each.log_pi is not None)
+    return share, log_pi, _mean(each.score for each in answers)
+
+
+def _lesson(kind: str, prompt: str, training: Sequence[_Training]) -> Lesson | None:
+    """The pair of the most similar prompt in which the kind won, in the first iteration of any."""
+    words = set(_words(prompt))
+    for each in training:
+        found = list(each.lessons(kind))
+        if not found:
+            continue
+
+        def likeness(pair: _Pair, each: _Training = each) -> float:
+            other = set(_words(each.answers[pair[0]].prompt))
+            return len(words & other) / len(words | other)
+
+        chosen, rejected, steps, reference = max(found, key=likeness)
+        won, lost = each.answers[chosen], each.answers[rejected]
+        scores, log_pi = (won.score, lost.score), (won.log_pi, lost.log_pi)
+        texts = won.prompt, won.text, lost.text
+        return Lesson(each.iteration, *texts, *scores, steps, log_pi, reference)
+    return None

@@ -64,8 +64,7 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
     if params.objective == "python":
         own = load_file(Path(asked["code"]), params.python.function, params.python.settings)
     sums_of = partial(_sums, pairs, policy, reference, params, own)
-    may_vanish = params.numerics == "paper"
-    controller = KappaController(params, has_bonus=params.has_bonus, may_vanish=may_vanish)
+    controller = KappaController(params, has_bonus=params.has_bonus)
     if controller.calibrating:
         sums = dict(zip(METRIC_SUMS, sums_of(1.0).tolist(), strict=True))
         controller.observe(
