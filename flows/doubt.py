@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +28,7 @@ from flows.pipeline.external import External, resolve
 from flows.pipeline.inputs import resolve_inputs, resolve_model
 from flows.pipeline.presets import DEFAULT_PRESET, NO_PRESET, configured
 from flows.pipeline.step import Model, Source
-from flows.pipeline.steps import Sampling, Steps, suite_place
+from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.report.prefect_artifacts import failed
 from flows.report.rows import Paired, against_base, method_of
 from flows.report.statistics import paired_difference
@@ -106,10 +107,14 @@ class _Sceptic:
     def checks(self, prompts: str) -> Iterator[DoubtCheck]:
         """Submits all steps, then tells what they found."""
         test = self._tasks.submit(self._steps.prepare()).at("test.parquet")
-        self._compare("other-seed", self._steps, test, self._sampling("seed"))
-        for name in self._config.suites:
+        sampled = self._compare("other-seed", self._steps, test, self._sampling("seed"))
+        for name, suite in self._config.suites.items():
             own = self._steps.of_suite(name)
             place = suite_place("doubt", name)
+            if suite.prompts is None:
+                # A second opinion of the same answers.
+                self._compare(place, own, test, self._sampling("seed"), sampled)
+                continue
             table = self._tasks.submit(own.prepare(f"{place}/prepare")).at("test.parquet")
             self._compare(place, own, table, own.for_evaluation())
         known = self._candidates(prompts)
@@ -136,14 +141,31 @@ class _Sceptic:
         compares = self._config.score.compares
         return Sampling(self._config.evaluation_sampling(), seed, against_opponents=compares)
 
-    def _compare(self, place: str, steps: Steps, prompts: Source, sampling: Sampling) -> None:
-        """Submits both models' samples to some prompts, their scores and the evaluation."""
-        do = self._tasks.submit
-        base = sample_and_score(steps, do, f"{place}/base", 0, sampling, self._base, prompts)
-        own = sample_and_score(
-            steps, do, f"{place}/policy", 0, sampling, self._policy, prompts, base
-        )
-        do(steps.evaluate(place, 0, own, base, self._base))
+    def _compare(
+        self,
+        place: str,
+        steps: Steps,
+        prompts: Source,
+        sampling: Sampling,
+        sampled: tuple[Samples | None, Samples | None] = (None, None),
+    ) -> tuple[Samples, Samples]:
+        """Submits both models' samples to some prompts, their scores and the evaluation.
+
+        Args:
+            place: Prefix of the steps' names.
+            steps: What to ask of each stage.
+            prompts: The prompts.
+            sampling: Settings of the sampling.
+            sampled: Samples of base and policy that are scored once more; None samples new ones.
+
+        Returns:
+            Samples of base and policy.
+        """
+        take = partial(sample_and_score, steps, self._tasks.submit)
+        base = take(f"{place}/base", 0, sampling, self._base, prompts, None, sampled[0])
+        own = take(f"{place}/policy", 0, sampling, self._policy, prompts, base, sampled[1])
+        self._tasks.submit(steps.evaluate(place, 0, own, base, self._base))
+        return base, own
 
     def _candidates(self, prompts: str) -> bool:
         """Submits the preparation of all prompts that may be fresh, if there are any."""
@@ -209,7 +231,7 @@ class _Sceptic:
 
     def _kept(self, suite: str, artifacts: Mapping[str, Artifact]) -> DoubtCheck:
         place = suite_place("doubt", suite)
-        found = self._difference(artifacts, place, self._config.suites[suite])
+        found = self._difference(artifacts, place, self._config.for_suite(suite).evaluation)
         fell = (
             found is not None and (found.high if found.high is not None else found.difference) < 0
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ from flows.pipeline.inputs import (
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
+from flows.report.files import render
 from flows.report.prefect_artifacts import failed
+from flows.report.rows import Paired, adjusted, against_base, p_text
 from flows.report.summary import evaluated_row
-from flows.report.table import BASE, POLICY, SUITE_COLUMNS, FittedTable, SuiteFigures
+from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
+from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
+
+_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class ModelComparison:
         metrics: All of them.
         figures: Figures with their intervals, the base's first, as a suite's rows have them.
         responses: The policy's responses, shard by shard.
+        differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
+        page: Address of its page.
     """
 
     models: Models
@@ -75,13 +82,47 @@ class ModelComparison:
     metrics: Mapping[str, Any]
     figures: SuiteFigures
     responses: tuple[Path, ...]
+    differences: list[Paired]
+    page: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
         base, policy = self.figures.rows
         figures = {"policy": policy, "base": base}
-        known = {"artifact": self.artifact, "metrics": self.metrics, "figures": figures}
-        return vars(self.models) | known
+        known: dict[str, Any] = {
+            "artifact": self.artifact,
+            "metrics": self.metrics,
+            "figures": figures,
+        }
+        known["differences"] = [asdict(each) for each in self.differences]
+        known["page"] = self.page
+        return vars(self.models) | known | {"verdict": self.verdict()}
+
+    def verdict(self) -> str:
+        """Whether the mean rewards differ, by how much and how surely."""
+        found = next((each for each in self.differences if each.figure == "mean_reward"), None)
+        if found is None:
+            return f"{self.models.policy} and its base have the same rewards on every prompt."
+        p_value = found.adjusted_p_value
+        how = "better" if found.difference > 0 else "worse"
+        if p_value is None or p_value >= _SIGNIFICANT:
+            how = "not shown to differ from"
+        than = " than" if how in ("better", "worse") else ""
+        said = f"{found.shown()}, {p_text(p_value)}, {found.prompts} prompts"
+        name = self.models.base or "its base"
+        return f"{self.models.policy} is {how}{than} {name} by mean reward: {said}."
+
+    def tests(self) -> FittedTable:
+        """A row for each figure in which the models differ."""
+        rows: list[list[str | Cell]] = [
+            [
+                *(each.figure, f"{each.first:.3f}", f"{each.second:.3f}"),
+                *(each.shown(), p_text(each.adjusted_p_value)),
+            ]
+            for each in self.differences
+        ]
+        header = ("figure", BASE, POLICY, "difference", "p by Holm")
+        return FittedTable("", header, rows, kept=2, left=1)
 
     def table(self) -> FittedTable:
         """The table that an evaluation ends with: a row per figure, the policy's and the base's."""
@@ -146,13 +187,20 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    found = _read(config, models, artifacts)
+    found = _written(store, config.name, _read(config, models, artifacts))
     survives_outage(create_table_artifact)(
         found.table().records(),
         key=artifact_key(config.name),
         description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",
     )
     return found
+
+
+def _written(store: Store, name: str, found: ModelComparison) -> ModelComparison:
+    """The same with its page, in the folder of the evaluation."""
+    path = store.run_path(name) / "evaluation.html"
+    write_atomically(path, render("evaluation.html.jinja", found=found))
+    return replace(found, page=store.share(path))
 
 
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
@@ -166,7 +214,9 @@ def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) 
         for shard in range(config.evaluation.num_shards)
     )
     metrics = made.read_json("metrics.json")
-    return ModelComparison(models, made.address(), metrics, SuiteFigures("", rows), responses)
+    differences = adjusted(against_base(artifacts, config.evaluation, "evaluate", names=None))
+    figures = SuiteFigures("", rows)
+    return ModelComparison(models, made.address(), metrics, figures, responses, differences)
 
 
 def _external(config: RunConfig, models: Models, store: Store) -> dict[str, list[External]]:

@@ -18,7 +18,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.prefect_tasks import step_tasks
 from flows.execution.run_record import RunRecord, recorded_attempt, resume_command
 from flows.execution.step_executor import StepExecutor
-from flows.execution.trial import try_own_objective, try_own_strategy
+from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import COMMON_FIELDS, RUN_FIELDS, FormOf, OneOf
@@ -132,8 +132,7 @@ def iterate_resolved(config: RunConfig) -> RunResult:
 def _recorded(config: RunConfig) -> StepExecutor:
     """Checks what can be checked before the first stage, and puts the configuration on record."""
     label(config)
-    try_own_objective(config)
-    try_own_strategy(config)
+    try_own_code(config)
     if warning := try_oracle(config):
         _warn(config.name)(warning)
     executor = StepExecutor(config)

@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from flows.commands.common import (
     AsJson,
@@ -80,7 +81,9 @@ def evaluate(
     for path in wanted:
         export(path, policy, suite or "held-out", found.responses)
     lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]
-    answer(as_json, found.to_json(), found.table(), *lines)
+    lines.append(f"page     {found.page}")
+    tests = [found.tests()] if found.differences else []
+    answer(as_json, found.to_json(), Text(found.verdict()), found.table(), *tests, *lines)
 
 
 def sweep(

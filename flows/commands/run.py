@@ -36,7 +36,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
-from flows.execution.trial import try_own_objective, try_own_strategy
+from flows.execution.trial import try_own_code
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import inputs_resolved_once
 from flows.planning.cautions import cautions
@@ -165,10 +165,7 @@ def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
         UserError: The oracle, the objective or the pair strategy cannot work.
     """
     to_run = {line.stage for line in lines if line.action == "run"}
-    if "train" in to_run:
-        try_own_objective(config)
-    if "pair" in to_run:
-        try_own_strategy(config)
+    try_own_code(config, to_run)
     said = [try_oracle(config) if "score" in to_run else None]
     said += cautions(config) if "train" in to_run else []
     for each in filter(None, said):

@@ -6,9 +6,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import resolve
@@ -16,6 +15,7 @@ from flows.runners.base import supervised, time_limit
 from flows.runners.local.environment import stage_environment
 from stages.contract.errors import EXIT_OK, UserError
 from stages.contract.events import Event, Failure, parse_event
+from stages.contract.params import OwnFunction
 from stages.contract.request import FileInput
 
 # Code that loads a model may take longer; then its stage is the one to try it.
@@ -67,47 +67,32 @@ def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) 
     return said
 
 
-def try_own_objective(config: RunConfig) -> None:
-    """Calls the ``python`` objective on made-up log-probabilities, once in a process.
+def try_own_code(config: RunConfig, stages: Container[str] = ("train", "pair")) -> None:
+    """Calls the functions of the user's that stages would call, once in a process.
+
+    Runners that start stages elsewhere have them tried there.
 
     Raises:
-        UserError: The function cannot be loaded, fails, or returns no terms.
+        UserError: A function cannot be loaded, fails, or returns what its stage cannot use.
     """
-    if config.train.objective == "python":
-        own = config.train.python
-        program = "stages.train.own_objective"
-        code = config.inputs.objective_code
-        _try(config, "train", "objective", program, code, own.function, own.settings)
-
-
-def try_own_strategy(config: RunConfig) -> None:
-    """Calls the ``python`` pair strategy on made-up responses, once in a process.
-
-    Raises:
-        UserError: The function cannot be loaded, fails, or returns no two responses.
-    """
-    if config.pair.strategy == "python":
-        own = config.pair.python
-        program, code = "stages.pair.own_strategy", config.inputs.strategy_code
-        _try(config, "pair", "pair strategy", program, code, own.function, own.settings)
+    if config.execution.runner != "process":
+        return
+    train, pair, inputs = config.train, config.pair, config.inputs
+    if "train" in stages and train.objective == "python":
+        own, program = train.python, "stages.train.own_objective"
+        _try(config, "train", "objective", program, inputs.objective_code, own)
+    if "pair" in stages and pair.strategy == "python":
+        program = "stages.pair.own_strategy"
+        _try(config, "pair", "pair strategy", program, inputs.strategy_code, pair.python)
 
 
 def _try(
-    config: RunConfig,
-    stage: str,
-    what: str,
-    module: str,
-    code: str | None,
-    function: str,
-    settings: Mapping[str, Any],
+    config: RunConfig, stage: str, what: str, module: str, code: str | None, own: OwnFunction
 ) -> None:
-    """Calls a function of a file; runners that start stages elsewhere have it tried there."""
-    if code is None or config.execution.runner != "process":
-        return
-    source = resolve(code, "dataset")
+    source = resolve(code, "dataset") if code is not None else None
     if not isinstance(source, FileInput):
         return
-    arguments = [function, json.dumps(settings)]
+    arguments = [own.function, json.dumps(own.settings)]
     interpreter = config.execution.interpreters.get(stage, sys.executable)
     with _LOCK:
         name = source.digest, Path(source.location).name, module, *arguments, interpreter

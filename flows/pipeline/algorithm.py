@@ -41,9 +41,14 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     promoted: Output | None = None
     for iteration in range(1, config.iterations + 1):
         place = f"iteration-{iteration}"
-        training, table = steps.for_training(iteration), train_prompts[iteration]
-        samples = sample_and_score(steps, do, place, iteration, training, policy, table)
-        history.append(do(steps.pair(iteration, samples)).at("pairs.parquet"))
+        table = train_prompts[iteration]
+        if config.inputs.preferences:
+            paired = do(steps.preferences(iteration, table, base))
+        else:
+            training = steps.for_training(iteration)
+            samples = sample_and_score(steps, do, place, iteration, training, policy, table)
+            paired = do(steps.pair(iteration, samples))
+        history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
         trained = do(steps.train(iteration, policy, reference, pairs))
         policy = steps.trained(policy, trained)

@@ -87,6 +87,11 @@ def _check_samples(config: RunConfig) -> None:
             "earlier iterations were sampled by earlier policies, which are not the reference; "
             "set train.reference_logprobs to 'model', or pair_data to 'current'"
         )
+    if config.inputs.preferences and config.train.reference_logprobs == "sampler":
+        raise ValueError(
+            "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
+            "policy of the run sampled: set train.reference_logprobs to 'model'"
+        )
     if config.train.lora.save == "adapter":
         _check_rank(config)
 

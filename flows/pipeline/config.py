@@ -14,6 +14,7 @@ from stages.contract.params import Settings
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
+from stages.preferences.params import PreferencesParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
@@ -25,6 +26,7 @@ from stages.train.params import TrainParams
 SET_BY_THE_RUN = {
     "prepare": ("iterations",),
     "generate": ("shard_index",),
+    "preferences": ("prompt_system", "system_prompt", "chat_template_args"),
     "train": ("iteration",),
     "promote": ("model_name",),
 }
@@ -59,6 +61,16 @@ class Inputs(Settings):
     """Python file of an objective of your own (`train.objective: python`)."""
     strategy_code: str | None = None
     """Python file of a pair strategy of your own (`pair.strategy: python`)."""
+    preferences: str | None = None
+    """Preference data to train on in the place of samples: TRL's format, or UltraFeedback's
+    (docs/training.md). Without `prompts`, its prompts are those that are split and held out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_of_preferences(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("preferences") and not values.get("prompts"):
+            return {**values, "prompts": (values["preferences"],)}
+        return values
 
 
 SuiteName = Annotated[
@@ -188,6 +200,8 @@ class StageSettings(Settings):
     """Oracle."""
     pair: PairParams = PairParams()
     """Preference pairs."""
+    preferences: PreferencesParams = PreferencesParams()
+    """Preference pairs from outside, used if `inputs.preferences` names a data set."""
     train: TrainParams = TrainParams()
     """Objective and optimisation."""
     evaluation: Evaluation = Evaluation()

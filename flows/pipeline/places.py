@@ -12,7 +12,7 @@ from stages.contract.errors import UserError
 
 _MODELS_AND_FILES = (
     *("policy", "test_prompts", "warm_start", "oracle_model", "oracle_code"),
-    *("objective_code", "strategy_code", "perplexity_text"),
+    *("objective_code", "strategy_code", "preferences", "perplexity_text"),
 )
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
 # A runner's section, its field that is a path if it has one, its table whose names are paths.

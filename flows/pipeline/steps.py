@@ -150,6 +150,21 @@ class Steps:
             iteration,
         )
 
+    def preferences(self, iteration: int, prompts: Output, policy: Model) -> Step:
+        """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
+        config = self._config
+        params = config.preferences.model_copy(
+            update={
+                "prompt_system": config.prepare.system_prompt,
+                "system_prompt": config.generate.system_prompt,
+                "chat_template_args": config.generate.chat_template_args,
+            }
+        )
+        inputs = {"data": self._external["preferences"], "prompts": [prompts]}
+        # In the place of `pair`, whose figures reports show.
+        step = f"iteration-{iteration}/pair"
+        return Step(step, params, {**inputs, "policy": [policy.base]}, iteration=iteration)
+
     def train(
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
     ) -> Step:

@@ -300,6 +300,15 @@ class _Costs:
             self._model(step.inputs["policy"][0]), params, self._place(step)[1], work
         )
 
+    def _preferences(self, step: Step) -> Cost:
+        """One pair for each prompt, of responses as long as those that are sampled."""
+        [source] = step.inputs["prompts"]
+        assert isinstance(source, Output)
+        rows = self._tables[source.path if source.step == "prepare" else source.step].rows
+        tokens = self._config.generate.counted_response_tokens
+        self._tables[step.name] = _Table(rows, tokens, rows)
+        return Cost(seconds=0.0)
+
     def _score(self, step: Step) -> Cost:
         params = step.params
         assert isinstance(params, ScoreParams)
@@ -340,6 +349,7 @@ _COSTS: dict[str, Callable[[_Costs, Step], Cost]] = {
     "sft": _Costs._sft,
     "generate": _Costs._generate,
     "score": _Costs._score,
+    "preferences": _Costs._preferences,
     "train": _Costs._train,
     "evaluate": _Costs._evaluate,
 }

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,26 @@ def write_file(path: Path, content: str | bytes) -> Path:
     else:
         write_atomically(Path(os.path.realpath(path)), content)
     return path
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Refuses a folder that holds something; if the block fails, the folder is as it was.
+
+    Raises:
+        UserError: It holds something or is no folder, or the disk is full.
+    """
+    was_there = folder.exists()
+    if was_there and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there and not empty", "name a new folder")
+    try:
+        with explain_disk_errors(folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:
+            folder.mkdir(exist_ok=True)
+        raise
 
 
 def json_text(values: Any) -> str:

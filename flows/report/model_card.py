@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.report.files import render, write_file
+from flows.report.files import new_folder, render, write_file
 from flows.report.lineage import lineage_of
 from stages.contract.adapters import base_of_adapter
-from stages.contract.atomic import explain_disk_errors
 from stages.contract.errors import UserError
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
@@ -66,8 +63,6 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         UserError: There is no such model, the folder holds something, or the disk is full.
     """
     version, artifact = ModelRegistry(store).resolve(model)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there and not empty", "name a new folder")
     source = artifact.file(version.checkpoint.path)
     # First, so that a card which cannot be made leaves no folder.
     has_adapter = bool(artifact.manifest.files_at(ADAPTER))
@@ -91,27 +86,13 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
         digest=version.checkpoint.digest,
     )
-    with _emptied_on_failure(folder):
+    with new_folder(folder):
         _copy(source, folder)
         if has_adapter:
             _copy(artifact.file(ADAPTER), folder / ADAPTER)
             write_file(folder / ADAPTER / _CARD, render("adapter_card.md.jinja", **values))
         write_file(folder / _CARD, card)
     return version
-
-
-@contextmanager
-def _emptied_on_failure(folder: Path) -> Iterator[None]:
-    """Leaves a folder as it was, empty or not there, if the block fails."""
-    was_there = folder.exists()
-    try:
-        with explain_disk_errors(folder):
-            yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if was_there:
-            folder.mkdir(exist_ok=True)
-        raise
 
 
 def _copy(source: Path, folder: Path) -> None:

@@ -286,7 +286,7 @@ def against_base(
     artifacts: Mapping[str, Artifact],
     evaluation: Evaluation,
     step: str,
-    names: Sequence[str] = ("mean_reward",),
+    names: Sequence[str] | None = ("mean_reward",),
     prefixes: tuple[str, str] = ("base", "policy"),
 ) -> list[Paired]:
     """Compares figures of an evaluation's policy with its base's; those that are equal left out.
@@ -295,7 +295,7 @@ def against_base(
         artifacts: Artifacts by the name of their step.
         evaluation: Settings of the evaluation.
         step: Name of its step.
-        names: The figures.
+        names: The figures; None takes all that both models have.
         prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
     """
     both = zip(prefixes, (BASE, POLICY), strict=True)
@@ -303,7 +303,7 @@ def against_base(
         Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
     )
     found: list[Paired] = []
-    for name in names:
+    for name in names if names is not None else base:
         if name in base and name in policy:
             place = step, POLICY, BASE, 0, name
             found += _paired(place, means(base[name]), means(policy[name]))

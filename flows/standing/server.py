@@ -141,7 +141,8 @@ def require_access() -> None:
     """
     api = get_current_settings().api.url
     try:
-        get_client(sync_client=True).api_version()
+        with get_client(sync_client=True) as client:
+            client.api_version()
     except httpx.HTTPError as error:
         code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
         if code in (401, 403):

@@ -187,6 +187,15 @@ class Settings(BaseModel):
         return kept
 
 
+class OwnFunction(Settings):
+    """A function of a Python file of the user's."""
+
+    function: str
+    """Name of the function in ``code``."""
+    settings: dict[str, int | float | str] = Field(default_factory=dict)
+    """Arguments of the function by name, such as a paper's constants."""
+
+
 class StageParams(Settings):
     """Parameters of one stage, and what the rest of the project needs to know of it.
 

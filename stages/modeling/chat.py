@@ -80,6 +80,49 @@ def render_conversation(tokenizer: Any, messages: Messages) -> list[int]:
     return _render(tokenizer, messages, add_generation_prompt=False)
 
 
+def render_answered(
+    tokenizer: Any,
+    messages: Messages,
+    answer: str,
+    *,
+    system_prompt: str = "",
+    template_args: Mapping[str, Any] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its answer; the prompt's are those that sampling starts from.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        messages: The prompt.
+        answer: Text of the assistant's turn after it.
+        system_prompt: As in :func:`render_prompt`.
+        template_args: Variables for the template.
+
+    Raises:
+        UserError: The chat template refuses the conversation, or renders it in a way that does not
+            continue the prompt.
+    """
+    arguments = template_args or {}
+    messages = with_system_prompt(messages, system_prompt)
+    prompt = render_prompt(tokenizer, messages, template_args=arguments)
+    answered = [*messages, {"role": "assistant", "content": answer}]
+    whole = _render(tokenizer, answered, add_generation_prompt=False, **arguments)
+    if not prompt or whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+        raise UserError(
+            "the chat template does not continue a prompt with the answer: the tokens of a "
+            "conversation do not begin with those of its prompt",
+            "use a chat template whose generation prompt is the beginning of an assistant turn",
+        )
+    return prompt, _until_last_eos(tokenizer, whole, len(prompt))[len(prompt) :]
+
+
+def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int) -> list[int]:
+    """Cuts what a template writes after the answer's end: sampling stops there."""
+    for index in range(len(token_ids) - 1, num_prompt_tokens - 1, -1):
+        if token_ids[index] == tokenizer.eos_token_id:
+            return token_ids[: index + 1]
+    return token_ids
+
+
 def _render(tokenizer: Any, messages: Messages, **template_args: Any) -> list[int]:
     text = _text(tokenizer, messages, **template_args)
     return with_one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])

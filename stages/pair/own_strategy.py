@@ -18,10 +18,8 @@ import pyarrow as pa
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.harness.context import StageContext
 from stages.harness.program import run_program
 from stages.harness.user_code import load_function, user_code
-from stages.pair.params import PairParams
 from stages.pair.select import Selection, ranked
 from stages.tables.join import ScoredBatch
 
@@ -82,14 +80,8 @@ def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def load_own(ctx: StageContext[PairParams]) -> OwnStrategy:
-    """Loads the function named by the parameters from the file given as input ``code``."""
-    own = ctx.params.python
-    return load_file(ctx.path("code"), own.function, own.settings)
-
-
 def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnStrategy:
-    """Loads the function ``name`` of a file; see :func:`load_own`."""
+    """Loads the function ``name`` of a file."""
     function = load_function(path, name, setting="pair.python.function", signature=_SIGNATURE)
     return OwnStrategy(function, settings, f"the pair strategy {path.name}:{name}")
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, Settings, StageParams, added_later
+from stages.contract.params import InputSpec, OutputSpec, OwnFunction, StageParams, added_later
 
 # Above it, training learns hardly any preference.
 _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
+UncertainStrategy = Literal["delta_ucb", "drts", "thompson"]
+"""Strategies over several scores of each response."""
 
 
-class OwnStrategy(Settings):
+class OwnStrategy(OwnFunction):
     """Choice of the two responses by a function of a Python file."""
 
     function: str = "select"
     """Name of the function in ``code``, `(responses, seed, **settings) -> (i, j)`: the places of
     two responses to compare, of which the better scored one is the chosen one."""
-    settings: dict[str, int | float | str] = Field(default_factory=dict)
-    """Arguments of the function by name."""
 
 
 class PairParams(StageParams):
@@ -38,9 +38,17 @@ class PairParams(StageParams):
         "metrics.json": OutputSpec("file"),
     }
 
-    strategy: Literal[Strategy, "python"] = "best_worst"
-    """Choice of the two responses to compare; the better scored one is the chosen one. `python`
-    asks a function of a Python file (input ``code``, section `python`; docs/research.md)."""
+    strategy: Literal[Strategy, UncertainStrategy, "python"] = "best_worst"
+    """Choice of the two responses to compare; the better scored one is the chosen one. `delta_ucb`,
+    `drts` and `thompson` explore where the scores named by `heads` disagree. `python` asks a
+    function of a Python file (input ``code``, section `python`; docs/research.md)."""
+
+    heads: tuple[str, ...] = added_later(())
+    """Components of the score that are scores of their own (an ensemble's heads, judges' votes),
+    for `delta_ucb`, `drts` and `thompson`: their mean, and their standard deviation."""
+
+    exploration: float = added_later(1.0, ge=0)
+    """Factor of that deviation; 0 takes the mean alone."""
 
     python: OwnStrategy = added_later(OwnStrategy())
     """Settings of the strategy `python`."""
@@ -59,9 +67,25 @@ class PairParams(StageParams):
     """Responses that the length limit cut off: kept, or in no pair. A prompt with fewer than two
     others then makes none."""
 
+    @property
+    def explores(self) -> bool:
+        """True for a strategy over several scores of each response."""
+        return self.strategy in get_args(UncertainStrategy)
+
     def unused_fields(self) -> frozenset[str]:
-        """The section of a function that is not asked."""
-        return frozenset() if self.strategy == "python" else frozenset({"python"})
+        """The settings of other strategies."""
+        own = {"python"} if self.strategy == "python" else set()
+        own |= {"heads", "exploration"} if self.explores else set()
+        return frozenset({"python", "heads", "exploration"} - own)
+
+    @model_validator(mode="after")
+    def _disagreement_is_between_heads(self) -> Self:
+        if self.explores and len(set(self.heads)) < 2:
+            raise ValueError(
+                f"strategy {self.strategy!r} with heads {list(self.heads)}: it explores where two "
+                "or more scores of a response disagree; name components of the score in heads"
+            )
+        return self
 
     def tie_warning(self, pairs: int, ties: int) -> str | None:
         """A warning if nearly all pairs tie; ties that are dropped are not among the pairs."""

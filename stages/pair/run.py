@@ -19,9 +19,9 @@ from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.pair.own_strategy import OwnStrategy, load_own
+from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
-from stages.pair.select import STRATEGIES, Selection
+from stages.pair.select import STRATEGIES, UNCERTAIN, Selection, ranked
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
 
@@ -45,9 +45,10 @@ def run(ctx: StageContext[PairParams]) -> None:
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    own = load_own(ctx) if ctx.params.strategy == "python" else None
+    own = _own_strategy(ctx)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for batch in read_scored(responses, scores, score_columns=("components",) if own else ()):
+        parts = ("components",) if own or ctx.params.explores else ()
+        for batch in read_scored(responses, scores, score_columns=parts):
             pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own)
             if pairs.num_rows:
                 writer.write_batch(pairs)
@@ -65,6 +66,13 @@ def run(ctx: StageContext[PairParams]) -> None:
         )
     if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
         ctx.events.warning(warning)
+
+
+def _own_strategy(ctx: StageContext[PairParams]) -> OwnStrategy | None:
+    if ctx.params.strategy != "python":
+        return None
+    own = ctx.params.python
+    return load_file(ctx.path("code"), own.function, own.settings)
 
 
 def pair_batch(
@@ -101,9 +109,38 @@ def _selector(
 ) -> _Select:
     if own is not None:
         return own.over(batch)
-    assert params.strategy != "python"
+    if params.explores:
+        return _explorer(batch, scores, params)
     by_scores = STRATEGIES[params.strategy]
     return lambda rows, seed: by_scores([scores[row] for row in rows], seed)
+
+
+def _explorer(batch: ScoredBatch, scores: list[float], params: PairParams) -> _Select:
+    """Selects by mean and deviation of the heads; the scores say which response is the better."""
+    explore = UNCERTAIN[params.strategy]
+    components = batch.scored["components"]
+
+    def select(rows: Sequence[int], seed: int) -> Selection:
+        heads = [_heads(dict(components[row].as_py() or ()), batch, row, params) for row in rows]
+        means, widths = np.mean(heads, axis=1), params.exploration * np.std(heads, axis=1)
+        chosen = explore(means.tolist(), widths.tolist(), seed)
+        return ranked([scores[row] for row in rows], *sorted(chosen))
+
+    return select
+
+
+def _heads(
+    components: dict[str, float], batch: ScoredBatch, row: int, params: PairParams
+) -> list[float]:
+    for name in params.heads:
+        if name not in components:
+            raise UserError(
+                f"pair.heads names {name!r}, and the score of prompt "
+                f"{batch.responses['prompt_id'][row]} has the components "
+                f"{', '.join(components) or 'none'}",
+                "name components that the oracle tells for every response",
+            )
+    return [components[name] for name in params.heads]
 
 
 def _selections(

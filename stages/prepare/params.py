@@ -29,11 +29,15 @@ class PrepareParams(StageParams):
 
     test_prompts: int = Field(256, ge=1)
     """Prompts held out of the training sources. Where the request names a `test` source, that
-    source is the test set, whole, and this number is not used."""
+    source is the test set, and this number is not used."""
 
     prompts_per_iteration: int | None = Field(None, ge=1)
     """Most prompts in each part, chosen by the seed; null takes all. With a number, and prompts
     enough, a run that is continued with more `iterations` keeps the parts of its first ones."""
+
+    overlap: Literal["drop_from_train", "drop_from_test"] = added_later("drop_from_train")
+    """What loses a prompt that is in a `test` source and in training: training, so that the test
+    set is whole, or the test set, as in the paper."""
 
     messages_column: str = "messages"
     """Column of chat messages (`context_messages` in the paper's data sets)."""

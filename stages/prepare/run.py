@@ -54,6 +54,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
         test_prompts=ctx.params.test_prompts,
         prompts_per_iteration=ctx.params.prompts_per_iteration,
         seed=ctx.request.seed,
+        overlap_stays_in_train=ctx.params.overlap == "drop_from_test",
     )
     _write(ctx, sources, scan, decided, total)
     report = _report(ctx.params, scan, decided)

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.data_files import (
-    BATCH_ROWS,
     DATA_SUFFIXES,
     FILE_SUFFIXES,
     Row,
     column_names,
     count_rows,
     files_of_folder,
-    number_rows,
     read_data_file,
 )
 from stages.contract.errors import UserError
 from stages.contract.request import HubInput
 from stages.harness.context import ResolvedInput
+from stages.modeling.hub_data import open_hub_data
 from stages.prepare.params import PrepareParams
 
 
@@ -92,24 +91,8 @@ def _open_file(path: Path, columns: tuple[str, ...]) -> Source:
 
 
 def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
-    # Takes seconds to import: only if a hub data set is asked for.
-    import datasets
-
-    name = f"data set {source.repo}, split {split}"
-    try:
-        data = datasets.load_dataset(source.repo, subset, revision=source.revision, split=split)
-    except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
-        raise UserError(
-            f"{name} (revision {source.revision}): {error}",
-            "check the name, the revision, `split` and `subset`, and that you may read it",
-        ) from error
-    wanted = [each for each in data.column_names if each in columns]
-    chosen = (data.select_columns(wanted) if wanted else data).with_format("arrow")
-
-    def read() -> Iterator[Row]:
-        return number_rows(name, chosen.iter(batch_size=BATCH_ROWS))
-
-    return Source(name, len(data), read, tuple(data.column_names))
+    found = open_hub_data(source, subset, split, columns)
+    return Source(found.name, len(found.data), found.read, tuple(found.data.column_names))
 
 
 def _fetch(source: HubInput, name: str) -> Path:

@@ -30,7 +30,7 @@ class Split:
     Attributes:
         part: [N] the iteration (1…T), TEST, or DROPPED.
         duplicates: Rows that repeat an earlier row of the same side (training or test).
-        overlap: Distinct training prompts left out because they are test prompts.
+        overlap: Distinct prompts of both sides, left out of one of them.
         unused: Prompts above ``prompts_per_iteration``.
     """
 
@@ -57,6 +57,7 @@ def split(
     test_prompts: int,
     prompts_per_iteration: int | None,
     seed: int,
+    overlap_stays_in_train: bool = False,
 ) -> Split:
     """Divides the prompts.
 
@@ -68,13 +69,24 @@ def split(
         test_prompts: Prompts to hold out if no row is of a ``test`` source.
         prompts_per_iteration: Most prompts in each of D_1…D_T; None takes all.
         seed: Decides who is held out, who goes to which part, and who is above the cap.
+        overlap_stays_in_train: Whether a prompt of the ``test`` source that is a training prompt,
+            too, is left out of the test set, and not out of training.
     """
     test = _first_rows(ids, np.flatnonzero(sources == 0))
     train = _first_rows(ids, np.flatnonzero(sources != 0))
     duplicates = len(ids) - len(train) - len(test)
     train = _shuffled(ids, train, seed)
     part = np.full(len(ids), DROPPED, dtype=np.int32)
-    if len(test):
+    if len(test) and overlap_stays_in_train:
+        kept, asked = train, len(test)
+        test = test[~np.isin(ids[test], ids[train])]
+        overlap = asked - len(test)
+        if not len(test):
+            raise UserError(
+                f"all {asked} prompts of the `test` source are training prompts",
+                "give other test prompts, or set `overlap` to drop_from_train",
+            )
+    elif len(test):
         kept = train[~np.isin(ids[train], ids[test])]
         overlap = len(train) - len(kept)
     else:

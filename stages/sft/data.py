@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.contract.data_files import DATA_SUFFIXES, read_data_file
 from stages.contract.errors import UserError
-from stages.modeling.chat import render_conversation, render_prompt
+from stages.modeling.chat import render_answered
 from stages.sft.params import SftParams
 from stages.training.batches import IntArray, Sample
 
@@ -171,24 +171,8 @@ def make_example(tokenizer: Any, conversation: Conversation) -> Example:
         UserError: The chat template refuses the conversation, or renders it in a way that does not
             continue the prompt.
     """
-    prompt = render_prompt(tokenizer, conversation[:-1])
-    whole = render_conversation(tokenizer, conversation)
-    if not prompt or whole[: len(prompt)] != prompt or len(whole) == len(prompt):
-        raise UserError(
-            "the chat template does not continue a prompt with the answer: the tokens of a "
-            "conversation do not begin with those of its prompt",
-            "use a chat template whose generation prompt is the beginning of an assistant turn",
-        )
-    whole = _until_last_eos(tokenizer, whole, len(prompt))
-    return Example(*(np.array(part, np.int32) for part in (prompt, whole[len(prompt) :])))
-
-
-def _until_last_eos(tokenizer: Any, token_ids: list[int], num_prompt_tokens: int) -> list[int]:
-    """Cuts what a template writes after the answer's end: sampling stops there."""
-    for index in range(len(token_ids) - 1, num_prompt_tokens - 1, -1):
-        if token_ids[index] == tokenizer.eos_token_id:
-            return token_ids[: index + 1]
-    return token_ids
+    parts = render_answered(tokenizer, conversation[:-1], conversation[-1]["content"])
+    return Example(*(np.array(part, np.int32) for part in parts))
 
 
 def make_examples(

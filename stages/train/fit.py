@@ -21,7 +21,7 @@ from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batch
 from stages.train.objective import PairObjective, check_objective
-from stages.train.own_objective import load_own
+from stages.train.own_objective import OwnObjective, load_file
 from stages.train.params import TrainParams
 from stages.train.reference import save_average
 from stages.training.adapters import wear_adapters
@@ -37,7 +37,7 @@ class PairFit(Fit[TrainParams]):
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
         check_objective(ctx.params)
-        self._own = load_own(ctx) if ctx.params.objective == "python" else None
+        self._own = self._own_objective()
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
@@ -165,6 +165,12 @@ class PairFit(Fit[TrainParams]):
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole
+
+    def _own_objective(self) -> OwnObjective | None:
+        if self.ctx.params.objective != "python":
+            return None
+        own = self.ctx.params.python
+        return load_file(self.ctx.path("code"), own.function, own.settings)
 
     def _check_tokenizers(self) -> None:
         models = self._models

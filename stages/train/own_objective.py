@@ -21,12 +21,10 @@ from torch import Tensor
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
-from stages.harness.context import StageContext
 from stages.harness.program import run_program
 from stages.harness.user_code import load_function, user_code
 from stages.objectives.numerics import working_precision
 from stages.objectives.objective import ResponseLogps
-from stages.train.params import TrainParams
 
 TERMS = ("loss", "bonus")
 _SIGNATURE = '(chosen, rejected, **settings) -> {"loss": …, "bonus": …}'
@@ -68,14 +66,8 @@ class OwnObjective:
         return working_precision(value)
 
 
-def load_own(ctx: StageContext[TrainParams]) -> OwnObjective:
-    """Loads the function named by the parameters from the file given as input ``code``."""
-    own = ctx.params.python
-    return load_file(ctx.path("code"), own.function, own.settings)
-
-
 def load_file(path: Path, name: str, settings: Mapping[str, Any]) -> OwnObjective:
-    """Loads the function ``name`` of a file; see :func:`load_own`."""
+    """Loads the function ``name`` of a file."""
     function = load_function(path, name, setting="train.python.function", signature=_SIGNATURE)
     return OwnObjective(function, settings, f"the objective {path.name}:{name}")
 

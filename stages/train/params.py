@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.contract.params import InputSpec, OutputSpec, Settings, added_later
+from stages.contract.params import InputSpec, OutputSpec, OwnFunction, Settings, added_later
 from stages.objectives.params import KappaParams, ObjectiveParams
 from stages.training.params import TrainingParams
 
@@ -31,14 +31,12 @@ class LengthParams(Settings):
         return self
 
 
-class OwnObjective(Settings):
+class OwnObjective(OwnFunction):
     """Terms of the objective by a function of a Python file."""
 
     function: str = "objective"
     """Name of the function in ``code``, `(chosen, rejected, **settings) -> {"loss": …, "bonus":
     …}`: both [B], or one of them; what it leaves out is as the other settings say."""
-    settings: dict[str, int | float | str] = Field(default_factory=dict)
-    """Arguments of the function by name, such as a paper's constants."""
 
 
 # Names of losses without a bonus, as their papers have them.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from stages.contract.events import Emitter, dump_json
 from stages.harness.program import run_program
 from stages.objectives.kappa import KappaController
 from stages.objectives.metrics import METRIC_SUMS, loss_and_metrics, step_metrics
-from stages.objectives.objective import ResponseLogps
+from stages.objectives.objective import OwnTerms, ResponseLogps
 from stages.train.data import Pair, RefLogprobs, Response, load_pairs
+from stages.train.own_objective import load_file
 from stages.train.params import TrainParams
 from stages.train.reference import read_reference_table, sampler_logprobs
 
@@ -37,7 +39,7 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
     """Metrics of the objective over all pairs.
 
     Args:
-        asked: `pairs`, paths of tables; `params` of the training.
+        asked: `pairs`, paths of tables; `params` of the training; `code` of an own objective.
         known: log π_ref by prompt and tokens, where training has stored it.
 
     Raises:
@@ -58,17 +60,22 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
             f"log π_ref of no pair is stored, and train.reference is {params.reference!r}",
             "leave `pair` and `generate` as the run has them, or set train.reference to 'previous'",
         )
-    controller = KappaController(params, has_bonus=params.design != "none")
+    own = None
+    if params.objective == "python":
+        own = load_file(Path(asked["code"]), params.python.function, params.python.settings)
+    sums_of = partial(_sums, pairs, policy, reference, params, own)
+    may_vanish = params.numerics == "paper"
+    controller = KappaController(params, has_bonus=params.has_bonus, may_vanish=may_vanish)
     if controller.calibrating:
-        sums = dict(zip(METRIC_SUMS, _sums(pairs, policy, reference, params, 1.0), strict=True))
+        sums = dict(zip(METRIC_SUMS, sums_of(1.0).tolist(), strict=True))
         controller.observe(
             abs_loss_sum=sums["abs_preference_loss"], abs_bonus_sum=sums["abs_weighted_bonus"]
         )
     kappa = controller.kappa(step=0, num_steps=1, iteration=params.iteration)
-    found = _sums(pairs, policy, reference, params, kappa)
+    found = sums_of(kappa)
     gradient = found[METRIC_SUMS.index("gradient_of_bonus")].item() / len(pairs)
-    own = {"kappa": kappa, "compared_pairs": len(pairs), "bonus_gradient": gradient}
-    return step_metrics(found) | own
+    further = {"kappa": kappa, "compared_pairs": len(pairs), "bonus_gradient": gradient}
+    return step_metrics(found) | further
 
 
 def _sums(
@@ -76,6 +83,7 @@ def _sums(
     policy: RefLogprobs,
     reference: RefLogprobs,
     params: TrainParams,
+    own: OwnTerms | None,
     kappa: float,
 ) -> torch.Tensor:
     total = torch.zeros(len(METRIC_SUMS), dtype=torch.float64)
@@ -83,7 +91,7 @@ def _sums(
         batch = pairs[start : start + _BATCH]
         sides = [_logps(batch, policy, reference, side) for side in (0, 1)]
         tie = torch.tensor([pair.tie for pair in batch])
-        total += loss_and_metrics(sides[0], sides[1], params, kappa, tie)[1]
+        total += loss_and_metrics(sides[0], sides[1], params, kappa, tie, own)[1]
     return total
 
 
@@ -98,7 +106,8 @@ def _logps(
         padded[0, place, : len(own)], padded[1, place, : len(ref)] = own, ref
         mask[place, : len(own)] = True
     logp = torch.from_numpy(padded[0]).requires_grad_()
-    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask)
+    score = torch.tensor([_sides(pair)[side].score for pair in batch])
+    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask, score)
 
 
 def _sides(pair: Pair) -> tuple[Response, Response]:

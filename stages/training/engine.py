@@ -152,6 +152,11 @@ class Engine:
         self.optimizer = _optimizer(model, params)
         self._wrapped: Any = self._wrap()
         self.schedule = _schedule(self.optimizer, params, plan.num_steps)
+        if plan.num_steps == 1 and params.warmup_ratio:
+            process.events.warning(
+                f"nothing is learnt: the only step is one of warm-up, with a learning rate of 0 "
+                f"(warmup_ratio {params.warmup_ratio:g}); set warmup_ratio to 0, or take more steps"
+            )
 
     def logprobs(self, rows: Rows) -> Tensor:
         """Log π of the response tokens of rows on the engine's device: [N]."""

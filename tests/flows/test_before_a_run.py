@@ -17,7 +17,7 @@ from flows.execution.oracle_trial import try_oracle
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord, StepRecord
 from flows.execution.sampling_trial import SamplingTrial
-from flows.execution.trial import try_own_objective
+from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import all_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
@@ -223,7 +223,7 @@ def test_own_code_that_names_no_file_is_refused(tmp_path: Path, kind: str) -> No
 
 def test_the_shipped_objective_is_tried_and_its_content_is_in_the_key(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples/objective.yaml", [f"store={tmp_path / 'store'}"])
-    try_own_objective(config)
+    try_own_code(config)
     train = next(each for each in all_steps(config) if each.name == "iteration-1/train")
     [code] = train.inputs["code"]
     assert isinstance(code, FileInput)

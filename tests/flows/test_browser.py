@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -13,8 +15,9 @@ from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.report.html import write
 from flows.report.summary import Summary
-from flows.report.table import COLUMNS
-from stages.store.base import Store
+from flows.report.table import COLUMNS, SuiteFigures
+from stages.contract.manifest import Manifest
+from stages.store.base import Artifact, Store
 from tests.flows.browser import (
     add_line,
     browser_page,
@@ -25,6 +28,7 @@ from tests.flows.browser import (
     see_end,
     submit,
 )
+from tests.flows.evaluations import artifact_in, write_scores
 from tests.flows.standing import SMALL_OVERRIDES, Up, failing_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -95,6 +99,68 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
         assert box.evaluate("box => getComputedStyle(box).overflowX") == "visible"
         assert page.evaluate("document.documentElement.scrollWidth") <= 718
         picture(page, "printed")
+
+
+def test_samples_are_put_in_order_filtered_and_printed(tmp_path: Path) -> None:
+    record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "read")
+    suites = {"extra": {"prompts": "extra.jsonl", "num_samples": 1}}
+    config = RunConfig(name="read", iterations=1, suites=suites)
+    record.save_config(config)
+    artifacts = {}
+    for place in ("iteration-1/evaluate", "iteration-1/evaluate/suite-extra"):
+        folder = tmp_path / place / "own"
+        folder.mkdir(parents=True)
+        # The policy's score of each prompt, and how polite it is; the base scores 0.5.
+        scores = {"best": (1.0, 0.5), "worst": (0.25, 1.0), "rude": (0.75, 0.0)}
+        lines = [
+            {
+                "prompt_id": name,
+                "messages": [{"role": "user", "content": f"Ask {name} of {place}"}],
+                "policy": [{"response": f"answer {name}", "score": score}],
+                "base": [{"response": "before", "score": 0.5}],
+            }
+            for name, (score, _) in scores.items()
+        ]
+        (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "metrics.json").write_text("{}")
+        artifacts[place] = artifact_in(folder)
+        polite = {name: [{"polite": value}] for name, (_, value) in scores.items()}
+        artifacts[f"{place}/score/0"] = write_scores(tmp_path / place / "score", polite)
+    made = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
+    made |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
+    manifest = cast(Manifest, SimpleNamespace(**made))
+    artifacts = {name: Artifact(each.path, manifest) for name, each in artifacts.items()}
+    row = dict.fromkeys(each.name for each in COLUMNS) | {"components": {}, "solved": {}}
+    rows = [{"iteration": number} | row for number in (0, 1)]
+    summary = Summary("read", config, "store", rows=rows, artifacts=artifacts)
+    summary.suites.append(SuiteFigures("extra", [{"iteration": 1} | row]))
+    write(record, summary, [])
+    with browser_page() as page:
+        page.goto((record.path / "report.html").as_uri())
+        shown = page.locator("#samples .sample:visible > summary")
+
+        def names() -> list[str]:
+            return [each.split()[1] for each in shown.all_inner_texts()]
+
+        assert names() == ["best", "worst", "rude"]
+        page.locator("#order").select_option("worst first")
+        assert names() == ["worst", "rude", "best"]
+        page.locator("#order").select_option("lowest polite first")
+        assert names() == ["rude", "best", "worst"]
+        page.locator("#filter").select_option("fell")
+        assert names() == ["worst"]
+        page.locator("#filter").select_option("gained")
+        page.locator("#search").fill("BEST")
+        assert names() == ["best"]
+        page.locator("#search").fill("")
+        folded = page.locator("#samples").get_by_text("answer rude")
+        expect(folded).to_be_hidden()
+        of_suite = page.get_by_text("Ask best of iteration-1/evaluate/suite-extra").first
+        expect(of_suite).to_be_hidden()
+        page.get_by_text("Samples of 3 prompts").click()
+        expect(of_suite).to_be_visible()
+        page.emulate_media(media="print")
+        expect(folded).to_be_visible()
 
 
 def _expect_captioned_plots(page: Page) -> None:

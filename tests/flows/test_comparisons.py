@@ -28,6 +28,11 @@ def test_a_run_s_own_model_on_its_own_prompts_is_found_in_the_store(trained: Pat
     assert found["policy"] == "small@production"
     assert found["metrics"]["win_rate"] == 0, "a model does not win against itself"
     assert found["metrics"]["tied_prompts"] == found["metrics"]["compared_prompts"] == 16
+    assert found["differences"] == []
+    assert (
+        found["verdict"] == "small@production and its base have the same rewards on every prompt."
+    )
+    assert found["verdict"] in Path(found["page"]).read_text()
     kept = geb("gc", "--store", trained.parent / "store", "--json")
     assert found["artifact"] not in kept.stdout
 
@@ -43,7 +48,7 @@ def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert "win rate" in done.stdout
-    metrics = Path(done.stdout.split("metrics")[-1].strip()) / "metrics.json"
+    metrics = Path(done.stdout.split("metrics")[-1].split()[0]) / "metrics.json"
     assert json.loads(metrics.read_text())["compared_prompts"] == 4
 
 

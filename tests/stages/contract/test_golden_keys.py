@@ -14,6 +14,7 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput, Input, m
 from stages.evaluate.params import EvaluateParams
 from stages.generate.params import GenerateParams
 from stages.pair.params import PairParams
+from stages.preferences.params import PreferencesParams
 from stages.prepare.params import PrepareParams
 from stages.promote.params import PromoteParams
 from stages.score.params import ScoreParams
@@ -88,6 +89,25 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
         TrainParams(divergence=0.5, design="arctanh", reference="ema", iteration=2),
         {"policy": (CHECKPOINT,), "reference": (made("train", "ema"),), "pairs": (PAIRS,)},
         "96bbd284fce83a6c1527563f4824ed3bc1ff5628d85bdd19a149cdad2c04c2e8",
+    ),
+    (
+        TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
+        {
+            "policy": (CHECKPOINT,),
+            "reference": (CHECKPOINT,),
+            "pairs": (PAIRS,),
+            "code": (FILE,),
+        },
+        "398d0ee63da69bd39cb12a5f2dbe212bd7de045f820d14fbccfea2c77a0f0fa1",
+    ),
+    (
+        PreferencesParams(),
+        {
+            "data": (HUB,),
+            "prompts": (made("prepare", "iteration-1.parquet"),),
+            "policy": (CHECKPOINT,),
+        },
+        "ba406171f99bd8e996a24443c8056093ab7fec756152343d1e97cf7ca69d14c3",
     ),
     (
         EvaluateParams(),

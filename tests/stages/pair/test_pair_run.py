@@ -13,7 +13,7 @@ from stages.pair.params import PairParams
 from stages.pair.run import STAGE
 from stages.pair.select import STRATEGIES
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, read_rows
+from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 from tests.stage_calls import EventLog, call, response, write_scored
 
 SIDES = ("chosen", "rejected")
@@ -302,3 +302,33 @@ def test_what_is_not_two_responses_is_refused(store, tmp_path, found):
     code = own(tmp_path, f"def select(responses, seed):\n    return {found}\n")
     with pytest.raises(UserError, match=re.escape(f"select returned {found} for 3 responses")):
         pair(store, tables, code, strategy="python")
+
+
+def test_heads_of_the_score_say_where_to_explore_and_the_score_ranks(store, tmp_path):
+    responses, scores = write_scored(tmp_path, scored("a", 0.1, 0.5, 0.2, 0.3))
+    # Heads disagree on the last two.
+    heads = [(0.1, 0.1), (0.5, 0.5), (2.0, -1.6), (1.5, -0.9)]
+    rows = list(read_rows(scores, SCORES))
+    write_table(
+        scores,
+        SCORES,
+        (
+            {**row, "components": {"one": one, "two": two, "other": 99.0}}
+            for row, (one, two) in zip(rows, heads, strict=True)
+        ),
+    )
+    tables = [(responses, scores)]
+    asked = {"strategy": "delta_ucb", "heads": ("one", "two")}
+    [wide] = pairs(pair(store, tables, **asked))
+    assert (wide["chosen_sample_index"], wide["rejected_sample_index"]) == (3, 2)
+    [sure] = pairs(pair(store, tables, **asked, exploration=0))
+    assert (sure["chosen_sample_index"], sure["rejected_sample_index"]) == (1, 0)
+    with pytest.raises(UserError, match=r"pair\.heads names 'three', .* one, two, other"):
+        pair(store, tables, strategy="drts", heads=("one", "three"))
+
+
+def test_exploration_without_heads_is_refused_and_heads_are_of_its_key():
+    with pytest.raises(ValueError, match=r"heads .*: it explores where two"):
+        PairParams(strategy="thompson", heads=("one",))
+    assert "heads" not in PairParams(heads=("one", "two")).result_fields()
+    assert PairParams(strategy="drts", heads=("a", "b")).result_fields()["heads"] == ["a", "b"]

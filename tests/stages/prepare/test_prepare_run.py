@@ -84,6 +84,16 @@ def test_metrics_count_what_was_left_out(store, tmp_path):
         "iteration_prompts": [3, 3],
     }
     assert artifact.manifest.notes == metrics(artifact)
+    other = prepare(
+        *(store, train),
+        test=jsonl(tmp_path / "test.jsonl", questions(12)),
+        iterations=2,
+        invalid_rows="drop",
+        overlap="drop_from_test",
+    )
+    found = metrics(other)
+    assert (found["overlap_with_test"], found["test_prompts"]) == (10, 2)
+    assert sum(found["iteration_prompts"]) == 11
 
 
 def test_trailing_assistant_turns_are_cut_off(store, tmp_path):

@@ -80,6 +80,16 @@ def test_no_test_prompt_is_a_training_prompt(train, test, seed):
     assert found.overlap == len(set(train) & set(test))
 
 
+def test_the_overlap_may_be_taken_from_the_test_set():
+    changes = {"overlap_stays_in_train": True}
+    found, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6, 7, 7, 1], **changes)
+    assert [members(found, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5, 6}]
+    assert members(found, numbers, TEST) == {7}
+    assert (found.duplicates, found.overlap) == (3, 2)
+    with pytest.raises(UserError, match="all 2 prompts of the `test` source"):
+        divide([[1, 2, 3, 4]], [1, 2], **changes)
+
+
 def test_as_many_sources_as_iterations_keep_their_own():
     found, numbers = divide([[1, 2, 3], [3, 4], [5, 5, 6]], [6])
     assert [members(found, numbers, part) for part in (1, 2, 3)] == [{1, 2, 3}, {4}, {5}]

@@ -30,12 +30,12 @@ PARAMS = TrainParams(
 )
 
 
-def engine_of(params, num_examples, folder):
+def engine_of(params, num_examples, folder, said=None):
     numerics = Numerics.of(params, on_gpu=False, local_rank=0)
     ids = torch.arange(3, 11, dtype=torch.int32).numpy()
     examples = [Example(ids[:3], ids[3:])] * num_examples
     plan = Plan(examples, params, global_batch=1, world_size=1, seed=0)
-    process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
+    process = Process(0, 0, 1, Emitter(said or io.StringIO()), lambda: False)
     model = load_logprob_model(ModelSource(str(make_tiny_llama(folder))), params, numerics)
     return Engine(model, params, plan, numerics, process), ROWS["packed"](examples[:1])
 
@@ -51,6 +51,15 @@ def test_the_warm_up_has_as_many_steps_as_transformers_gives_it(ratio, steps, tm
         engine.schedule.step()
     expected = TrainingArguments(tmp_path, warmup_steps=ratio).get_warmup_steps(steps)
     assert rates.index(max(rates)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "is_told"), [(1, 0.03, True), (1, 0, False), (2, 0.03, False)]
+)
+def test_a_training_whose_only_step_learns_nothing_says_so(steps, ratio, is_told, tmp_path):
+    said = io.StringIO()
+    engine_of(TrainParams(epochs=1, warmup_ratio=ratio), steps, tmp_path, said)
+    assert ("nothing is learnt" in said.getvalue()) is is_told
 
 
 def test_steps_are_adamw_s_with_clipped_gradients_and_no_decay_of_norms(tmp_path):

@@ -1,0 +1,1 @@
+"""Preferences stage: preference pairs that come from outside."""

@@ -1,0 +1,127 @@
+"""Preferences: a data set of preferences in, ``pairs.parquet`` out, in the policy's tokens.
+
+Kept are the pairs of an iteration's prompts, so that held-out prompts stay held out. Rows stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from stages.contract.data_files import (
+    FILE_SUFFIXES,
+    Row,
+    count_rows,
+    files_of_folder,
+    read_data_file,
+)
+from stages.contract.digests import prompt_id
+from stages.contract.errors import UserError
+from stages.contract.events import dump_json
+from stages.contract.request import HubInput
+from stages.harness.context import StageContext
+from stages.harness.program import Stage
+from stages.modeling.chat import check_template_args, render_answered, require_chat_template
+from stages.modeling.hub_data import open_hub_data
+from stages.modeling.tokenizers import load_tokenizer
+from stages.preferences.params import PreferencesParams
+from stages.preferences.rows import Preference, read_preference
+from stages.tables.schemas import PAIRS, PROMPTS, TableWriter, read_rows
+
+
+def run(ctx: StageContext[PreferencesParams]) -> None:
+    """Writes a pair for each row of the data whose prompt is among the iteration's."""
+    source = ctx.model("policy")
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    check_template_args(tokenizer, ctx.params.chat_template_args)
+    wanted = {
+        bytes.fromhex(row["prompt_id"])
+        for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
+    }
+    counts: Counter[str] = Counter(dict.fromkeys(("rows", "pairs", "ties", "incomplete"), 0))
+    counts["other_prompts"] = 0
+    total, rows = _open(ctx)
+    with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
+        for place, row in rows:
+            counts["rows"] += 1
+            try:
+                kept = _kept(read_preference(row, ctx.params), wanted, counts)
+                if kept is not None:
+                    writer.write(_pair(tokenizer, *kept, ctx.params))
+            except UserError as error:
+                raise error.at(place) from error
+            ctx.events.progress(min(counts["rows"], total), total, "rows")
+    if not counts["pairs"]:
+        raise UserError(
+            f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, and the "
+            f"prompts of {counts['other_prompts']} are not among the iteration's",
+            "name the data set as inputs.prompts as well, or leave inputs.prompts out",
+        )
+    (ctx.out / "metrics.json").write_text(dump_json(dict(counts)))
+    ctx.notes.update(counts)
+
+
+def _kept(
+    found: Preference | None, wanted: set[bytes], counts: Counter[str]
+) -> tuple[str, Preference] | None:
+    """The prompt's id and the preference; None, counted, for one that makes no pair."""
+    if found is None:
+        counts["incomplete"] += 1
+        return None
+    identity = prompt_id(found.messages)
+    if bytes.fromhex(identity) not in wanted:
+        counts["other_prompts"] += 1
+        return None
+    if found.tie:
+        counts["ties"] += 1
+        return None
+    counts["pairs"] += 1
+    return identity, found
+
+
+def _pair(
+    tokenizer: Any, identity: str, found: Preference, params: PreferencesParams
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"prompt_id": identity, "messages": found.messages, "tie": False}
+    for index, (side, text) in enumerate((("chosen", found.chosen), ("rejected", found.rejected))):
+        prompt, answer = render_answered(
+            tokenizer,
+            found.messages,
+            text,
+            system_prompt=params.system_prompt,
+            template_args=params.chat_template_args,
+        )
+        row |= {
+            "prompt_token_ids": prompt,
+            f"{side}_sample_index": index,
+            f"{side}_token_ids": answer,
+            # No policy of ours sampled them.
+            f"{side}_logprobs": [math.nan] * len(answer),
+            f"{side}_response": text,
+            f"{side}_finish_reason": "stop",
+            f"{side}_score": found.scores[index],
+        }
+    return row
+
+
+def _open(ctx: StageContext[PreferencesParams]) -> tuple[int, Iterator[Row]]:
+    """The number of rows, or of lines if blank ones are not told apart; and the rows."""
+    [given] = ctx.inputs["data"]
+    if isinstance(given.source, HubInput):
+        found = open_hub_data(given.source, ctx.params.subset, ctx.params.split)
+        return len(found.data), found.read()
+    path = ctx.path("data")
+    files = files_of_folder(path) if path.is_dir() else [path]
+    if not files or any(each.suffix not in FILE_SUFFIXES for each in files):
+        raise UserError(
+            f"{path} holds no preferences: they are read from {', '.join(FILE_SUFFIXES)} files",
+            "name a file, a folder of such files, or a data set of the hub",
+        )
+    rows = (row for each in files for row in read_data_file(each))
+    return sum(map(count_rows, files)), rows
+
+
+STAGE = Stage(PreferencesParams, run)

@@ -1,0 +1,155 @@
+"""Preference data of several layouts as pairs in the policy's tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from stages.contract.digests import prompt_id
+from stages.contract.errors import UserError
+from stages.preferences.params import PreferencesParams
+from stages.preferences.run import STAGE
+from stages.store.base import Artifact, Store
+from stages.tables.schemas import PAIRS, read_rows
+from tests.stage_calls import call, user_turn, write_prompts
+from tests.tiny_models import make_tiny_llama
+
+ASKED = "color red"
+CHOSEN, REJECTED = "blue", "one two"
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+PROMPT = user_turn(ASKED)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "text": {"prompt": ASKED, "chosen": CHOSEN, "rejected": REJECTED},
+    "conversational": {"prompt": PROMPT, "chosen": said(CHOSEN), "rejected": said(REJECTED)},
+    "implicit": {"chosen": PROMPT + said(CHOSEN), "rejected": PROMPT + said(REJECTED)},
+    "ultrafeedback_binarized": {
+        "prompt": ASKED,
+        "prompt_id": "0",
+        "messages": PROMPT + said(CHOSEN),
+        "chosen": PROMPT + said(CHOSEN),
+        "rejected": PROMPT + said(REJECTED),
+        "score_chosen": 8.5,
+        "score_rejected": 7.0,
+    },
+    "ultrafeedback": {
+        "prompt": ASKED,
+        "completions": [
+            {"response": "two", "overall_score": 8.0, "model": "a"},
+            {"response": CHOSEN, "overall_score": 8.5, "model": "b"},
+            {"response": REJECTED, "overall_score": 7.0, "model": "c"},
+            {"response": "one", "overall_score": None, "model": "d"},
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def paired(tmp_path: Path, policy: Path):
+    """The artifact that rows, of one prompt that is wanted and others, make."""
+
+    def run(rows: list[dict[str, Any]], prompts: Any = (ASKED,), **params: Any) -> Artifact:
+        data = tmp_path / "data.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        wanted = write_prompts(tmp_path / "prompts.parquet", list(prompts))
+        inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
+        store = Store.open(str(tmp_path / "store"), create=True)
+        return call(STAGE, PreferencesParams.model_validate(params), inputs, store)
+
+    return run
+
+
+def pairs(artifact: Artifact) -> list[dict[str, Any]]:
+    return list(read_rows(artifact.path / "pairs.parquet", PAIRS))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layout):
+    [row] = pairs(paired([LAYOUTS[layout]]))
+    assert row["prompt_id"] == prompt_id(PROMPT)
+    assert row["messages"] == PROMPT
+    assert (row["chosen_response"], row["rejected_response"]) == (CHOSEN, REJECTED)
+    scores = (8.5, 7.0) if "ultrafeedback" in layout else (1.0, 0.0)
+    assert (row["chosen_score"], row["rejected_score"]) == scores
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    rendered = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert row["prompt_token_ids"] == prompt
+    for side, text in (("chosen", CHOSEN), ("rejected", REJECTED)):
+        words = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert row[f"{side}_token_ids"] == [*words, tokenizer.eos_token_id]
+        assert all(map(math.isnan, row[f"{side}_logprobs"]))
+        assert len(row[f"{side}_logprobs"]) == len(row[f"{side}_token_ids"])
+
+
+def test_a_parquet_file_of_the_binarized_layout_is_read_as_it_is(paired, tmp_path, policy):
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pa.Table.from_pylist([LAYOUTS["ultrafeedback_binarized"]]), data / "0.parquet")
+    wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
+    store = Store.open(str(tmp_path / "store"), create=True)
+    inputs = {"data": [data], "prompts": [wanted], "policy": [policy]}
+    [row] = pairs(call(STAGE, PreferencesParams(), inputs, store))
+    assert row["chosen_score"] == 8.5
+
+
+def test_other_prompts_ties_and_incomplete_rows_are_counted(paired):
+    row = LAYOUTS["text"]
+    made = paired(
+        [
+            row,
+            row | {"prompt": "color blue"},
+            row | {"rejected": CHOSEN},
+            row | {"score_chosen": 2.0, "score_rejected": 2.0},
+            {"prompt": ASKED, "completions": [{"response": "one", "overall_score": 1.0}]},
+        ]
+    )
+    found = json.loads((made.path / "metrics.json").read_text())
+    assert found == {"rows": 5, "pairs": 1, "ties": 2, "other_prompts": 1, "incomplete": 1}
+    with pytest.raises(UserError, match="none of 1 rows makes a pair: 0 are ties"):
+        paired([row | {"prompt": "color blue"}])
+
+
+def test_system_prompts_are_those_of_prepare_and_of_generate(paired):
+    system = {"role": "system", "content": "one"}
+    [prepared] = pairs(paired([LAYOUTS["text"]], prompts=[[system, *PROMPT]], prompt_system="one"))
+    assert prepared["messages"] == [system, *PROMPT]
+    [sampled] = pairs(paired([LAYOUTS["text"]], system_prompt="one"))
+    assert sampled["messages"] == PROMPT
+    assert sampled["prompt_token_ids"] == prepared["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said_of_it"),
+    [
+        ({"chosen": CHOSEN, "rejected": REJECTED}, "'chosen' is text, and the row has no prompt"),
+        ({"prompt": ASKED, "chosen": CHOSEN}, "rejected is NoneType, neither text nor messages"),
+        (
+            {"chosen": PROMPT + said("blue"), "rejected": user_turn("one") + said("two")},
+            "chosen and rejected answer different prompts",
+        ),
+        ({"chosen": PROMPT, "rejected": PROMPT}, "'chosen' does not end with an assistant turn"),
+        ({"chosen": said("blue"), "rejected": said("red")}, "no user turn is before the response"),
+        ({"instruction": ASKED, "completions": []}, "no prompt in column 'prompt' .*instruction"),
+    ],
+)
+def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
+    with pytest.raises(UserError, match=f"line 2: .*{said_of_it}") as refused:
+        paired([LAYOUTS["text"], row])
+    assert refused.value.remedy
