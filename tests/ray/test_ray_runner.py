@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from stages.contract.errors import PreemptedError, RefusedError, StoppedError, U
 from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.at_work import AtWork, at_work, said
-from tests.flows.loop import geb, plan, result_digests, write_config
+from tests.flows.loop import plan, result_digests, write_config
 from tests.probe_requests import probe_request
 from tests.probe_stage import install
 from tests.ray.conftest import RayCluster
@@ -76,7 +78,9 @@ def test_the_loop_gives_the_artifacts_of_the_process_runner(
 ) -> None:
     execution = {"runner": "ray", "parallel": 2, "runner_settings": cluster.settings()}
     config = write_config(tmp_path, execution=execution)
-    done = geb("run", config)
+    # A new process: what is installed is read as Python starts.
+    command = [sys.executable, "-m", "flows.commands.cli", "run", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert result_digests(tmp_path / "store") == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
