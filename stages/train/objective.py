@@ -112,7 +112,12 @@ class PairObjective(Objective[PairBatch]):
         logp, mask = rows.pad_responses(self._engine.logprobs(rows)), rows.response_mask
         pairs = mask.shape[0] // 2
         chosen, rejected = (
-            ResponseLogps(logp[side], reference[side], mask[side], batch.scores[side])
+            ResponseLogps(
+                token_logp=logp[side],
+                ref_token_logp=reference[side],
+                mask=mask[side],
+                score=batch.scores[side],
+            )
             for side in (slice(0, pairs), slice(pairs, 2 * pairs))
         )
         return chosen, rejected

@@ -29,7 +29,8 @@ def test_settings_exist(section: str) -> None:
     assert not set(named) - known
 
 
-def test_options_of_trl_s_trainer_exist() -> None:
+def test_options_of_trl_s_trainer_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.online_dpo import OnlineDPOConfig
 
     [section] = [each for each in SECTIONS if each.startswith("TRL: OnlineDPOTrainer")]

@@ -98,7 +98,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "pairs": (PAIRS,),
             "code": (FILE,),
         },
-        "0bebc7457651948f26471aaa3bde3a82f3e90e58909b880dc3ab6e93b2f899bb",
+        "398d0ee63da69bd39cb12a5f2dbe212bd7de045f820d14fbccfea2c77a0f0fa1",
     ),
     (
         PreferencesParams(),
