@@ -39,15 +39,14 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
     opened = open_store(store)
     record = RunRecord.existing(opened, run_of(opened, name)[0])
     found = explain(summarise(record))
-    path = record.path / "why.html"
-    write_atomically(path, found.page())
-    page = record.store.share(path)
+    page = _written(record, "why.html", render("why.html.jinja", why=found))
     lines = [
         f"{each.gain:+.3f}  {each.prompt}\n        {each.base[0]} → {each.policy[0]}"
         + (f"\n        {each.kind}" if each.kind else "")
         for each in found.traces
     ]
-    document = asdict(found) | {"page": page}
+    # Of an answer's kinds, those that matter are listed.
+    document = json.loads(json.dumps(asdict(found), default=sorted)) | {"page": page}
     shown = [found.table()] if found.kinds else []
     answer(as_json, document, found.sentence(), *shown, *lines, f"page  {page}")
 
@@ -70,11 +69,9 @@ def what_if(
     values = merged(json.loads(config.to_json()), overrides_of(overrides or ()))
     asked = check_config(values, f"run {name} with --set")
     found = compare(record, config, asked)
-    path = record.path / "what-if.html"
-    write_atomically(path, found.page())
-    page = record.store.share(path)
+    page = _written(record, "what-if.html", render("what_if.html.jinja", found=found))
     lines = [found.plan_line(), *found.cautions, f"page  {page}"]
-    answer(as_json, found.to_json() | {"page": page}, found.title(), found.table(), *lines)
+    answer(as_json, asdict(found) | {"page": page}, found.title(), found.table(), *lines)
 
 
 def doubt(
@@ -102,11 +99,16 @@ def doubt(
     rows = [(each.name, results[each.passed], each.finding) for each in found.checks]
     table = FittedTable("", ("check", "result", "finding"), rows, kept=3, left=3)
     title = f"{version.name}:{version.version} {found.verdict()}"
-    path = RunRecord(opened, f"{config.name}-doubt").path / "doubt.html"
-    write_atomically(path, render("doubt.html.jinja", title=title, found=found, table=table))
-    page = opened.share(path)
+    text = render("doubt.html.jinja", title=title, found=found, table=table)
+    page = _written(RunRecord(opened, f"{config.name}-doubt"), "doubt.html", text)
     document = found.model_dump(mode="json") | {"verdict": found.verdict(), "page": page}
     answer(as_json, document, table, title, f"page  {page}")
+
+
+def _written(record: RunRecord, name: str, text: str) -> str:
+    """Writes a page into a run's folder and returns its address."""
+    write_atomically(record.path / name, text)
+    return record.store.share(record.path / name)
 
 
 COMMANDS = (why, what_if, doubt)

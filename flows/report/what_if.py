@@ -13,12 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from flows.execution.plan import differences
 from flows.execution.plan import plan as planned
@@ -28,7 +26,6 @@ from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.placement import Execution
 from flows.planning.estimate import estimate
 from flows.planning.show import summary_line
-from flows.report.files import render
 from flows.report.table import FittedTable
 from flows.runners.choose import make_runner
 from flows.runners.local.environment import stage_environment
@@ -43,6 +40,8 @@ from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 # Sections whose settings change what is sampled, so that the stored samples are not the run's.
 _SAMPLING = ("inputs", "prepare", "sft", "screen", "generate", "seed")
 _SHOWN_PAIRS = 3
+_SIDES = ("chosen", "rejected")
+_Texts = tuple[str, str, str]
 _FIGURES = (
     ("κ", "kappa", ".4g"),
     ("loss", "loss", ".3f"),
@@ -54,16 +53,6 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Changed:
-    """A pair that the other settings make, or leave out; its scores are those of the settings."""
-
-    prompt: str
-    before: tuple[str, str] | None
-    """Chosen and rejected response as the run paired them."""
-    after: tuple[str, str] | None
-
-
-@dataclass(frozen=True)
 class Iteration:
     """One iteration under the run's settings and under the others.
 
@@ -72,7 +61,8 @@ class Iteration:
         pairs: Pairs before and after.
         ties: Ties among them.
         changed: Prompts whose pairs change.
-        examples: Some of these.
+        gone: Some pairs that would not be: prompt, chosen and rejected response.
+        new: Some that would be.
         figures: Metrics of the objective at the first step, before and after.
     """
 
@@ -80,7 +70,8 @@ class Iteration:
     pairs: tuple[int, int]
     ties: tuple[int, int]
     changed: int
-    examples: list[Changed]
+    gone: list[_Texts]
+    new: list[_Texts]
     figures: tuple[Metrics, Metrics]
 
 
@@ -106,10 +97,6 @@ class WhatIf:
     cost: str
     cautions: list[str]
 
-    def to_json(self) -> dict[str, Any]:
-        """Values for a JSON document."""
-        return asdict(self)
-
     def title(self) -> str:
         """The question."""
         return f"What if {self.run} had {'; '.join(self.changes) or 'no other settings'}?"
@@ -129,10 +116,6 @@ class WhatIf:
             figures = [_shown(before[name], after[name], form) for _, name, form in _FIGURES]
             rows.append([str(each.iteration), *counts, str(each.changed), *figures])
         return FittedTable("", header, rows, kept=4)
-
-    def page(self) -> str:
-        """The page, one file without network."""
-        return render("what_if.html.jinja", found=self)
 
 
 def _shown(before: float, after: float, form: str) -> str:
@@ -295,40 +278,28 @@ def _figures(
 
 
 def _iteration(t: int, paths: tuple[Path, Path], figures: tuple[Metrics, Metrics]) -> Iteration:
-    before, after = map(_by_prompt, paths)
-    changed = [
-        prompt
-        for prompt in dict.fromkeys([*before, *after])
-        if [_identity(row) for row in before.get(prompt, ())]
-        != [_identity(row) for row in after.get(prompt, ())]
-    ]
-    examples = [_example(before.get(p, ()), after.get(p, ())) for p in changed[:_SHOWN_PAIRS]]
-    ties = [sum(row["tie"] for rows in each.values() for row in rows) for each in (before, after)]
-    pairs = pq.read_metadata(paths[0]).num_rows, pq.read_metadata(paths[1]).num_rows
-    return Iteration(t, pairs, (ties[0], ties[1]), len(changed), examples, figures)
+    before, after = map(_read, paths)
+    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+    return Iteration(
+        iteration=t,
+        pairs=(len(before), len(after)),
+        ties=(sum(tie for *_, tie in before), sum(tie for *_, tie in after)),
+        changed=len({prompt for prompt, *_ in gone | new}),
+        gone=[texts for name, texts in before.items() if name in gone][:_SHOWN_PAIRS],
+        new=[texts for name, texts in after.items() if name in new][:_SHOWN_PAIRS],
+        figures=figures,
+    )
 
 
-def _by_prompt(path: Path) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    names = [f"{side}_{name}" for side in ("chosen", "rejected") for name in _SIDE]
-    for row in read_rows(path, PAIRS, columns=["prompt_id", "messages", "tie", *names]):
-        found.setdefault(row["prompt_id"], []).append(row)
-    return found
-
-
-_SIDE = ("sample_index", "response")
-
-
-def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["chosen_sample_index"], row["rejected_sample_index"], row["tie"]
-
-
-def _example(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Changed:
-    """The first pair of a prompt that is not the same under both."""
-    gone = [row for row in before if _identity(row) not in map(_identity, after)]
-    new = [row for row in after if _identity(row) not in map(_identity, before)]
-    texts = [
-        (rows[0]["chosen_response"], rows[0]["rejected_response"]) if rows else None
-        for rows in (gone, new)
-    ]
-    return Changed((gone or new or [*before, *after])[0]["messages"][-1]["content"], *texts)
+def _read(path: Path) -> dict[tuple[str, int, int, bool], _Texts]:
+    """Texts of each pair by prompt, both samples and whether they tie."""
+    columns = ["prompt_id", "messages", "tie"]
+    columns += [f"{side}_{name}" for side in _SIDES for name in ("sample_index", "response")]
+    return {
+        (row["prompt_id"], *(row[f"{side}_sample_index"] for side in _SIDES), row["tie"]): (
+            row["messages"][-1]["content"],
+            row["chosen_response"],
+            row["rejected_response"],
+        )
+        for row in read_rows(path, PAIRS, columns=columns)
+    }

@@ -7,19 +7,18 @@ times the difference that it makes to the score.
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-import numpy as np
 import pyarrow.parquet as pq
 
-from flows.report.files import render
 from flows.report.rows import Paired, against_base
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import BASE, POLICY, FittedTable, formatted
+from flows.report.table import FittedTable, formatted
 from stages.contract.errors import UserError
 from stages.tables.join import read_scored
 from stages.tables.schemas import PAIRS, read_rows
@@ -28,27 +27,40 @@ from stages.training.order import places_of_step
 # Beyond them, answers of an evaluation or an iteration say nothing new of what is frequent.
 _MOST_ANSWERS = 20_000
 _MOST_WORDS = 200
-_SHOWN_KINDS = 3
-_SHOWN_PROMPTS = 3
+_LENGTHS = (8, 16, 32, 64, 128, 256)
+# Kinds that raised the mean reward, and kinds that lowered it; prompts likewise.
+_SHOWN = 3
 # A kind is told from chance if its share moved by so many standard errors.
 _STANDARD_ERRORS = 3.0
-# Kinds that so large a share of the same answers have are one.
+# Kinds that so large a share of the same answers have, or lack, are one.
 _ALIKE = 0.8
 _Key = tuple[str, int]
-_Pair = tuple[_Key, _Key, list[int], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A scored answer, with all kinds that it is of."""
+    """A scored answer; `kinds` are all that it is of."""
 
     prompt: str
     text: str
     score: float
     log_pi: float | None
-    words: int
-    components: Mapping[str, float]
-    kinds: frozenset[str] = frozenset()
+    kinds: frozenset[str]
+
+
+Answers = Mapping[_Key, Answer]
+"""By prompt and number of the sample."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A pair that does not tie, with the steps of training (from 0) that saw it, and log π_ref."""
+
+    iteration: int
+    chosen: Answer
+    rejected: Answer
+    steps: Sequence[int]
+    log_pi_ref: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -61,9 +73,8 @@ class Taught:
         of: All training samples.
         won: Pairs in which an answer of the kind was chosen over one that is not; no ties.
         lost: Pairs in which it was rejected for one that is not.
-        steps: First and last step of training that saw a pair of those won; None without any.
+        steps: First and last step of training, from 1, that saw a pair of those won.
         log_pi: Mean log π of the sampled answers of the kind, under the policy that sampled them.
-        log_pi_ref: Mean log π_ref of those among them that are in pairs.
         share: Share of the kind on the held-out prompts after the iteration.
     """
 
@@ -74,47 +85,17 @@ class Taught:
     lost: int
     steps: tuple[int, int] | None
     log_pi: float | None
-    log_pi_ref: float | None
     share: float | None
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of answers that changed a run's mean reward.
-
-    Attributes:
-        name: The property, in words.
-        part: Its part of the difference of mean rewards.
-        before: Its share among the base's answers.
-        course: Its iterations.
-    """
+    """A kind of answers: its part of the gain, its share in the base's answers, its iterations."""
 
     name: str
     part: float
     before: float
-    course: list[Taught] = field(default_factory=list)
-
-    @property
-    def first(self) -> int | None:
-        """The first iteration that sampled an answer of the kind."""
-        return next((each.iteration for each in self.course if each.sampled), None)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A pair in which an answer of a kind won, and where training met it."""
-
-    iteration: int
-    prompt: str
-    chosen: str
-    rejected: str
-    chosen_score: float
-    rejected_score: float
-    steps: list[int]
-    log_pi: tuple[float | None, float | None]
-    """log π of chosen and rejected under the policy that sampled them."""
-    log_pi_ref: tuple[float, float] | None
-    """The same under the reference; None if training left the pair out."""
+    course: Sequence[Taught] = ()
 
 
 @dataclass(frozen=True)
@@ -124,11 +105,10 @@ class Trace:
     Attributes:
         prompt: Its last message.
         gain: Mean score of the policy's answers minus the base's.
-        base: The base's answer that is nearest to its mean score, with the answer's score.
+        base: A typical answer of the base, with its score.
         policy: The same of the policy.
         kind: Kind that tells them apart, if one of the run's kinds does.
-        course: For each iteration, from 0 for the base: share of the kind among the answers, their
-            mean log π under the policy that gave them, their mean score.
+        course: After each iteration, 0 the base's: share of the kind, mean log π, mean score.
         lesson: The pair of the most similar prompt in which the kind won; None if none did.
     """
 
@@ -152,7 +132,7 @@ class Why:
     traces: list[Trace]
 
     def sentence(self) -> str:
-        """What changed, and how much of it the kinds account for."""
+        """What changed, and the kind that explains most of it."""
         if self.total is None:
             return "No prompt's mean reward changed between base and policy."
         found = f"The mean reward went from {self.total.first:.3f} to {self.total.second:.3f}, by "
@@ -168,23 +148,12 @@ class Why:
         for each in self.kinds:
             rows.append([each.name, f"{each.part:+.3f}", "base", *["-"] * 5, f"{each.before:.3f}"])
             for t in each.course:
-                figures = [f"{t.sampled}/{t.of}", str(t.won), str(t.lost), steps_text(t.steps)]
+                steps = "{} to {}".format(*t.steps) if t.steps else "-"
+                figures = [f"{t.sampled}/{t.of}", str(t.won), str(t.lost), steps]
                 figures += [formatted(t.log_pi, ".2f"), formatted(t.share, ".3f")]
                 rows.append(["", "", str(t.iteration), *figures])
         dropped = ("lost", "steps", "log π")
         return FittedTable("", header, rows, kept=3, dropped_first=dropped, left=1)
-
-    def page(self) -> str:
-        """The page, one file without network."""
-        return render("why.html.jinja", why=self, steps_text=steps_text)
-
-
-def steps_text(steps: Sequence[int] | None) -> str:
-    """``12 to 63``, from 1, or a dash."""
-    if not steps:
-        return "-"
-    first, last = steps[0] + 1, steps[-1] + 1
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def explain(summary: Summary) -> Why:
@@ -199,320 +168,248 @@ def explain(summary: Summary) -> Why:
             f"run {summary.run} has no evaluated iteration",
             f"`geb status {summary.run}` shows how far it is; resume it first",
         )
+    step, evaluation = f"iteration-{last}/evaluate", summary.config.evaluation
     places = ["base", *(f"iteration-{t}/evaluate" for t in range(1, last + 1))]
-    log_pi = [_log_pi(summary, t) for t in range(last + 1)]
-    answers = [
-        _answers(summary, place, summary.config.evaluation.num_shards, found)
-        for place, found in zip(places, log_pi, strict=True)
+    evaluated = [_answers(summary, place, evaluation.num_shards) for place in places]
+    training = [
+        _answers(summary, f"iteration-{t}", summary.config.generate.num_shards)
+        for t in range(1, last + 1)
     ]
-    teller = _Teller([*answers[0].values(), *answers[-1].values()])
-    evaluated = [teller.told(each) for each in answers]
-    kinds = _kinds(list(evaluated[0].values()), list(evaluated[-1].values()))
-    training = [_Training.of(summary, t, teller) for t in range(1, last + 1)]
-    found = [_with_course(kind, training, evaluated[1:]) for kind in kinds]
-    step = f"iteration-{last}/evaluate"
-    prefixes = "base", step
-    compared = against_base(summary.artifacts, summary.config.evaluation, step, prefixes=prefixes)
-    total = next(iter(compared), None)
-    return Why(summary.run, last, total, found, list(_traces(found, evaluated, training)))
+    lessons = [list(_lessons(summary, t, each)) for t, each in enumerate(training, 1)]
+    kinds = [
+        replace(
+            kind,
+            course=[
+                _taught(kind.name, t, *each)
+                for t, each in enumerate(zip(training, lessons, evaluated[1:], strict=True), 1)
+            ],
+        )
+        for kind in _kinds(list(evaluated[0].values()), list(evaluated[-1].values()))
+    ]
+    total = against_base(summary.artifacts, evaluation, step, prefixes=("base", step))
+    traces = list(_traces(kinds, [_by_prompt(each) for each in evaluated], lessons))
+    return Why(summary.run, last, total[0] if total else None, kinds, traces)
 
 
-class _Teller:
-    """Tells of which kinds an answer is; lengths and components are told from what is usual."""
+def _answers(summary: Summary, place: str, num_shards: int) -> dict[_Key, Answer]:
+    """Scored answers of a sampling, as far as its artifacts are there."""
+    names = {name for row in summary.rows for name in row["components"]}
+    means = {
+        name: fmean(row["components"][name] for row in summary.rows if name in row["components"])
+        for name in sorted(names)
+    }
+    steps = [[f"{place}/{stage}/{n}" for stage in ("generate", "score")] for n in range(num_shards)]
+    shards = [
+        [summary.artifacts[each] for each in pair]
+        for pair in steps
+        if all(each in summary.artifacts for each in pair)
+    ]
+    columns = ["messages", "response", "response_logprobs"]
+    found: dict[_Key, Answer] = {}
+    for batch in read_scored(
+        [made.file("responses.parquet") for made, _ in shards],
+        [scored.file("scores.parquet") for _, scored in shards],
+        columns=columns,
+        score_columns=["components"],
+    ):
+        rows = zip(batch.responses.to_pylist(), batch.scored.to_pylist(), strict=True)
+        for row, scored in rows:
+            if scored["score"] is not None:
+                parts = {k: v for k, v in scored["components"] or () if v is not None}
+                kinds = frozenset(_kinds_of(row["response"], parts, means))
+                log_pi = sum(row["response_logprobs"])
+                found[row["prompt_id"], row["sample_index"]] = Answer(
+                    prompt=row["messages"][-1]["content"],
+                    text=row["response"],
+                    score=scored["score"],
+                    # A server may not tell it.
+                    log_pi=None if math.isnan(log_pi) else log_pi,
+                    kinds=kinds,
+                )
+        if len(found) >= _MOST_ANSWERS:
+            break
+    return found
 
-    def __init__(self, usual: Sequence[Answer]) -> None:
-        lengths = [each.words for each in usual]
-        self._lengths = sorted({int(np.quantile(lengths, q)) for q in (0.25, 0.5, 0.75)})
-        names = sorted({name for each in usual for name in each.components})
-        self._means = {
-            name: fmean(each.components[name] for each in usual if name in each.components)
-            for name in names
-        }
 
-    def told(self, answers: Mapping[_Key, Answer]) -> dict[_Key, Answer]:
-        """The same answers with their kinds."""
-        return {
-            key: Answer(**vars(each) | {"kinds": frozenset(self._kinds(each))})
-            for key, each in answers.items()
-        }
-
-    def _kinds(self, answer: Answer) -> Iterator[str]:
-        for name, mean in self._means.items():
-            if answer.components.get(name, mean) > mean:
-                yield f"{name} above {mean:.2g}"
-        for most in self._lengths:
-            if answer.words <= most:
-                yield f"at most {most} words"
-        words = _words(answer.text)[:_MOST_WORDS]
-        yield f"begins with “{words[0]}”" if words else "is empty"
-        for number in (1, 2):
-            for first in range(len(words) - number + 1):
-                yield f"says “{' '.join(words[first : first + number])}”"
+def _kinds_of(
+    text: str, components: Mapping[str, float], means: Mapping[str, float]
+) -> Iterator[str]:
+    for name, mean in means.items():
+        if components.get(name, mean) > mean:
+            yield f"{name} above {mean:.2g}"
+    words = _words(text)
+    yield from (f"at most {most} words" for most in _LENGTHS if len(text.split()) <= most)
+    yield f"begins with “{words[0]}”" if words else "is empty"
+    for number in (1, 2):
+        for first in range(min(len(words), _MOST_WORDS) - number + 1):
+            yield f"says “{' '.join(words[first : first + number])}”"
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def _answers(
-    summary: Summary, place: str, num_shards: int, log_pi: Mapping[_Key, float] | None = None
-) -> dict[_Key, Answer]:
-    """Scored answers of a sampling, as far as its artifacts are there."""
-    found: dict[_Key, Answer] = {}
-    for shard in range(num_shards):
-        made = [
-            summary.artifacts.get(f"{place}/{stage}/{shard}") for stage in ("generate", "score")
-        ]
-        if made[0] is None or made[1] is None:
-            continue
-        paths = [made[0].file("responses.parquet")], [made[1].file("scores.parquet")]
-        columns = ["messages", "response", "response_logprobs"]
-        for batch in read_scored(*paths, columns=columns, score_columns=["components"]):
-            rows = zip(batch.responses.to_pylist(), batch.scored.to_pylist(), strict=True)
-            for row, scored in rows:
-                if scored["score"] is None:
-                    continue
-                key = row["prompt_id"], row["sample_index"]
-                own = sum(row["response_logprobs"]) if log_pi is None else log_pi.get(key)
-                text = row["response"]
-                found[key] = Answer(
-                    prompt=row["messages"][-1]["content"],
-                    text=text,
-                    score=scored["score"],
-                    log_pi=own,
-                    words=len(text.split()),
-                    components={k: v for k, v in scored["components"] or () if v is not None},
-                )
-            if len(found) >= _MOST_ANSWERS:
-                return found
-    return found
-
-
-def _log_pi(summary: Summary, iteration: int) -> dict[_Key, float]:
-    """Reads log π of the answers of an evaluation, under the policy that gave them."""
-    step, model = f"iteration-{iteration or 1}/evaluate", POLICY if iteration else BASE
-    if step not in summary.artifacts:
-        return {}
-    columns = ["model", "prompt_id", "sample_index", "log_pi"]
-    table = pq.read_table(summary.artifacts[step].file("distributions.parquet"), columns=columns)
-    return {
-        (row["prompt_id"], row["sample_index"]): row["log_pi"]
-        for row in table.to_pylist()
-        if row["model"] == model
-    }
-
-
 def _kinds(base: Sequence[Answer], policy: Sequence[Answer]) -> list[Kind]:
     """Kinds that raised the mean reward most, and those that lowered it, the largest part first."""
-    groups = [Counter(kind for each in side for kind in each.kinds) for side in (base, policy)]
+    holders: defaultdict[str, set[int]] = defaultdict(set)
     everyone = [*base, *policy]
-    sums: defaultdict[str, float] = defaultdict(float)
-    for each in everyone:
+    for place, each in enumerate(everyone):
         for kind in each.kinds:
-            sums[kind] += each.score
-    total, whole = len(everyone), sum(each.score for each in everyone)
-    parts: dict[str, float] = {}
-    for kind, score in sums.items():
-        count = groups[0][kind] + groups[1][kind]
-        if count == total:
+            holders[kind].add(place)
+    total, whole = len(everyone), math.fsum(each.score for each in everyone)
+    found = []
+    for name, places in holders.items():
+        if (count := len(places)) == total:
             continue
-        shares = groups[0][kind] / len(base), groups[1][kind] / len(policy)
-        change, share = shares[1] - shares[0], count / total
-        error = (share * (1 - share) * (1 / len(base) + 1 / len(policy))) ** 0.5
+        of_base = sum(place < len(base) for place in places)
+        before, share = of_base / len(base), count / total
+        change = (count - of_base) / len(policy) - before
+        error = math.sqrt(share * (1 - share) * (1 / len(base) + 1 / len(policy)))
         if abs(change) > _STANDARD_ERRORS * error:
-            parts[kind] = change * (score / count - (whole - score) / (total - count))
-    chosen: list[str] = []
+            score = math.fsum(everyone[place].score for place in places)
+            part = change * (score / count - (whole - score) / (total - count))
+            found.append(Kind(name, part, before))
+    chosen: list[Kind] = []
     for sign in (1, -1):
         # Of kinds with equal parts the one in fewer words.
-        order = sorted(parts, key=lambda kind: (-sign * round(parts[kind], 4), len(kind)))
-        chosen += _distinct([kind for kind in order if sign * parts[kind] > 0], everyone)
-    chosen.sort(key=lambda kind: -abs(parts[kind]))
-    return [Kind(kind, parts[kind], groups[0][kind] / len(base)) for kind in chosen]
+        order = sorted(found, key=lambda each: (-sign * round(each.part, 4), len(each.name)))
+        own: list[Kind] = []
+        for new in (each for each in order if sign * each.part > 0):
+            alike = (_overlap(holders[new.name], holders[other.name], total) for other in own)
+            if len(own) < _SHOWN and max(alike, default=0.0) < _ALIKE:
+                own.append(new)
+        chosen += own
+    return sorted(chosen, key=lambda each: -abs(each.part))
 
 
-def _distinct(kinds: Sequence[str], answers: Sequence[Answer]) -> list[str]:
-    """The first kinds that different answers have; a kind and its opposite are one."""
-    found: dict[str, np.ndarray] = {}
-    for kind in kinds[:200]:
-        has = np.array([kind in each.kinds for each in answers])
-        alike = [_overlap(has, other) for other in found.values()]
-        if all(max(each) < _ALIKE for each in alike):
-            found[kind] = has
-        if len(found) == _SHOWN_KINDS:
-            break
-    return list(found)
+def _overlap(one: set[int], other: set[int], total: int) -> float:
+    """Jaccard's similarity of two kinds, or of the first with the second's opposite."""
+    both, either = len(one & other), len(one | other)
+    without = len(one - other) / (total - len(other - one))
+    return max(both / either, without)
 
 
-def _overlap(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Jaccard's similarity of two kinds, and of the first with the second's opposite."""
-    return tuple(float((one & each).sum() / max(1, (one | each).sum())) for each in (other, ~other))  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class _Training:
-    """Samples and pairs of one iteration; of a pair the answers' keys, its steps, and log π_ref."""
-
-    iteration: int
-    answers: Mapping[_Key, Answer]
-    pairs: Sequence[_Pair]
-
-    @classmethod
-    def of(cls, summary: Summary, iteration: int, teller: _Teller) -> _Training:
-        """Reads them; pairs that tie teach no preference and are left out."""
-        place, config = f"iteration-{iteration}", summary.config
-        answers = teller.told(_answers(summary, place, config.generate.num_shards))
-        before = range(1, iteration) if config.pair_data == "accumulate" else ()
-        first = sum(_num_pairs(summary, t) for t in before)
-        steps, reference = _steps_of(summary, iteration)
-        made = summary.artifacts.get(f"{place}/pair")
-        columns = ["prompt_id", "chosen_sample_index", "rejected_sample_index", "tie"]
-        path = made.file("pairs.parquet") if made else None
-        pairs = []
-        for index, row in enumerate(read_rows(path, PAIRS, columns=columns) if path else (), first):
-            chosen = row["prompt_id"], row["chosen_sample_index"]
-            rejected = row["prompt_id"], row["rejected_sample_index"]
-            if not row["tie"] and chosen in answers and rejected in answers:
-                pairs.append((chosen, rejected, steps.get(index, []), reference.get(index)))
-        return cls(iteration, answers, pairs)
-
-    def lessons(self, kind: str, *, lost: bool = False) -> Iterator[_Pair]:
-        """Pairs in which the kind won, or lost, against an answer that is not of it."""
-        for pair in self.pairs:
-            chosen, rejected = (kind in self.answers[key].kinds for key in pair[:2])
-            if (chosen, rejected) == ((False, True) if lost else (True, False)):
-                yield pair
-
-
-def _num_pairs(summary: Summary, iteration: int) -> int:
-    metrics = summary.read_json(f"iteration-{iteration}/pair", "metrics.json")
-    return int(metrics.get("pairs", 0))
-
-
-def _steps_of(
-    summary: Summary, iteration: int
-) -> tuple[dict[int, list[int]], dict[int, tuple[float, float]]]:
-    """Steps of each pair of a training, and its log π_ref of both responses, by pair index."""
+def _lessons(summary: Summary, iteration: int, answers: Answers) -> Iterator[Lesson]:
+    """Pairs of an iteration that do not tie, as far as their answers are known."""
+    made = summary.artifacts.get(f"iteration-{iteration}/pair")
     trained = summary.artifacts.get(f"iteration-{iteration}/train")
-    if trained is None:
-        return {}, {}
-    table = pq.read_table(trained.file("reference_logprobs.parquet")).to_pylist()
-    reference = {
-        row["pair_index"]: (sum(row["chosen_logprobs"]), sum(row["rejected_logprobs"]))
-        for row in table
-    }
-    params, seed = summary.config.train, trained.manifest.seed
-    steps: dict[int, list[int]] = {}
+    if made is None or trained is None:
+        return
+    reference = pq.read_table(trained.file("reference_logprobs.parquet")).to_pylist()
+    params = summary.config.train
+    steps: defaultdict[int, list[int]] = defaultdict(list)
     for step in range(trained.read_json("summary.json")["steps"]):
-        for place in places_of_step(len(table), params.global_batch_pairs, seed, step):
-            steps.setdefault(table[place]["pair_index"], []).append(step)
-    return steps, reference
+        for place in places_of_step(
+            len(reference), params.global_batch_pairs, trained.manifest.seed, step
+        ):
+            steps[reference[place]["pair_index"]].append(step)
+    logs = {
+        row["pair_index"]: (sum(row["chosen_logprobs"]), sum(row["rejected_logprobs"]))
+        for row in reference
+    }
+    # A training on accumulated pairs counts those of earlier iterations first.
+    earlier = range(1, iteration) if summary.config.pair_data == "accumulate" else ()
+    first = sum(row["pairs"] or 0 for row in summary.rows if row["iteration"] in earlier)
+    columns = ["prompt_id", "chosen_sample_index", "rejected_sample_index", "tie"]
+    rows = read_rows(made.file("pairs.parquet"), PAIRS, columns=columns)
+    for index, row in enumerate(rows, first):
+        chosen = answers.get((row["prompt_id"], row["chosen_sample_index"]))
+        rejected = answers.get((row["prompt_id"], row["rejected_sample_index"]))
+        if chosen and rejected and not row["tie"]:
+            yield Lesson(iteration, chosen, rejected, steps[index], logs.get(index))
 
 
-def _with_course(
-    kind: Kind, training: Sequence[_Training], evaluated: Sequence[Mapping[_Key, Answer]]
-) -> Kind:
-    course = []
-    for each, after in zip(training, evaluated, strict=True):
-        own = [answer for answer in each.answers.values() if kind.name in answer.kinds]
-        won, lost = list(each.lessons(kind.name)), list(each.lessons(kind.name, lost=True))
-        steps = sorted(step for *_, found, _ in won for step in found)
-        logs = [found[0] for *_, found in won if found] + [found[1] for *_, found in lost if found]
-        course.append(
-            Taught(
-                iteration=each.iteration,
-                sampled=len(own),
-                of=len(each.answers),
-                won=len(won),
-                lost=len(lost),
-                steps=(steps[0], steps[-1]) if steps else None,
-                log_pi=_mean(answer.log_pi for answer in own if answer.log_pi is not None),
-                log_pi_ref=_mean(logs),
-                share=_mean(float(kind.name in answer.kinds) for answer in after.values()),
-            )
-        )
-    return Kind(kind.name, kind.part, kind.before, course)
+def _won(kind: str, lessons: Iterable[Lesson], *, lost: bool = False) -> list[Lesson]:
+    """Pairs in which the kind won, or lost, against an answer that is not of it."""
+    wanted = (False, True) if lost else (True, False)
+    return [
+        each
+        for each in lessons
+        if (kind in each.chosen.kinds, kind in each.rejected.kinds) == wanted
+    ]
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
+def _taught(
+    kind: str, iteration: int, answers: Answers, lessons: Sequence[Lesson], after: Answers
+) -> Taught:
+    own = [each for each in answers.values() if kind in each.kinds]
+    won = _won(kind, lessons)
+    steps = [step + 1 for each in won for step in each.steps]
+    return Taught(
+        iteration=iteration,
+        sampled=len(own),
+        of=len(answers),
+        won=len(won),
+        lost=len(_won(kind, lessons, lost=True)),
+        steps=(min(steps), max(steps)) if steps else None,
+        log_pi=_mean(each.log_pi for each in own),
+        share=_mean(float(kind in each.kinds) for each in after.values()),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
     return fmean(known) if known else None
+
+
+def _by_prompt(answers: Answers) -> dict[str, list[Answer]]:
+    found: defaultdict[str, list[Answer]] = defaultdict(list)
+    for (prompt, _), answer in answers.items():
+        found[prompt].append(answer)
+    return found
 
 
 def _traces(
     kinds: Sequence[Kind],
-    evaluated: Sequence[Mapping[_Key, Answer]],
-    training: Sequence[_Training],
+    evaluated: Sequence[Mapping[str, list[Answer]]],
+    lessons: Sequence[Sequence[Lesson]],
 ) -> Iterator[Trace]:
     """The prompts with the largest gains, then those with the largest losses."""
-    by_prompt = [_by_prompt(each) for each in evaluated]
-    base, policy = by_prompt[0], by_prompt[-1]
-    gains = {
-        prompt: fmean(each.score for each in policy[prompt]) - fmean(each.score for each in own)
-        for prompt, own in base.items()
-        if prompt in policy
-    }
-    order = sorted(gains, key=lambda prompt: (-gains[prompt], prompt))
-    chosen = [each for each in order[:_SHOWN_PROMPTS] if gains[each] > 0]
-    chosen += [each for each in order[::-1][:_SHOWN_PROMPTS] if gains[each] < 0]
-    for prompt in chosen:
-        sides = base[prompt], policy[prompt]
-        kind = _telling(kinds, *sides, gains[prompt])
-        course = [_course(kind, each.get(prompt, ())) for each in by_prompt]
-        lesson = _lesson(kind, sides[0][0].prompt, training) if kind else None
-        shown = _typical(sides[0]), _typical(sides[1])
-        yield Trace(sides[0][0].prompt, gains[prompt], *shown, kind, course, lesson)
-
-
-def _by_prompt(answers: Mapping[_Key, Answer]) -> dict[str, list[Answer]]:
-    found: dict[str, list[Answer]] = {}
-    for (prompt, _), answer in answers.items():
-        found.setdefault(prompt, []).append(answer)
-    return found
-
-
-def _typical(answers: Sequence[Answer]) -> tuple[str, float]:
-    mean = fmean(each.score for each in answers)
-    found = min(answers, key=lambda each: abs(each.score - mean))
-    return found.text, found.score
+    base, policy = evaluated[0], evaluated[-1]
+    scores = [
+        {name: fmean(x.score for x in own) for name, own in e.items()} for e in (base, policy)
+    ]
+    gains = {name: score - scores[0][name] for name, score in scores[1].items() if name in base}
+    order = sorted(gains, key=lambda name: (-gains[name], name))
+    chosen = [each for each in order[:_SHOWN] if gains[each] > 0]
+    chosen += [each for each in order[::-1][:_SHOWN] if gains[each] < 0]
+    for name in chosen:
+        prompt, typical = base[name][0].prompt, []
+        for side, own in zip(scores, (base[name], policy[name]), strict=True):
+            nearest = min(own, key=lambda each: abs(each.score - side[name]))
+            typical.append((nearest.text, nearest.score))
+        kind = _telling(kinds, base[name], policy[name], gains[name])
+        course = []
+        for each in evaluated:
+            own = each.get(name, [])
+            share = _mean(float(kind in answer.kinds) for answer in own) if kind else None
+            figures = _mean(answer.log_pi for answer in own), _mean(answer.score for answer in own)
+            course.append((share, *figures))
+        lesson = _most_similar(kind, prompt, lessons) if kind else None
+        yield Trace(prompt, gains[name], typical[0], typical[1], kind, course, lesson)
 
 
 def _telling(
     kinds: Sequence[Kind], base: Sequence[Answer], policy: Sequence[Answer], gain: float
 ) -> str | None:
-    """The kind whose share changed most on a prompt, in the direction of its gain."""
+    """The kind whose share rose most on a prompt, if it goes with its gain."""
     found: dict[str, float] = {}
-    for kind in kinds:
-        shares = [fmean(kind.name in each.kinds for each in side) for side in (base, policy)]
-        own = [answer.score for answer in (*base, *policy) if kind.name in answer.kinds]
-        rest = [answer.score for answer in (*base, *policy) if kind.name not in answer.kinds]
-        if own and rest and shares[1] > shares[0] and gain * (fmean(own) - fmean(rest)) > 0:
-            found[kind.name] = shares[1] - shares[0]
-    return max(found, key=lambda name: found[name]) if found else None
+    for kind in (each.name for each in kinds):
+        shares = [fmean(kind in each.kinds for each in side) for side in (base, policy)]
+        own = _mean(each.score for each in (*base, *policy) if kind in each.kinds)
+        rest = _mean(each.score for each in (*base, *policy) if kind not in each.kinds)
+        if own is not None and rest is not None and gain * (own - rest) > 0 < shares[1] - shares[0]:
+            found[kind] = shares[1] - shares[0]
+    return max(found, key=lambda name: found[name], default=None)
 
 
-def _course(
-    kind: str | None, answers: Sequence[Answer]
-) -> tuple[float | None, float | None, float | None]:
-    share = _mean(float(kind in each.kinds) for each in answers) if kind else None
-    log_pi = _mean(each.log_pi for each in answers if each.log_pi is not None)
-    return share, log_pi, _mean(each.score for each in answers)
-
-
-def _lesson(kind: str, prompt: str, training: Sequence[_Training]) -> Lesson | None:
+def _most_similar(kind: str, prompt: str, lessons: Sequence[Sequence[Lesson]]) -> Lesson | None:
     """The pair of the most similar prompt in which the kind won, in the first iteration of any."""
     words = set(_words(prompt))
-    for each in training:
-        found = list(each.lessons(kind))
-        if not found:
-            continue
 
-        def likeness(pair: _Pair, each: _Training = each) -> float:
-            other = set(_words(each.answers[pair[0]].prompt))
-            return len(words & other) / len(words | other)
+    def likeness(lesson: Lesson) -> float:
+        other = set(_words(lesson.chosen.prompt))
+        return len(words & other) / max(1, len(words | other))
 
-        chosen, rejected, steps, reference = max(found, key=likeness)
-        won, lost = each.answers[chosen], each.answers[rejected]
-        scores, log_pi = (won.score, lost.score), (won.log_pi, lost.log_pi)
-        texts = won.prompt, won.text, lost.text
-        return Lesson(each.iteration, *texts, *scores, steps, log_pi, reference)
-    return None
+    won = next(filter(None, (_won(kind, each) for each in lessons)), [])
+    return max(won, key=likeness, default=None)

@@ -64,7 +64,8 @@ def first_step(asked: dict[str, Any], known: _Known) -> dict[str, float]:
     if params.objective == "python":
         own = load_file(Path(asked["code"]), params.python.function, params.python.settings)
     sums_of = partial(_sums, pairs, policy, reference, params, own)
-    controller = KappaController(params, has_bonus=params.has_bonus)
+    may_vanish = params.numerics == "paper"
+    controller = KappaController(params, has_bonus=params.has_bonus, may_vanish=may_vanish)
     if controller.calibrating:
         sums = dict(zip(METRIC_SUMS, sums_of(1.0).tolist(), strict=True))
         controller.observe(

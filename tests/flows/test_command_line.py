@@ -70,12 +70,10 @@ def test_fields_of_a_section_have_default_and_meaning() -> None:
 
 
 def test_a_field_without_a_default_is_required() -> None:
-    found = json.loads(geb("fields", "suites", "--json").stdout)
-    assert found["suites.NAME.prompts"] == found["suites.NAME.prompts"] | {
-        "required": True,
-        "default": None,
-    }
-    assert not found["suites.NAME.num_samples"]["required"]
+    found = json.loads(geb("fields", "execution.kubernetes", "--json").stdout)
+    claim = found["execution.kubernetes.volumes.NAME.claim"]
+    assert claim == claim | {"required": True, "default": None}
+    assert not found["execution.kubernetes.namespace"]["required"]
 
 
 @pytest.mark.parametrize("command", [("fields",), ("fields", "train", "--json")])

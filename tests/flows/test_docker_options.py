@@ -17,6 +17,7 @@ from flows.runners.docker.options import (
     container_options,
     environment_for,
     host_options,
+    labels_for,
     mounts_for,
     needs_network,
 )
@@ -75,6 +76,25 @@ def test_gpus_are_asked_for_by_name(store: Store) -> None:
     assert wanted["DeviceIDs"] == ["0", "3"]
     assert wanted["Capabilities"] == [["gpu"]]
     assert host_options(request_for(store), DockerSettings())["device_requests"] is None
+
+
+def test_a_container_has_no_more_than_it_needs_and_is_found_by_its_labels(store: Store) -> None:
+    wanted = Resources(memory_gib=2, cpus=1.5)
+    request = request_for(store, resources=wanted, run="small", step="iteration-1/pair")
+    found = host_options(request, DockerSettings())
+    assert (found["cap_drop"], found["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert (found["read_only"], found["ipc_mode"]) == (True, "private")
+    assert found["mem_limit"] == found["memswap_limit"] == 2 << 30, "nothing is swapped out"
+    assert (found["nano_cpus"], found["pids_limit"]) == (1_500_000_000, 4096)
+    assert modes(request, DockerSettings())[str(store.root)] == "ro"
+    assert labels_for(request, ["0", "3"]) == {
+        "geb.run": "small",
+        "geb.step": "iteration-1/pair",
+        "geb.stage": "pair",
+        "geb.key": request.key,
+        "geb.store": str(store.root),
+        "geb.gpus": "0,3",
+    }
 
 
 def test_a_network_only_where_it_is_declared(store: Store) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from flows.pipeline.placement import Execution, SlurmSettings
 from flows.runners.place import PlaceRunner
@@ -13,6 +19,7 @@ from stages.contract.events import Event
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.at_work import AtWork, said
+from tests.flows.probes import wait_until
 
 # What the settings of jobs must bring, since they get nothing of this process's environment.
 CARRIED = ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONMALLOC", "GLIBC_TUNABLES", "HF_HUB_OFFLINE")
@@ -74,3 +81,29 @@ def pids_of(heard: list[Event]) -> list[int]:
     """Processes of a probe that hangs."""
     [line] = [each for each in said(heard) if each.startswith("pids ")]
     return [int(each) for each in line.split()[1:]]
+
+
+@contextlib.contextmanager
+def paused(processes: set[psutil.Process]) -> Iterator[None]:
+    """No step is made until Slurm tells the stage to end, however long it takes for that."""
+    workers = [each for each in processes if not each.children()]
+    assert workers
+    for each in workers:
+        each.suspend()
+    try:
+        yield
+        wait_until(lambda: all(is_told_to_end(each) for each in workers))
+    finally:
+        for each in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+
+
+def is_told_to_end(process: psutil.Process) -> bool:
+    """True where SIGTERM waits for a process that is stopped, or the process is gone."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return True
+    fields = dict(line.split(":", 1) for line in lines)
+    return bool(int(fields["ShdPnd"], 16) & 1 << signal.SIGTERM - 1)

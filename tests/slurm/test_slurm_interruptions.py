@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.execution.observer import Observer, observing
@@ -24,12 +25,15 @@ from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
 from tests.slurm.jobs import (
     execution,
+    paused,
     pids_of,
     run,
     runner,
     take_all_nodes,
     work_key,
 )
+from tests.stages.train.train_helpers import make_pairs, request_for
+from tests.tiny_models import make_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -120,3 +124,42 @@ def test_a_job_without_an_orchestrator_ends_itself(store: Store) -> None:
     [left] = store.log_path("probe", request.key).glob("left-*.log")
     assert "SIGTERM" in left.read_text() or "CANCELLED" in left.read_text()
     assert list((store.root / "slurm/jobs").iterdir()) == []
+
+
+def is_training(process: psutil.Process, store: Store) -> bool:
+    """True of a stage's own process, not of the supervisor and srun above it."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    in_store = any(each.startswith(str(store.root)) for each in words)
+    return in_store and "stages.train" in words and "stages.harness.supervisor" not in words
+
+
+def test_a_training_whose_orchestrator_is_killed_saves_the_step_that_it_is_at(
+    store: Store, tmp_path: Path
+) -> None:
+    make_tiny_llama(tmp_path / "policy")
+    make_pairs(tmp_path / "pairs.parquet", 64)
+
+    def training(place: Path) -> Request:
+        pairs = [tmp_path / "pairs.parquet"]
+        # As often as by default: not before the training's end.
+        return request_for(place, tmp_path / "policy", pairs, checkpoint_every_steps=None)
+
+    request = training(store.root)
+    with orchestrator(request, execution(), until='"loss"') as (process, _):
+        [trainer] = (each for each in psutil.process_iter() if is_training(each, store))
+        with paused({trainer}):
+            process.kill()
+    wait_until(lambda: not jobs_of(store))
+    heard = run(request)
+    assert any("going on after step" in each for each in said(heard))
+    run(training(tmp_path / "calm"))
+    digests = [
+        artifact.manifest.digest("")
+        for place in (store, Store.open(str(tmp_path / "calm")))
+        if (artifact := place.load("train", request.key))
+    ]
+    assert len(digests) == 2
+    assert digests[0] == digests[1]

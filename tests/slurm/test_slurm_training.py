@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +15,7 @@ from stages.contract.errors import PreemptedError
 from stages.contract.events import Event
 from stages.store.base import Store
 from tests.at_work import AtWork, said
-from tests.flows.probes import wait_until
-from tests.slurm.jobs import job_of, runner, take_all_nodes
+from tests.slurm.jobs import job_of, paused, runner, take_all_nodes
 from tests.two_nodes import Fault, end, make_inputs, outlives, train, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(2400)]
@@ -61,32 +59,6 @@ def set_down(*_: object) -> Iterator[None]:
     finally:
         # Slurm may have taken a node that answers back by itself.
         subprocess.run([*change, "State=RESUME"], check=False)
-
-
-@contextlib.contextmanager
-def paused(processes: set[psutil.Process]) -> Iterator[None]:
-    """No step is made until Slurm tells the stage to end, however long it takes for that."""
-    workers = [each for each in processes if not each.children()]
-    assert workers
-    for each in workers:
-        each.suspend()
-    try:
-        yield
-        wait_until(lambda: all(is_told_to_end(each) for each in workers))
-    finally:
-        for each in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.resume()
-
-
-def is_told_to_end(process: psutil.Process) -> bool:
-    """True where SIGTERM waits for a process that is stopped, or the process is gone."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except FileNotFoundError:
-        return True
-    fields = dict(line.split(":", 1) for line in lines)
-    return bool(int(fields["ShdPnd"], 16) & 1 << signal.SIGTERM - 1)
 
 
 @contextlib.contextmanager

@@ -26,13 +26,15 @@ _LOST_SECONDS = 60.0
 
 
 @ray.remote(max_retries=0)
-def run_node(command: list[str], folder: str, number: int) -> int:
+def run_node(command: list[str], folder: str, number: int, working_folder: str) -> int:
     """Runs the command of one node to its end; its output goes to files in the folder."""
     place = Path(folder)
     events, log = ((place / f"node{number}.{end}").open("w") for end in ("events", "log"))
     with events, log:
         # The supervisor ends the stage with its stdin: with this process, however that ends.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=events, stderr=log)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=events, stderr=log, cwd=working_folder
+        )
         is_asked = False
         while process.poll() is None:
             if not is_asked and (place / "stop").exists():
@@ -57,7 +59,7 @@ def run(folder: Path) -> dict[str, Any]:
             num_cpus=plan["bundle"].get("CPU", 0),
             num_gpus=plan["bundle"].get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(nodes, number),
-        ).remote(command, str(folder), number)
+        ).remote(command, str(folder), number, plan["working_folder"])
         for number, command in enumerate(plan["commands"])
     ]
     (folder / "started").touch()

@@ -214,6 +214,7 @@ class RayPlace:
                 for each in programs
             ],
             "bundle": {name: amount for name, amount in bundle.items() if amount},
+            "working_folder": str(Path.cwd()),
             "grace_seconds": execution.grace_seconds,
             "pending_seconds": self._settings.pending_seconds,
         }
