@@ -38,7 +38,8 @@ from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
 
 # Sections whose settings change what is sampled, so that the stored samples are not the run's.
-_SAMPLING = ("inputs", "prepare", "sft", "screen", "generate", "seed")
+_SECTIONS = [*RunConfig.model_fields]
+_SAMPLING = ("seed", *_SECTIONS[_SECTIONS.index("inputs") : _SECTIONS.index("score")])
 _SHOWN_PAIRS = 3
 _SIDES = ("chosen", "rejected")
 _Texts = tuple[str, str, str]

@@ -50,7 +50,9 @@ _SIDE = {
     "sample_index": _INDEX,
     "token_ids": Column(_TOKENS, "Sampled tokens."),
     "logprobs": Column(
-        _LOGPROBS, "log π of each token under the sampling policy, at temperature 1."
+        _LOGPROBS,
+        "log π of each token under the sampling policy, at temperature 1; NaN in preferences from "
+        "outside.",
     ),
     "response": Column(pa.string(), "Text."),
     "finish_reason": _FINISH,

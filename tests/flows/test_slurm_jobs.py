@@ -78,7 +78,7 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     text = program_of(
         request_,
         Path("/store/it's here"),
-        environment={"NAME": "it's $HOME"},
+        environment={"NAME": "it's $HOME", "GOMP_SPINCOUNT": "7"},
         set_up=("module load cuda",),
         container="apptainer exec 'my image.sif'",
         srun_options=("--container-name=a b",),
@@ -86,12 +86,12 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     head = text[: text.index("# Batch program")]
-    shown = 'printf "%s|" "$folder" "$NAME" "${first[@]}" "${srun_options[@]}"'
+    shown = 'printf "%s|" "$folder" "$NAME" "$GOMP_SPINCOUNT" "${first[@]}" "${srun_options[@]}"'
     script = head + f"module() {{ :; }}\nset_up\n{shown}\n"
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
     words = done.stdout.split("|")
-    assert words[:2] == ["/store/it's here", "it's $HOME"]
-    assert words[2:7] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
+    assert words[:3] == ["/store/it's here", "it's $HOME", "7"], "the settings before the runner's"
+    assert words[3:8] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from flows.pipeline.placement import Execution, SlurmSettings
+from flows.runners.local.process import ProcessRunner
 from flows.runners.place import PlaceRunner, Poller, orchestrator_lease, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.folder import REQUEST_FILE, JobFolder
@@ -25,6 +27,7 @@ from stages.contract.events import Event, Log
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.probe_requests import probe_request
+from tests.probe_stage import install
 
 FULL = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 OTHERS_JOB = client.QueuedJob("1", "RUNNING", "None", "node1", "another")
@@ -180,6 +183,24 @@ def test_a_key_that_another_orchestrator_looks_after_is_waited_for(
         with pytest.raises(KeyboardInterrupt, match=r"another run on .* looks after it"):
             chosen.run(request_, interrupt)
     assert "taken" not in scheduler.calls
+
+
+def test_what_another_orchestrator_has_made_meanwhile_is_not_made_again(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "code", monkeypatch)
+    Scheduler(monkeypatch, AssertionError("it is made again"))
+    with contextlib.ExitStack() as other:
+        lease = other.enter_context(
+            orchestrator_lease(request_.store, request_.stage, request_.key)
+        )
+        lease.acquire()
+
+        def heard(event: Event) -> None:
+            ProcessRunner().run(request_, lambda _: None)
+            other.close()
+
+        runner().run(request_, heard)
 
 
 def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(

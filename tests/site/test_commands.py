@@ -60,6 +60,8 @@ def parsed(text: str) -> dict[str, Any]:
         if not hasattr(command, "resolve_command"):
             return dict(context.params)
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return dict(context.params)
         _, command, arguments = command.resolve_command(context, rest)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from transformers import AutoTokenizer
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
+from stages.contract.request import HubInput, make_request
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, read_rows
-from tests.stage_calls import call, user_turn, write_prompts
+from tests.local_hub import COMMIT, serve_dataset
+from tests.stage_calls import call, file_input, user_turn, write_prompts
 from tests.tiny_models import make_tiny_llama
 
 ASKED = "color red"
@@ -153,3 +158,39 @@ def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
     with pytest.raises(UserError, match=f"line 2: .*{said_of_it}") as refused:
         paired([LAYOUTS["text"], row])
     assert refused.value.remedy
+
+
+def test_a_data_set_of_the_hub_is_read_through_the_real_client(tmp_path, policy):
+    content = (json.dumps(LAYOUTS["ultrafeedback_binarized"]) + "\n").encode()
+    wanted = write_prompts(tmp_path / "prompts.parquet", [ASKED])
+    store = Store.open(str(tmp_path / "store"), create=True)
+    request = make_request(
+        PreferencesParams(),
+        inputs={
+            "data": [HubInput(repo="owner/liked", revision=COMMIT, repo_type="dataset")],
+            "prompts": [file_input(wanted)],
+            "policy": [file_input(policy)],
+        },
+        seed=0,
+        store=str(store.root),
+    )
+    request.write(tmp_path / "request.json")
+    # Neither a proxy nor the suite's offline mode stands between the client and the stand-in.
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(word in name.lower() for word in ("proxy", "offline"))
+    }
+    with serve_dataset("owner/liked", {"data/train.jsonl": content}) as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "stages.preferences", str(tmp_path / "request.json")],
+            env=plain | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = store.load("preferences", request.key)
+    assert made is not None
+    [row] = pairs(made)
+    assert (row["chosen_response"], row["chosen_score"]) == (CHOSEN, 8.5)
