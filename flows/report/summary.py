@@ -238,12 +238,13 @@ def evaluated_row(
     solved = {name: figures[name].value for name in of_some if name in figures}
     if f"{own}perplexity" in metrics:
         solved["perplexity"] = metrics[f"{own}perplexity"]
-    log_pi, log_pi_ref = (
-        metrics.get(f"{own}{each}") for each in ("mean_log_pi", "mean_log_pi_ref")
-    )
+    log_pi, log_pi_ref = (metrics.get(each) for each in ("mean_log_pi", "mean_log_pi_ref"))
+    moved = None
+    if model == POLICY and log_pi is not None and log_pi_ref is not None:
+        moved = log_pi - log_pi_ref
     return {
         **{each.name: metrics.get(f"{own}{each.name}") for each in columns},
-        "kl_to_base": None if log_pi is None or log_pi_ref is None else log_pi - log_pi_ref,
+        "kl_to_base": moved,
         "components": metrics.get(f"{own}reward_components", {}),
         "solved": solved,
         "intervals": {name: list(each.interval) for name, each in figures.items() if each.interval},

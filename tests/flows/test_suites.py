@@ -242,6 +242,8 @@ def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
     )
     policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}
     metrics = {"mean_reward": 0.75, "base_mean_reward": 0.25, "win_rate": 1.0, "tied_prompts": 0}
+    metrics |= {"mean_log_pi": -3.0, "mean_log_pi_ref": -4.5, "base_mean_log_pi": -2.0}
+    metrics |= {"base_mean_log_pi_ref": -2.0, "perplexity": 11.0, "base_perplexity": 10.0}
     place = "iteration-3/evaluate/suite-front"
     artifacts = {
         place: write_evaluation(tmp_path / "evaluated", policy, base, metrics),
@@ -251,9 +253,10 @@ def test_a_suite_s_table_has_the_base_and_the_iterations_after_which_it_was_run(
     rows = suite_rows(Summary("run", config, "store", artifacts=artifacts), "front")
     assert [row["iteration"] for row in rows] == [0, 3]
     assert [row["mean_reward"] for row in rows] == [0.25, 0.75]
+    assert [row["kl_to_base"] for row in rows] == [None, 1.5]
     assert [row["solved"] for row in rows] == [
-        {"accuracy": 0.25, "pass@2": 0.5},
-        {"accuracy": 0.75, "pass@2": 1.0},
+        {"accuracy": 0.25, "pass@2": 0.5, "perplexity": 10.0},
+        {"accuracy": 0.75, "pass@2": 1.0, "perplexity": 11.0},
     ]
     assert {each.name for each in SUITE_COLUMNS} < set(rows[1])
     assert "win_rate" in rows[1]["intervals"]
