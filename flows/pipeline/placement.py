@@ -240,7 +240,7 @@ def runner_names() -> list[str]:
 
 def _installed(name: str) -> str:
     if name not in OWN_RUNNERS and name not in (known := runner_names()):
-        raise ValueError(f"{name!r} is no runner here; one of: {', '.join(known)}")
+        raise ValueError(f"one of {', '.join(known)} is wanted")
     return name
 
 

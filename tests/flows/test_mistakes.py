@@ -94,7 +94,7 @@ def place(tmp_path: Path) -> Path:
         ("run @/none.yaml", ["none.yaml", "No such file"]),
         ("run @/small.yaml --set iterashuns=1", ["iterashuns"]),
         ("run @/small.yaml --set inputs.prompts=[/no.jsonl]", ["/no."]),
-        ("run @/small.yaml --runner nomad", ["nomad", "'process'"]),
+        ("run @/small.yaml --runner nomad", ["nomad", "one of process, docker"]),
         ("run @/small.yaml --store @/letters", ["it is not a store"]),
         (
             "plan @/small.yaml --set inputs.policy=@/adapter --set inputs.warm_start=null",
