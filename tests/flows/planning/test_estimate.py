@@ -172,7 +172,7 @@ def test_what_does_not_fit_names_the_setting(tmp_path: Path) -> None:
 
 def test_vllm_keeps_what_the_weights_leave_for_keys_and_values(tmp_path: Path) -> None:
     found = cost(tmp_path, "8B", step=GENERATE)
-    assert found.memory == pytest.approx(0.9 * 80e9)
+    assert found.memory == pytest.approx(0.9 * 141e9)
 
 
 def test_a_slower_gpu_takes_longer_and_money_follows(tmp_path: Path) -> None:
