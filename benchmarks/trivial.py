@@ -41,7 +41,7 @@ def answer(request: Request) -> Path:
     rows = [
         {"model": model, "prompt_id": "p", "sample_index": 0, "num_tokens": 1, "key": request.key}
         | dict.fromkeys(("reward", "log_pi", "log_pi_ref"), 0.0)
-        | {"components": None}
+        | {"score": 0.0, "error": None, "oracle": "trivial", "components": None}
         for model in ("policy", "base")
     ]
     for name in _FILES[request.stage]:
