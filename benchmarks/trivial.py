@@ -16,6 +16,7 @@ from stages.contract.events import Done, Emitter
 from stages.contract.manifest import describe_files, make_manifest
 from stages.contract.request import Request
 from stages.store.base import Store
+from stages.tables.schemas import SCORES, write_table
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("prepare", "sft", "generate", "score", "pair", "train", "evaluate", "promote")
@@ -37,17 +38,19 @@ def answer(request: Request) -> Path:
     """Publishes an artifact for a request and returns its folder."""
     store = Store.open(request.store)
     scratch = store.new_scratch(request.stage, request.key)
-    # What the report reads of scores and evaluations; the key makes each answer its own.
+    # What the report reads of evaluations and scores; the key makes each answer its own.
     rows = [
         {"model": model, "prompt_id": "p", "sample_index": 0, "num_tokens": 1, "key": request.key}
         | dict.fromkeys(("reward", "log_pi", "log_pi_ref"), 0.0)
-        | {"score": 0.0, "error": None, "oracle": "trivial", "components": None}
         for model in ("policy", "base")
     ]
+    score = {"prompt_id": "p", "sample_index": 0, "score": 0.0, "error": None, "components": None}
     for name in _FILES[request.stage]:
         path = scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
+        if request.stage == "score":
+            write_table(path, SCORES, [score | {"oracle": request.key}])
+        elif path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
             path.write_text('{"gates": []}' if path.suffix == ".json" else "")
