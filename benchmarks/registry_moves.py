@@ -68,7 +68,7 @@ def _host(folder: Path, changes: int) -> None:
 
 
 def _wrong(folder: Path, told: list[str]) -> Iterator[str]:
-    """What a host that comes anew finds missing, doubled or out of order."""
+    """Faults that a new host finds: entries missing, doubled or out of order."""
     registry = _registry(folder)
     versions = registry.versions(_MODEL)
     if [each.version for each in versions] != list(range(1, len(versions) + 1)):
@@ -93,7 +93,7 @@ def _wrong(folder: Path, told: list[str]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Lets the hosts change the registry; 1 if a change got lost."""
+    """Starts the hosts, which change the registry; returns 1 if a change got lost."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.registry_moves")
     parser.add_argument("--changes", type=int, default=100, help="of each host")
     parser.add_argument("--hosts", type=int, default=2)

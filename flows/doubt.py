@@ -303,7 +303,7 @@ def _probed(path: Path) -> Iterator[DoubtCheck]:
 
 
 def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
-    """Whether runs of the same settings with other seeds gained as well, if there are any."""
+    """A check of the gains of runs with the same settings and other seeds, if there are any."""
     config, name = record.config(), "another training seed"
     gains = []
     for each in runs(record.store):

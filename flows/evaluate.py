@@ -99,7 +99,7 @@ class ModelComparison:
         return vars(self.models) | known | {"verdict": self.verdict()}
 
     def verdict(self) -> str:
-        """Whether the mean rewards differ, by how much and how surely."""
+        """The difference of the mean rewards, with its interval and test."""
         found = next((each for each in self.differences if each.figure == "mean_reward"), None)
         if found is None:
             return f"{self.models.policy} and its base have the same rewards on every prompt."

@@ -45,7 +45,7 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
         + (f"\n        {each.kind}" if each.kind else "")
         for each in found.traces
     ]
-    # Of an answer's kinds, those that matter are listed.
+    # An answer has hundreds of kinds; the document lists those that matter.
     document = json.loads(json.dumps(asdict(found), default=sorted)) | {"page": page}
     shown = [found.table()] if found.kinds else []
     answer(as_json, document, found.sentence(), *shown, *lines, f"page  {page}")

@@ -40,7 +40,7 @@ class _NotReadyIsNoError(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
+        """True: every record passes."""
         if record.levelno == logging.ERROR and "NotReady" in record.getMessage():
             record.levelno, record.levelname = logging.INFO, "INFO"
         return True

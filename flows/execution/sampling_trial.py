@@ -28,7 +28,7 @@ _RULE_OF_THREE = 3
 
 @dataclass(frozen=True)
 class SamplingTrial:
-    """What the base's samples of a few prompts are worth.
+    """Winners and rewards among the base's samples of a few prompts.
 
     Attributes:
         prompts: Number of prompts.
@@ -51,7 +51,7 @@ class SamplingTrial:
         return max(2, math.ceil(math.log(1 - _WANTED) / math.log(1 - self.odd)))
 
     def sentence(self) -> str:
-        """What was found."""
+        """The finding, for people."""
         mean = "none has a score" if self.mean_reward is None else f"{self.mean_reward:.3f}"
         return (
             f"the base's {self.samples} samples of {self.prompts} prompts: mean reward {mean}; "
@@ -59,7 +59,7 @@ class SamplingTrial:
         )
 
     def warning(self) -> str | None:
-        """What is wrong with that, and the remedy."""
+        """A warning with its remedy if few prompts have a winner."""
         if self.winners >= _ENOUGH * self.prompts:
             return None
         others = "easier prompts, or an oracle that gives shares"

@@ -1,4 +1,4 @@
-"""What other settings would change in a finished run, told from its artifacts without a run.
+"""Changes that other settings would make to a finished run, told from its artifacts alone.
 
 Stored samples are paired again, and the objective of the pairs is evaluated at the first step of
 each iteration. After the first iteration a run with other settings would sample from another

@@ -132,7 +132,7 @@ class Why:
     traces: list[Trace]
 
     def sentence(self) -> str:
-        """What changed, and the kind that explains most of it."""
+        """The change of the mean reward, and the kind that explains most of it."""
         if self.total is None:
             return "No prompt's mean reward changed between base and policy."
         found = f"The mean reward went from {self.total.first:.3f} to {self.total.second:.3f}, by "
@@ -271,7 +271,7 @@ def _kinds(base: Sequence[Answer], policy: Sequence[Answer]) -> list[Kind]:
             found.append(Kind(name, part, before))
     chosen: list[Kind] = []
     for sign in (1, -1):
-        # Of kinds with equal parts the one in fewer words.
+        # The kind in fewer words comes first if two have equal parts.
         order = sorted(found, key=lambda each: (-sign * round(each.part, 4), len(each.name)))
         own: list[Kind] = []
         for new in (each for each in order if sign * each.part > 0):

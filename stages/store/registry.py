@@ -81,7 +81,7 @@ class DoubtCheck(_Record):
 
     name: str
     passed: bool | None
-    """Whether the gain survived; null if the check could not be made."""
+    """True if the gain survived; null if the check could not be made."""
     finding: str
 
 
@@ -244,7 +244,7 @@ class ModelRegistry:
         return found
 
     def doubt(self, name: str, version: int) -> Doubt | None:
-        """What a sceptic last found of a version; None if none has looked at it."""
+        """The last findings of a sceptic on a version; None without any."""
         return read(self._folder(name) / "doubts" / f"{version}.json", Doubt)
 
     def names(self) -> list[str]:
