@@ -29,7 +29,7 @@ LOGIT_KEEP_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LogitMap:
-    """Map from the logits x of a model's head to its own: ``cap · tanh(factor · x / divisor / cap)``.
+    """Map of the logits x of a model's head: ``cap · tanh(factor · x / divisor / cap)``.
 
     Attributes:
         factor: Cohere's `logit_scale`; 1 leaves them as they are.

@@ -36,8 +36,8 @@ class PrepareParams(StageParams):
     enough, a run that is continued with more `iterations` keeps the parts of its first ones."""
 
     overlap: Literal["drop_from_train", "drop_from_test"] = added_later("drop_from_train")
-    """Side that loses a prompt of both training and a `test` source: training, so that the test set is
-    whole, or the test set, as in the paper."""
+    """Side that loses a prompt of both training and a `test` source: training, so that the test set
+    is whole, or the test set, as in the paper."""
 
     messages_column: str = "messages"
     """Column of chat messages (`context_messages` in the paper's data sets)."""
