@@ -84,7 +84,7 @@ class StageContainer:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its name, as people use it."""
         return f"container {self.id[:12]}"
 
     def hold(self, held: contextlib.ExitStack) -> None:

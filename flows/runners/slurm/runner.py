@@ -42,7 +42,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its name, as people use it."""
         return f"job {self.number}"
 
 

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its name, as people use it."""
         return f"job {self.folder.name}"
 
 
