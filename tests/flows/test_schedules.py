@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server(prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Prefect server with the deployments of `geb up`, for commands of this test."""
+    """A Prefect server with the deployments of `geb up` and no schedule that another test made."""
     with temporary_settings({PREFECT_API_URL: prefect_server}):
         register(str(tmp_path / "store"), tmp_path, 1)
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    for name in listed():
+        assert geb("schedules", "remove", name).returncode == 0
     return prefect_server
 
 
