@@ -92,7 +92,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
                 f"{holder['host']}; waiting"
             )
         )
-    with lease, explain_disk_errors(store.root):
+    with explain_disk_errors(store.root), lease:
         found = store.find(request.stage, request.key, warn=events.warning)
         if found is not None:
             events.info("the store has it by now")
