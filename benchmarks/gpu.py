@@ -76,13 +76,13 @@ class Measured:
 
     Attributes:
         name: What was measured.
-        tokens_per_second_per_gpu: Of training every response with its prompt, of sampling the
+        tokens_per_second_per_gpu: Rate of training every response with its prompt, of sampling the
             response tokens.
         pairs_per_second_per_gpu: Preference pairs, of training.
-        share_of_measured: Of the rate of matrix products on this GPU.
-        share_of_nominal: Of the data sheet's, where the GPU is in its table.
-        peak_memory_gib: Of the first process.
-        last_loss: Of training.
+        share_of_measured: Share of the rate of matrix products on this GPU.
+        share_of_nominal: Share of the data sheet's rate, where the GPU is in its table.
+        peak_memory_gib: Peak memory of the first process.
+        last_loss: Loss of the last training step.
     """
 
     name: str

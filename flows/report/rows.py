@@ -220,7 +220,7 @@ class Paired:
         difference: ``second − first``.
         low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
         high: Upper end.
-        p_value: Of a permutation test within prompts; None for one prompt.
+        p_value: P-value of a permutation test within prompts; None for one prompt.
         adjusted_p_value: The same by Holm, over all figures that were compared with it.
     """
 

@@ -110,7 +110,7 @@ class Engine:
         model: The policy.
         device: Where it computes.
         optimizer: AdamW.
-        schedule: Of the learning rate.
+        schedule: Schedule of the learning rate.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Numerics:
 
     Attributes:
         device: This process's device.
-        weights: Of the weights in memory.
+        weights: Type of the weights in memory.
         autocast: Whether matrix products are in bfloat16 although the weights are float32.
         bfloat16: Whether the forward pass is in bfloat16 at all.
     """
