@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import unread
 from flows.pipeline.inputs import every_input, resolve_inputs, unread_input
-from flows.pipeline.preflight import check_checkpoints, check_interpreters, check_parallelism
+from flows.pipeline.preflight import check_checkpoints, check_environment, check_parallelism
 from flows.pipeline.step import Model, Output, Source, Step
 from flows.pipeline.steps import Samples, Sampling, Steps, suite_place
 from flows.pipeline.tracking import TRACKERS, check_trackers
@@ -171,7 +171,7 @@ def walk(config: RunConfig, do: Do) -> None:
     external = resolve_inputs(config)
     check_checkpoints(config, external)
     check_parallelism(config, external)
-    check_interpreters(config)
+    check_environment(config)
     check_trackers(config.tracking, config.execution.interpreters.get(TRACKERS))
     start = external["policy"][0] if external["policy"] else None
     iterative_geb(config, Steps(config, external), start, do)

@@ -40,7 +40,7 @@ def check(config: RunConfig) -> None:
     """
     _check_whole(config)
     _check_samples(config)
-    for asked in _evaluations(config):
+    for asked in evaluations(config):
         _check_length_control(asked)
         _check_judge(asked)
     _check_engine(config)
@@ -114,7 +114,8 @@ class _Asked(NamedTuple):
     evaluate: EvaluateParams
 
 
-def _evaluations(config: RunConfig) -> Iterator[_Asked]:
+def evaluations(config: RunConfig) -> Iterator[_Asked]:
+    """Oracle and metrics of the run's own evaluation, then of each suite."""
     own = _Asked("score", config.score, "evaluate", config.evaluate)
     yield own
     for name, suite in config.suites.items():
@@ -129,7 +130,7 @@ def _evaluations(config: RunConfig) -> Iterator[_Asked]:
 
 def images(config: RunConfig) -> set[str]:
     """Images that scores and metrics need; those of hub inputs aside, which change none of them."""
-    params = (part for each in _evaluations(config) for part in (each.score, each.evaluate))
+    params = (part for each in evaluations(config) for part in (each.score, each.evaluate))
     return {each.image_for(from_hub=False) for each in params}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flows.pipeline.checks import images
+from flows.pipeline.checks import evaluations, images
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import External
 from flows.pipeline.inputs import suite_input
@@ -15,6 +16,7 @@ from flows.pipeline.tracking import TRACKERS
 from stages.contract.checkpoints import check_checkpoint, read_settings
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
+from stages.score.params import ORACLES
 
 # Where transformers keeps a chat template that is not in the tokenizer's configuration.
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -79,8 +81,8 @@ def check_parallelism(config: RunConfig, external: Mapping[str, Sequence[Externa
             )
 
 
-def check_interpreters(config: RunConfig) -> None:
-    """Checks that the interpreters of the stages are there, where they run on this machine.
+def check_environment(config: RunConfig) -> None:
+    """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
     Raises:
         UserError: One is not, or none is named for what this interpreter does not have.
@@ -99,6 +101,15 @@ def check_interpreters(config: RunConfig) -> None:
         # The trackers' is looked at with their packages, whatever the runner.
         if stage != TRACKERS:
             require_interpreter(stage, interpreter)
+    for asked in evaluations(config):
+        for part in asked.score.parts:
+            name = getattr(getattr(asked.score, ORACLES[part].section), "key_env", None)
+            if name is not None and not os.environ.get(name):
+                place = f"{asked.score_place}.{part}.key_env"
+                raise UserError(
+                    f"{place} is {name!r}, and that environment variable is not set",
+                    f"export it with the key, or correct {place}",
+                )
 
 
 def require_interpreter(stage: str, interpreter: str) -> None:

@@ -107,7 +107,8 @@ def _fetch(source: HubInput, name: str) -> Path:
     except LocalEntryNotFoundError:
         # The hub could not be asked: a retry may help.
         raise
-    except EntryNotFoundError as error:
+    # A name with `..` is a ValueError.
+    except (EntryNotFoundError, ValueError) as error:
         raise UserError(
             f"data set {source.repo} (revision {source.revision}) has no file {name}",
             "correct `hub_file`",

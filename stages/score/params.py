@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -86,6 +87,19 @@ class ServerSettings(Settings):
         1.0, ge=0, description="Wait before the second attempt; doubled each time."
     )
 
+    @model_validator(mode="after")
+    def _check_url(self) -> ServerSettings:
+        # The section fails, not the field, whose value the message would quote.
+        parts = urlsplit(self.url or "http://unset")
+        if "@" in parts.netloc:
+            raise ValueError(
+                "url holds a user or password, which records would keep: leave it out, and set "
+                "key_env to the name of the environment variable that holds the token"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError("url is not a server's address: write http://HOST… or https://HOST…")
+        return self
+
 
 class HttpSettings(ServerSettings):
     """A reward server of your own."""
@@ -131,6 +145,8 @@ class JudgeSettings(ServerSettings):
                 "the template coherence marks from 0 to 3: set mode to scored, lowest to 0 and "
                 "highest to 3"
             )
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest is {self.lowest:g}: set it below highest, {self.highest:g}")
         if self.against == "reference" and self.mode != "pairwise":
             raise ValueError("against is 'reference', and mode is not: set mode to pairwise")
         return self

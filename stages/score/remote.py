@@ -36,18 +36,11 @@ class Remote:
         section: Name of the section of the configuration that the settings are, for messages.
 
     Raises:
-        UserError: The address has no scheme, or the environment variable that shall hold the key is
-            not set.
+        UserError: The environment variable that shall hold the key is not set.
     """
 
     def __init__(self, settings: ServerSettings, section: str) -> None:
         self.url = settings.url or ""
-        if not self.url.startswith(("http://", "https://")):
-            # It would be asked again and again, and pass for a server that is down.
-            raise UserError(
-                f"{section}.url is {self.url!r}, which is no address of a server",
-                "write it whole, with http:// or https:// in front",
-            )
         self._settings = settings
         self._section = section
         self._headers = self._authorization()

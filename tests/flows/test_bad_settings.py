@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -196,3 +197,38 @@ def test_an_oracle_without_what_it_needs_is_found_by_the_plan(
     with pytest.raises(UserError, match=missing):
         plan(load_config(QUICKSTART, asked))
     assert not (tmp_path / "store/artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "http://user:SECRET@host/"}, "key_env"),
+        ({"url": "https://:SECRET@host"}, "key_env"),
+        ({"url": "file:///etc/passwd"}, "write http://HOST"),
+        ({"url": "http://"}, "write http://HOST"),
+        ({"url": "http://host:0"}, "write http://HOST"),
+        ({"url": "http://host:99999"}, "Port out of range"),
+        ({"url": ""}, "needs {0}.url"),
+        ({"key_env": "GEB_NOT_SET"}, "{0}.key_env is 'GEB_NOT_SET'.* not set"),
+    ],
+)
+@pytest.mark.parametrize("oracle", ["http", "judge"])
+@pytest.mark.parametrize("place", ["score", "suites.extra.score"])
+def test_a_server_s_address_and_key_are_looked_at_by_the_plan(
+    tmp_path: Path, place: str, oracle: str, settings: dict[str, str], said: str
+) -> None:
+    own = {"url": "http://host", "model": "m"} | settings
+    if oracle == "http":
+        own["identity"] = own.pop("model")
+    asked = [f"store={tmp_path}", f"{place}={json.dumps({'oracle': oracle, oracle: own})}"]
+    if place != "score":
+        asked.append(f"suites.extra.prompts={ROOT / 'data/quickstart/prompts.jsonl'}")
+    with pytest.raises(UserError, match=said.format(oracle)) as caught:
+        plan(load_config(QUICKSTART, asked))
+    assert place in str(caught.value)
+    assert "SECRET" not in f"{caught.value} {caught.value.remedy}"
+
+
+def test_a_judge_s_best_mark_is_above_its_worst() -> None:
+    with pytest.raises(UserError, match=r"score\.judge: lowest is 10: set it below highest, 10"):
+        load_config(QUICKSTART, ["score.judge.lowest=10"])

@@ -69,7 +69,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     ),
     (
         ScoreParams.model_validate(
-            {"oracle": "judge", "judge": {"model": "m", "url": "u", "mode": "pairwise"}}
+            {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
         "96f8681eb7092d37f89b3ba5127638df8b1d3b68166cb2bbb4d8f8e956ed5441",

@@ -84,6 +84,7 @@ def test_the_papers_data_sets_load_by_name(tmp_path, hub):
         (REPO, {"split": "validation"}, 'Unknown split "validation"'),
         (REPO, {"messages_column": "messages"}, "row 1: no prompt in column"),
         (REPO, {"hub_file": "data/no-such.jsonl"}, "has no file data/no-such.jsonl"),
+        (REPO, {"hub_file": "../x"}, "has no file ../x"),
     ],
 )
 def test_a_wrong_name_is_a_users_mistake(tmp_path, hub, repo, params, message):

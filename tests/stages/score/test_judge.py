@@ -115,11 +115,6 @@ class TestTemplate:
             score("http://127.0.0.1:9", template=template)
 
 
-def test_an_address_without_a_scheme_is_refused_rather_than_asked_again(score):
-    with pytest.raises(UserError, match=r"score\.judge\.url is '127\.0\.0\.1:9'"):
-        score("127.0.0.1:9", ROWS[:1])
-
-
 def test_a_mark_asked_for_several_times_is_their_mean(serve, score):
     said = iter(["Score: 4", "Score: 7", "Score: 2", "Score: 2"])
     server = serve(lambda number, request: completion(next(said)))

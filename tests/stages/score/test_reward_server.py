@@ -202,7 +202,9 @@ def test_sigterm_ends_the_stage_while_it_waits(serve, tmp_path):
 
 def test_address_and_patience_are_no_part_of_the_key():
     def key(**settings) -> object:
-        return score_params("http", **{"url": "u", "identity": "i", **settings}).result_fields()
+        return score_params(
+            "http", **{"url": "http://u", "identity": "i", **settings}
+        ).result_fields()
 
     assert key(url="http://a", concurrency=1) == key(url="http://b", concurrency=2)
     assert key(identity="a@1") != key(identity="a@2")
