@@ -63,7 +63,7 @@ _DRAWN = {
     "mean_reward": "mean reward, held-out prompts",
     "win_rate": "win rate over the base, ties lost",
 }
-# With fewer runs Welch's test finds next to nothing.
+# With fewer runs a test over seeds finds next to nothing.
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
@@ -184,19 +184,20 @@ class Comparison:
         rows: list[list[str | Cell]] = [
             [
                 *(each.method, each.evaluation, figure_title(each.figure)),
-                Cell.of(each.difference, "+.3f"),
+                *(Cell.of(each.difference, "+.3f"), each.test),
                 *(p_text(each.difference.p_value), p_text(each.adjusted_p_value)),
             ]
             for each in self.over_seeds
             if each.difference and each.figure in _TESTED
         ]
         first = self.over_seeds[0].method
-        header = ["method", "evaluation", "figure", f"minus {first}", "p", "p by Holm"]
+        header = ["method", "evaluation", "figure", f"minus {first}", "test", "p", "p by Holm"]
         note = (
-            "Welch's t test over seeds, with its 95 % intervals. Holm's adjustment is over the "
-            "methods, figure by figure; other figures are in over-seeds.csv."
+            "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
+            "runs with the same seed. Welch: his t test, where methods have other seeds. Holm's "
+            "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
         )
-        title, first_out = "Tests over seeds", ("p", "evaluation")
+        title, first_out = "Tests over seeds", ("test", "p", "evaluation")
         return FittedTable(
             title, header, rows, dropped_first=first_out, left=3, note=note, name="tests"
         )

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import yaml
 
-from flows.execution.run_record import RunRecord, resume_command
-from flows.pipeline.config import RunConfig
+from flows.execution.run_record import RunRecord, StepRecord, resume_command
+from flows.pipeline.config import RunConfig, Suite
 from flows.pipeline.steps import suite_place
 from flows.report.files import render
 from flows.report.plots import Plot
@@ -42,6 +42,13 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         plots: Its figures, see :func:`flows.report.plots.draw`.
     """
     values, samples = json.loads(summary.config.to_json()), _samples(summary)
+    # A suite's sections are whole in the record: only what differs from defaults is read.
+    suites = {
+        name: each.model_dump(mode="json", exclude_defaults=True)
+        for name, each in summary.config.suites.items()
+    }
+    suite_defaults = dict.fromkeys(suites, Suite.model_construct().model_dump(mode="json"))
+    defaults = json.loads(RunConfig().to_json()) | {"suites": suite_defaults}
     page = render(
         "report.html.jinja",
         summary=summary,
@@ -56,7 +63,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        changed=list(_changed(values, json.loads(RunConfig().to_json()))),
+        changed=list(_changed(values | {"suites": suites}, defaults)),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"
@@ -161,9 +168,8 @@ def verdict(summary: Summary) -> Verdict:
                 found, tone="open", sentence=f"The run is at work: {done}. {found.sentence}"
             )
         ended = _ENDS.get(status.state, "is not complete")
-        # The first line of a message has the cause; the remedy follows it.
         lacking = [
-            f"{each.record.step} {each.state}: " + each.record.message.strip().partition("\n")[0]
+            f"{each.record.step} {each.state}: {_cause(each.record)}"
             for each in status.steps
             if each.state not in ("done", "reused")
         ]
@@ -180,6 +186,12 @@ def verdict(summary: Summary) -> Verdict:
         reasons = (*summary.damaged, *found.reasons)
         return replace(found, tone="bad", sentence=sentence, reasons=reasons)
     return found
+
+
+def _cause(record: StepRecord) -> str:
+    """A message's first line, without the step's name before it and the remedy after it."""
+    first = record.message.strip().partition("\n")[0]
+    return first.removeprefix(f"{record.step} ({record.stage} {record.key[:12]}): ")
 
 
 _ENDS = {

@@ -13,7 +13,13 @@ import numpy as np
 from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
-from flows.report.statistics import holm, over_seeds, paired_difference, welch
+from flows.report.statistics import (
+    holm,
+    over_seeds,
+    paired_difference,
+    paired_over_seeds,
+    welch,
+)
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
     BASE,
@@ -67,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One figure of a method over its seeds, tested against the first method by Welch's t test.
+    """One figure of a method over its seeds, tested against the first method by a t test.
 
     Attributes:
         evaluation: As in :class:`Row`.
@@ -76,6 +82,8 @@ class MethodRow:
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
         difference: Mean minus that of the first method; None for the first.
+        test: ``paired``: of runs with the same seed, if both methods have the same seeds;
+            else ``Welch``. Empty for the first.
         adjusted_p_value: The difference's p-value after Holm's correction over the methods; None
             without a test.
     """
@@ -86,6 +94,7 @@ class MethodRow:
     values: Sequence[float]
     mean: Estimate
     difference: Estimate | None = None
+    test: str = ""
     adjusted_p_value: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +112,7 @@ class MethodRow:
             "difference": difference and difference.value,
             "difference_low": difference and difference.low,
             "difference_high": difference and difference.high,
+            "test": self.test,
             "p_value": difference and difference.p_value,
             "adjusted_p_value": self.adjusted_p_value,
         }
@@ -168,10 +178,10 @@ def _label(run: Summary, taken: set[str]) -> str:
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
     """Every figure of every method over its seeds, tested against the first of ``methods``."""
-    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for each in rows:
         group = groups.setdefault((each.evaluation, each.figure), {})
-        group.setdefault(each.method, []).append(each.value)
+        group.setdefault(each.method, []).append(each)
     return [
         row
         for (evaluation, figure), group in groups.items()
@@ -180,21 +190,31 @@ def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
 
 
 def _methods(
-    evaluation: str, figure: str, group: Mapping[str, list[float]], first: str
+    evaluation: str, figure: str, group: Mapping[str, list[Row]], first: str
 ) -> Iterator[MethodRow]:
     whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
     # The first method may lack a suite that others have.
     own = group.get(first)
     tests = {
-        method: welch(own, values, whole)
-        for method, values in group.items()
+        method: _tested(own, runs, whole)
+        for method, runs in group.items()
         if own and method != first
     }
-    adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
-    for method, values in group.items():
-        mean = over_seeds(values, whole)
-        tested = tests.get(method), adjusted.get(method)
-        yield MethodRow(evaluation, method, figure, values, mean, *tested)
+    adjusted = dict(zip(tests, holm([each.p_value for each, _ in tests.values()]), strict=True))
+    for method, runs in group.items():
+        values = [each.value for each in runs]
+        tested = *tests.get(method, (None, "")), adjusted.get(method)
+        yield MethodRow(evaluation, method, figure, values, over_seeds(values, whole), *tested)
+
+
+def _tested(
+    first: Sequence[Row], second: Sequence[Row], whole: float | None
+) -> tuple[Estimate, str]:
+    """The difference of two methods over their runs, and the name of its test."""
+    old, new = ({each.seed: each.value for each in runs} for runs in (first, second))
+    if old.keys() == new.keys() and len(old) == len(first) == len(second):
+        return paired_over_seeds(list(old.values()), [new[seed] for seed in old], whole), "paired"
+    return welch([each.value for each in first], [each.value for each in second], whole), "Welch"
 
 
 def p_text(p_value: float | None) -> str:

@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,8 +119,28 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
         # One method's runs may all have the same value; the variance is then the other's alone.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         found = stats.ttest_ind(second, first, equal_var=False)
-    ends = found.confidence_interval(CONFIDENCE)
-    estimate = Estimate(difference, float(ends.low), float(ends.high), float(found.pvalue))
+    return _tested(difference, found, whole)
+
+
+def paired_over_seeds(
+    first: Sequence[float], second: Sequence[float], whole: float | None = None
+) -> Estimate:
+    """Mean of ``second − first`` over runs that have their seeds in common, in the same order.
+
+    Runs of one seed share what their steps share, so that their difference varies less than they
+    do. Interval and p-value are those of Student's t test of the differences; differences that do
+    not vary have neither. ``whole`` is as in :func:`over_seeds`.
+    """
+    differences = np.subtract(second, first)
+    mean = float(differences.mean())
+    if np.allclose(differences, mean, rtol=1e-9, atol=1e-12):
+        return Estimate(mean)
+    return _tested(mean, stats.ttest_1samp(differences, 0.0), whole)
+
+
+def _tested(difference: float, test: Any, whole: float | None) -> Estimate:
+    ends = test.confidence_interval(CONFIDENCE)
+    estimate = Estimate(difference, float(ends.low), float(ends.high), float(test.pvalue))
     return estimate.within(-(whole or 0.0), whole)
 
 

@@ -215,7 +215,8 @@ def test_logs_are_those_of_the_step_with_the_place_of_the_file(finished: Path) -
     done = geb("logs", "small", "iteration-1/train", "--store", store)
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()
-    path = Path(head.rpartition(", ")[2])
+    shown = Path(head.rpartition(", ")[2])
+    [path] = shown.parents[1].glob(f"{shown.parent.name}/{shown.name}")
     assert path.read_bytes().count(b"\n") == len(lines), "a progress bar is one line"
     assert any("pairs" in line for line in lines)
     wrong = geb("logs", "small", "iteration-9/train", "--store", store)
