@@ -128,7 +128,8 @@ class _Sceptic:
         artifacts = self._tasks.wait()
         yield self._gain("another sampling seed", artifacts, "other-seed")
         if fresh is None:
-            said = "the run left none over; name some with --prompts"
+            left = "the run left none over; name some with --prompts"
+            said = f"the run has seen all of {prompts}" if prompts else left
             yield DoubtCheck(name="fresh prompts", passed=None, finding=said)
         else:
             yield self._gain("fresh prompts", artifacts, "fresh")
@@ -173,9 +174,8 @@ class _Sceptic:
         if not prompts and len(sources) != 1:
             return False
         source = resolve(prompts, "dataset") if prompts else sources[0]
-        config = self._config.model_copy(update={"iterations": 0})
         split = self._config.prepare.model_copy(update={"test_split": self._config.prepare.split})
-        config = config.model_copy(update={"prepare": split})
+        config = self._config.model_copy(update={"iterations": 0, "prepare": split})
         external = {**self._external, "prompts": [], "test_prompts": [source]}
         self._tasks.submit(Steps(config, external).prepare("fresh/prepare"))
         return True
@@ -232,9 +232,7 @@ class _Sceptic:
     def _kept(self, suite: str, artifacts: Mapping[str, Artifact]) -> DoubtCheck:
         place = suite_place("doubt", suite)
         found = self._difference(artifacts, place, self._config.for_suite(suite).evaluation)
-        fell = (
-            found is not None and (found.high if found.high is not None else found.difference) < 0
-        )
+        fell = found is not None and (found.difference if found.high is None else found.high) < 0
         return DoubtCheck(name=f"suite {suite}", passed=not fell, finding=_told(found))
 
     def _difference(
@@ -323,10 +321,9 @@ def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
         said = "the store has no run of these settings with another seed; `geb sweep --seeds`"
         yield DoubtCheck(name=name, passed=None, finding=said)
         return
-    said = (
-        f"{sum(each > 0 for each in gains)} of {len(gains)} gained, {fmean(gains):+.3f} on average"
-    )
-    yield DoubtCheck(name=name, passed=all(each > 0 for each in gains), finding=said)
+    rose = sum(each > 0 for each in gains)
+    said = f"{rose} of {len(gains)} gained, {fmean(gains):+.3f} on average"
+    yield DoubtCheck(name=name, passed=rose == len(gains), finding=said)
 
 
 def doubt_of(model: str, prompts: str, config: RunConfig) -> Doubt:
