@@ -193,13 +193,9 @@ class _Sceptic:
 
     def _spoil(self, policy: Artifact, base: Artifact) -> External:
         """A table of answers: the policy's own as sample 0, the base's as 1, then the bad ones."""
+        tables = (read_rows(each.file("responses.parquet"), RESPONSES) for each in (policy, base))
         own, honest = (
-            [
-                row
-                for row in read_rows(each.file("responses.parquet"), RESPONSES)
-                if row["sample_index"] == 0
-            ][:_PROBED_PROMPTS]
-            for each in (policy, base)
+            [row for row in each if row["sample_index"] == 0][:_PROBED_PROMPTS] for each in tables
         )
         texts = [row["response"] for row in own]
         answers = [
@@ -239,8 +235,7 @@ class _Sceptic:
         self, artifacts: Mapping[str, Artifact], place: str, evaluation: Any
     ) -> Paired | None:
         prefixes = f"{place}/base", f"{place}/policy"
-        found = against_base(artifacts, evaluation, place, prefixes=prefixes)
-        return found[0] if found else None
+        return next(iter(against_base(artifacts, evaluation, place, prefixes=prefixes)), None)
 
 
 def bad_answers(row: Mapping[str, Any], other: str) -> Sequence[str]:
