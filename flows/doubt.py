@@ -106,6 +106,8 @@ class _Sceptic:
 
     def checks(self, prompts: str) -> Iterator[DoubtCheck]:
         """Submits all steps, then tells what they found."""
+        # A wrong place of prompts is told before anything is sampled.
+        known = self._candidates(prompts)
         test = self._tasks.submit(self._steps.prepare()).at("test.parquet")
         sampled = self._compare("other-seed", self._steps, test, self._sampling("seed"))
         for name, suite in self._config.suites.items():
@@ -117,7 +119,6 @@ class _Sceptic:
                 continue
             table = self._tasks.submit(own.prepare(f"{place}/prepare")).at("test.parquet")
             self._compare(place, own, table, own.for_evaluation())
-        known = self._candidates(prompts)
         artifacts = self._tasks.wait()
         fresh = self._fresh(artifacts) if known else None
         if fresh is not None:

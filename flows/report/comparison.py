@@ -255,7 +255,7 @@ def _table(
             for label, own in known.items()
         ],
         dropped_first=DROPPED_FIRST,
-        left=1,
+        left=1 + titles.count("method"),
         note=note,
         name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
     )
