@@ -136,7 +136,6 @@ class _LogPrinter:
         if path not in self._offsets:
             self._offsets[path] = 0
             number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
-            # A pattern of the shell that is the path, in half its length.
             place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
             console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{place}")
         new = path.read_bytes()[self._offsets[path] :]

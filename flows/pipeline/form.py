@@ -81,8 +81,7 @@ class FormOf:
         """Replaces the schema of a plain ``dict``."""
         whole = self.model.model_json_schema()
         section = _section(whole, whole.get("$defs", {}), self.shown)
-        last = {"position": len(self.shown)}
-        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | last
+        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | {"position": len(self.shown)}
         return section
 
 
@@ -101,7 +100,7 @@ def _section(
             _field(whole, definitions) if is_field else _section(whole, definitions, shown, inside)
         )
         properties[name] |= {"title": name, "position": at[0]}
-    description = _one_line(schema.get("description", ""))
+    description = " ".join(schema.get("description", "").split())
     return {"type": "object", "properties": properties, "description": description}
 
 
@@ -120,7 +119,7 @@ def _field(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             {"title": _TAB_NAMES.get(each.get("type", ""), "JSON"), **each}
             for each in shown["anyOf"]
         ]
-    help_text = _one_line(schema.get("description", ""))
+    help_text = " ".join(schema.get("description", "").split())
     if "default" in schema:
         default = schema["default"]
         said = "unset" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
@@ -137,7 +136,3 @@ def _inlined(value: Any, definitions: Mapping[str, Schema]) -> Any:
     if "$ref" in value:
         return _inlined(_target(value, definitions), definitions)
     return {key: _inlined(each, definitions) for key, each in value.items()}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

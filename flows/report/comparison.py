@@ -191,13 +191,13 @@ class Comparison:
             if each.difference and each.figure in _TESTED
         ]
         first = self.over_seeds[0].method
-        header = ["method", "evaluation", "figure", f"minus {first}", "test", "p", "p by Holm"]
+        header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
         note = (
             "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
             "runs with the same seed. Welch: his t test, where methods have other seeds. Holm's "
             "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
         )
-        title, first_out = "Tests over seeds", ("test", "p", "evaluation")
+        title, first_out = f"Tests over seeds, minus {first}", ("test", "p", "evaluation")
         return FittedTable(
             title, header, rows, dropped_first=first_out, left=3, note=note, name="tests"
         )
@@ -255,7 +255,7 @@ def _table(
             for label, own in known.items()
         ],
         dropped_first=DROPPED_FIRST,
-        left=1,
+        left=1 + titles.count("method"),
         note=note,
         name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
     )

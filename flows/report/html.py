@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import yaml
 
-from flows.execution.run_record import RunRecord, StepRecord, resume_command
-from flows.pipeline.config import RunConfig, Suite
+from flows.execution.run_record import RunRecord, resume_command
+from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.files import render
 from flows.report.plots import Plot
@@ -42,13 +42,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         plots: Its figures, see :func:`flows.report.plots.draw`.
     """
     values, samples = json.loads(summary.config.to_json()), _samples(summary)
-    # A suite's sections are whole in the record: only what differs from defaults is read.
-    suites = {
-        name: each.model_dump(mode="json", exclude_defaults=True)
-        for name, each in summary.config.suites.items()
-    }
-    suite_defaults = dict.fromkeys(suites, Suite.model_construct().model_dump(mode="json"))
-    defaults = json.loads(RunConfig().to_json()) | {"suites": suite_defaults}
+    suites = summary.config.model_dump(mode="json", include={"suites"}, exclude_defaults=True)
     page = render(
         "report.html.jinja",
         summary=summary,
@@ -63,7 +57,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        changed=list(_changed(values | {"suites": suites}, defaults)),
+        changed=list(_changed(values | suites, json.loads(RunConfig().to_json()))),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"
@@ -124,8 +118,8 @@ def _changed(
     """Name, value and default of every setting that is not at its default."""
     for name, value in values.items():
         default, place = defaults.get(name), f"{at}{name}"
-        if isinstance(value, dict) and isinstance(default, dict) and default:
-            yield from _changed(value, default, f"{place}.")
+        if value and isinstance(value, dict):
+            yield from _changed(value, default or {}, f"{place}.")
         elif value != default:
             yield place, _short(value), _short(default)
 
@@ -169,9 +163,11 @@ def verdict(summary: Summary) -> Verdict:
             )
         ended = _ENDS.get(status.state, "is not complete")
         lacking = [
-            f"{each.record.step} {each.state}: {_cause(each.record)}"
+            # The first line of a message, behind the step's name, has the cause.
+            f"{own.step} {each.state}: "
+            + own.message.strip().partition("\n")[0].rpartition(f" {own.key[:12]}): ")[2]
             for each in status.steps
-            if each.state not in ("done", "reused")
+            if each.state not in ("done", "reused") and (own := each.record)
         ]
         lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
         sentence = f"The run {ended}: {done}. Go on with `{resume}`."
@@ -186,12 +182,6 @@ def verdict(summary: Summary) -> Verdict:
         reasons = (*summary.damaged, *found.reasons)
         return replace(found, tone="bad", sentence=sentence, reasons=reasons)
     return found
-
-
-def _cause(record: StepRecord) -> str:
-    """A message's first line, without the step's name before it and the remedy after it."""
-    first = record.message.strip().partition("\n")[0]
-    return first.removeprefix(f"{record.step} ({record.stage} {record.key[:12]}): ")
 
 
 _ENDS = {

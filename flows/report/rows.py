@@ -13,13 +13,7 @@ import numpy as np
 from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
-from flows.report.statistics import (
-    holm,
-    over_seeds,
-    paired_difference,
-    paired_over_seeds,
-    welch,
-)
+from flows.report.statistics import difference_of_methods, holm, over_seeds, paired_difference
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
     BASE,
@@ -82,8 +76,7 @@ class MethodRow:
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
         difference: Mean minus that of the first method; None for the first.
-        test: ``paired``: of runs with the same seed, if both methods have the same seeds;
-            else ``Welch``. Empty for the first.
+        test: ``paired`` or ``Welch``, see :func:`difference_of_methods`; empty for the first.
         adjusted_p_value: The difference's p-value after Holm's correction over the methods; None
             without a test.
     """
@@ -178,10 +171,10 @@ def _label(run: Summary, taken: set[str]) -> str:
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
     """Every figure of every method over its seeds, tested against the first of ``methods``."""
-    groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
     for each in rows:
         group = groups.setdefault((each.evaluation, each.figure), {})
-        group.setdefault(each.method, []).append(each)
+        group.setdefault(each.method, []).append((each.seed, each.value))
     return [
         row
         for (evaluation, figure), group in groups.items()
@@ -190,31 +183,21 @@ def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
 
 
 def _methods(
-    evaluation: str, figure: str, group: Mapping[str, list[Row]], first: str
+    evaluation: str, figure: str, group: Mapping[str, list[tuple[int, float]]], first: str
 ) -> Iterator[MethodRow]:
     whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
     # The first method may lack a suite that others have.
     own = group.get(first)
     tests = {
-        method: _tested(own, runs, whole)
-        for method, runs in group.items()
+        method: difference_of_methods(own, values, whole)
+        for method, values in group.items()
         if own and method != first
     }
     adjusted = dict(zip(tests, holm([each.p_value for each, _ in tests.values()]), strict=True))
     for method, runs in group.items():
-        values = [each.value for each in runs]
+        values = [value for _, value in runs]
         tested = *tests.get(method, (None, "")), adjusted.get(method)
         yield MethodRow(evaluation, method, figure, values, over_seeds(values, whole), *tested)
-
-
-def _tested(
-    first: Sequence[Row], second: Sequence[Row], whole: float | None
-) -> tuple[Estimate, str]:
-    """The difference of two methods over their runs, and the name of its test."""
-    old, new = ({each.seed: each.value for each in runs} for runs in (first, second))
-    if old.keys() == new.keys() and len(old) == len(first) == len(second):
-        return paired_over_seeds(list(old.values()), [new[seed] for seed in old], whole), "paired"
-    return welch([each.value for each in first], [each.value for each in second], whole), "Welch"
 
 
 def p_text(p_value: float | None) -> str:

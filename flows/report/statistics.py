@@ -122,20 +122,23 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
     return _tested(difference, found, whole)
 
 
-def paired_over_seeds(
-    first: Sequence[float], second: Sequence[float], whole: float | None = None
-) -> Estimate:
-    """Mean of ``second − first`` over runs that have their seeds in common, in the same order.
+def difference_of_methods(
+    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], whole: float | None
+) -> tuple[Estimate, str]:
+    """Mean of ``second`` minus mean of ``first``, of seeds and values, and the name of its test.
 
-    Runs of one seed share what their steps share, so that their difference varies less than they
-    do. Interval and p-value are those of Student's t test of the differences; differences that do
-    not vary have neither. ``whole`` is as in :func:`over_seeds`.
+    Runs of one seed share prompts and samples. So methods with the same seeds are ``paired``:
+    tested by Student's t test of the differences, unless these do not vary. Others are tested by
+    :func:`welch`. ``whole`` is as in :func:`over_seeds`.
     """
-    differences = np.subtract(second, first)
+    old, new = dict(first), dict(second)
+    if old.keys() != new.keys() or not len(old) == len(first) == len(second):
+        return welch([value for _, value in first], [value for _, value in second], whole), "Welch"
+    differences = np.array([new[seed] - old[seed] for seed in old])
     mean = float(differences.mean())
     if np.allclose(differences, mean, rtol=1e-9, atol=1e-12):
-        return Estimate(mean)
-    return _tested(mean, stats.ttest_1samp(differences, 0.0), whole)
+        return Estimate(mean), "paired"
+    return _tested(mean, stats.ttest_1samp(differences, 0.0), whole), "paired"
 
 
 def _tested(difference: float, test: Any, whole: float | None) -> Estimate:

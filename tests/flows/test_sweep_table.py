@@ -73,7 +73,7 @@ def test_combinations_are_tested_against_the_first_by_seed_and_holm() -> None:
     assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052" in told
     _, tests, _ = swept(ONE, TWO).tables()
     [row] = tests.records()
-    assert row["minus train.kappa=0.5"].startswith("+0.300 [+0.052")
+    assert row["difference"].startswith("+0.300 [+0.052")
     assert row["p"] == row["p by Holm"] == "p = 0.035"
     assert swept([0.5], [0.9]).over_seeds == [], "one seed: runs are compared by prompt"
 
