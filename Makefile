@@ -64,7 +64,7 @@ docs-serve: setup ## Show the documentation at http://127.0.0.1:8000, built agai
 	$(MKDOCS) serve
 
 # A file's tests share fixtures, so they stay in one process; long files come first.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail --durations=15
 
 test: setup setup-vllm ## The tests for every day; with the whole loop on vLLM, DeepSpeed and Prefect
 	$(PYTEST) -m 'not slow or loop'
@@ -77,7 +77,7 @@ test-rest: setup setup-vllm ## What `make test` leaves out: kills, containers, b
 	$(PYTEST) -m 'slow and not loop and not slurm and not kubernetes' $(LONG_TESTS)
 
 test-clusters: setup ## The tests on a Slurm and on a Kubernetes of this machine, or on one that the environment names
-	$(PYTEST) -m 'slurm or kubernetes'
+	$(PYTEST) -m 'slurm or kubernetes' $(CLUSTER_TESTS)
 
 test-gpu: setup setup-vllm ## What only GPUs do: tests and benchmark, on a machine that has one (docs/gpu.md)
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -1,7 +1,7 @@
 """Training and sampling on this machine's GPUs, beside published figures: a table and a JSON file.
 
     python -m benchmarks.gpu                              # writes gpu-benchmark.json
-    python -m benchmarks.gpu --shapes llama-1b llama-8b --shards fsdp2 --pairs 256 --prompts 2048
+    python -m benchmarks.gpu --shapes llama-1b llama-8b --shards 2 3 --pairs 256 --prompts 2048
 
 Random weights and made-up pairs of log-normal lengths; every stage is a program of its own, as in a
 run. A GPU with little memory trains adapters (`--lora-rank 16`). Exit code 64 where there is no
@@ -43,9 +43,8 @@ _MAX_NEW_TOKENS = 512
 SHARDS: dict[str, dict[str, Any]] = {
     "off": {},
     **{str(stage): {"deepspeed": {"zero_stage": stage}} for stage in (1, 2, 3)},
-    "fsdp2": {"sharding": "fsdp2"},
 }
-"""Ways to split a training among processes: ZeRO's stages, or FSDP2."""
+"""Ways to split a training among processes: ZeRO's stages."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,13 @@ class Measured:
 
     Attributes:
         name: What was measured.
-        tokens_per_second_per_gpu: Of training every response with its prompt, of sampling the
+        tokens_per_second_per_gpu: Rate of training every response with its prompt, of sampling the
             response tokens.
         pairs_per_second_per_gpu: Preference pairs, of training.
-        share_of_measured: Of the rate of matrix products on this GPU.
-        share_of_nominal: Of the data sheet's, where the GPU is in its table.
-        peak_memory_gib: Of the first process.
-        last_loss: Of training.
+        share_of_measured: Share of the rate of matrix products on this GPU.
+        share_of_nominal: Share of the data sheet's rate, where the GPU is in its table.
+        peak_memory_gib: Peak memory of the first process.
+        last_loss: Loss of the last training step.
     """
 
     name: str
@@ -164,8 +163,8 @@ def _options() -> argparse.Namespace:
         "--shards",
         nargs="+",
         choices=list(SHARDS),
-        default=["3", "fsdp2"],
-        help="ZeRO stages and FSDP2: a training each",
+        default=["3"],
+        help="ZeRO stages: a training each",
     )
     parser.add_argument("--folder", type=Path, help="where to work; needs room for checkpoints")
     parser.add_argument("--output", type=Path, default=Path("gpu-benchmark.json"))
@@ -177,7 +176,7 @@ def train_params(shape: Shape, shards: str, lora_rank: int) -> TrainParams:
 
     Args:
         shape: The model's.
-        shards: ZeRO's stage, "off", or "fsdp2".
+        shards: ZeRO's stage, or "off".
         lora_rank: Rank of adapters; 0 trains all weights.
     """
     return TrainParams(
@@ -211,9 +210,8 @@ def _train(
     pairs = len(steps) * _BATCH_PAIRS
     per_gpu = 1e12 * tflop / seconds / gpus
     nominal = _nominal_rate()
-    library = "FSDP2" if params.sharding == "fsdp2" else f"ZeRO {shards}"
     return Measured(
-        name=f"train, {name}, {library}, LoRA rank {options.lora_rank}",
+        name=f"train, {name}, ZeRO {shards}, LoRA rank {options.lora_rank}",
         tokens_per_second_per_gpu=sum(step["num_tokens"] for step in steps) / seconds / gpus,
         pairs_per_second_per_gpu=pairs / seconds / gpus,
         share_of_measured=per_gpu / rate,

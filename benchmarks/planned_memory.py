@@ -1,6 +1,6 @@
 """Peak memory of trainings beside the estimate of `geb plan --estimate`, on the CPU.
 
-    python -m benchmarks.planned_memory [--processes 1 2] [--zero off 2 3 fsdp2] [--lora 0 8]
+    python -m benchmarks.planned_memory [--processes 1 2] [--zero off 2 3] [--lora 0 8]
 
 trains a small Llama in float32 for a few steps with each setting, as programs of their own, and
 samples the anonymous resident memory (`RssAnon`) of the training processes. Short responses: it is
@@ -34,7 +34,6 @@ _PAIRS = 24
 _SHARDING: dict[str, dict[str, object]] = {
     "off": {},
     **{str(stage): {"deepspeed": {"zero_stage": stage}} for stage in (1, 2, 3)},
-    "fsdp2": {"sharding": "fsdp2"},
 }
 
 
@@ -42,9 +41,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument(
-        "--zero", nargs="+", choices=list(_SHARDING), default=["off", "2", "3", "fsdp2"]
-    )
+    parser.add_argument("--zero", nargs="+", choices=list(_SHARDING), default=["off", "2", "3"])
     parser.add_argument("--lora", type=int, nargs="+", default=[0, 8], help="ranks; 0 is none")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=4)

@@ -44,15 +44,15 @@ class Row:
         shape: Name of the shape.
         name: The contestant.
         seconds: Median over the rounds.
-        reference_seconds: Of these, in the reference's own pass.
+        reference_seconds: Part of these seconds in the reference's own pass.
         tokens_per_second: Tokens of the data set (each response with its prompt) a second.
         speed: Times the first contestant's tokens per second.
-        cpu_seconds: Of all threads, in the round of the median.
+        cpu_seconds: CPU time of all threads, in the round of the median.
         cpu_speed: The first contestant's CPU seconds over these.
         peak_mib: Largest over the rounds.
         memory: Share of the first contestant's.
-        losses: Of the last round.
-        share_of_matmul: Of the machine's rate of matrix products, ours only.
+        losses: Losses of the last round.
+        share_of_matmul: Share of the machine's rate of matrix products, ours only.
         parts: Share of the time, ours only.
     """
 

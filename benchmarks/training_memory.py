@@ -1,8 +1,8 @@
 """Peak memory of each process of a training, phase by phase, against that of one process.
 
-    python -m benchmarks.training_memory [--sharding fsdp2] [--processes 1 2 4] [--lora 8]
+    python -m benchmarks.training_memory [--processes 1 2 4] [--lora 8]
 
-trains a Llama in float32 under ZeRO-3 or FSDP2 on a few pairs, with a moved average as reference,
+trains a Llama in float32 under ZeRO-3 on a few pairs, with a moved average as reference,
 and samples the anonymous resident memory (`RssAnon`) of the workers: what is mapped from a
 checkpoint's file can be given back, and is left out.
 """
@@ -32,10 +32,6 @@ from tests.tiny_models import make_tiny_llama
 _PAIRS = 16
 # Batches of 8 pairs.
 _STEPS = 2
-_SHARDING: dict[str, dict[str, object]] = {
-    "zero3": {"deepspeed": {"zero_stage": 3}},
-    "fsdp2": {"sharding": "fsdp2"},
-}
 
 
 class _Phases(Emitter):
@@ -68,7 +64,6 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--sharding", choices=list(_SHARDING), default="zero3")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0 is none")
     parser.add_argument(
         "--stored", choices=list(DTYPES), default="float32", help="dtype of the files"
@@ -103,7 +98,7 @@ def main() -> None:
                 reference_kind="ema",
                 epochs=1,
                 lora={"rank": asked.lora},
-                **_SHARDING[asked.sharding],
+                deepspeed={"zero_stage": 3},
             )
             before = getrusage(RUSAGE_CHILDREN)
             with memory_peaks(os.getpid(), phases.phase, _is_worker) as peaks:

@@ -106,6 +106,8 @@ class _Sceptic:
 
     def checks(self, prompts: str) -> Iterator[DoubtCheck]:
         """Submits all steps, then tells what they found."""
+        # A wrong place of prompts is told before anything is sampled.
+        known = self._candidates(prompts)
         test = self._tasks.submit(self._steps.prepare()).at("test.parquet")
         sampled = self._compare("other-seed", self._steps, test, self._sampling("seed"))
         for name, suite in self._config.suites.items():
@@ -117,7 +119,6 @@ class _Sceptic:
                 continue
             table = self._tasks.submit(own.prepare(f"{place}/prepare")).at("test.parquet")
             self._compare(place, own, table, own.for_evaluation())
-        known = self._candidates(prompts)
         artifacts = self._tasks.wait()
         fresh = self._fresh(artifacts) if known else None
         if fresh is not None:
@@ -128,7 +129,8 @@ class _Sceptic:
         artifacts = self._tasks.wait()
         yield self._gain("another sampling seed", artifacts, "other-seed")
         if fresh is None:
-            said = "the run left none over; name some with --prompts"
+            left = "the run left none over; name some with --prompts"
+            said = f"the run has seen all of {prompts}" if prompts else left
             yield DoubtCheck(name="fresh prompts", passed=None, finding=said)
         else:
             yield self._gain("fresh prompts", artifacts, "fresh")
@@ -173,9 +175,8 @@ class _Sceptic:
         if not prompts and len(sources) != 1:
             return False
         source = resolve(prompts, "dataset") if prompts else sources[0]
-        config = self._config.model_copy(update={"iterations": 0})
         split = self._config.prepare.model_copy(update={"test_split": self._config.prepare.split})
-        config = config.model_copy(update={"prepare": split})
+        config = self._config.model_copy(update={"iterations": 0, "prepare": split})
         external = {**self._external, "prompts": [], "test_prompts": [source]}
         self._tasks.submit(Steps(config, external).prepare("fresh/prepare"))
         return True
@@ -193,13 +194,9 @@ class _Sceptic:
 
     def _spoil(self, policy: Artifact, base: Artifact) -> External:
         """A table of answers: the policy's own as sample 0, the base's as 1, then the bad ones."""
+        tables = (read_rows(each.file("responses.parquet"), RESPONSES) for each in (policy, base))
         own, honest = (
-            [
-                row
-                for row in read_rows(each.file("responses.parquet"), RESPONSES)
-                if row["sample_index"] == 0
-            ][:_PROBED_PROMPTS]
-            for each in (policy, base)
+            [row for row in each if row["sample_index"] == 0][:_PROBED_PROMPTS] for each in tables
         )
         texts = [row["response"] for row in own]
         answers = [
@@ -232,17 +229,14 @@ class _Sceptic:
     def _kept(self, suite: str, artifacts: Mapping[str, Artifact]) -> DoubtCheck:
         place = suite_place("doubt", suite)
         found = self._difference(artifacts, place, self._config.for_suite(suite).evaluation)
-        fell = (
-            found is not None and (found.high if found.high is not None else found.difference) < 0
-        )
+        fell = found is not None and (found.difference if found.high is None else found.high) < 0
         return DoubtCheck(name=f"suite {suite}", passed=not fell, finding=_told(found))
 
     def _difference(
         self, artifacts: Mapping[str, Artifact], place: str, evaluation: Any
     ) -> Paired | None:
         prefixes = f"{place}/base", f"{place}/policy"
-        found = against_base(artifacts, evaluation, place, prefixes=prefixes)
-        return found[0] if found else None
+        return next(iter(against_base(artifacts, evaluation, place, prefixes=prefixes)), None)
 
 
 def bad_answers(row: Mapping[str, Any], other: str) -> Sequence[str]:
@@ -323,10 +317,9 @@ def _other_seeds(record: RunRecord) -> Iterator[DoubtCheck]:
         said = "the store has no run of these settings with another seed; `geb sweep --seeds`"
         yield DoubtCheck(name=name, passed=None, finding=said)
         return
-    said = (
-        f"{sum(each > 0 for each in gains)} of {len(gains)} gained, {fmean(gains):+.3f} on average"
-    )
-    yield DoubtCheck(name=name, passed=all(each > 0 for each in gains), finding=said)
+    rose = sum(each > 0 for each in gains)
+    said = f"{rose} of {len(gains)} gained, {fmean(gains):+.3f} on average"
+    yield DoubtCheck(name=name, passed=rose == len(gains), finding=said)
 
 
 def doubt_of(model: str, prompts: str, config: RunConfig) -> Doubt:

@@ -89,7 +89,7 @@ def make_tiny_llama(
 
     Args:
         path: Folder to create.
-        seed: Of the random weights.
+        seed: Seed of the random weights.
         words: The vocabulary beside the special tokens.
         chat_template: None writes a tokenizer without one.
         config: Changes to :func:`tiny_config`.

@@ -59,10 +59,10 @@ class Training:
 
     Attributes:
         seconds: From data in memory to the end of the last step, the reference's pass included.
-        cpu_seconds: Of all threads, in the same time; a busy machine changes it least.
-        reference_seconds: Of the seconds, the reference's own pass; 0 where there is none.
+        cpu_seconds: CPU time of all threads, in the same time; a busy machine changes it least.
+        reference_seconds: Part of the seconds in the reference's own pass; 0 where there is none.
         peak_mib: Most memory of the process (of the GPU, where there is one).
-        losses: Of the steps.
+        losses: Loss of each step.
         parts: Where our own time went, in seconds; empty for others.
         tflop: Floating-point operations that the model needs, ours only.
     """

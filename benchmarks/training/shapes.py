@@ -26,7 +26,7 @@ class Shape:
 
     Attributes:
         vocabulary: Tokens.
-        width: Of the hidden states.
+        width: Width of the hidden states.
         inner: Width inside the MLP.
         layers: Decoder layers.
         heads: Attention heads.
@@ -34,7 +34,7 @@ class Shape:
         tied: The head's weight is the embedding's.
         pairs: Preference pairs, in batches of :data:`BATCH_PAIRS`.
         tokens_at_once: Token budget of our micro-batches.
-        dtype: Of the saved weights.
+        dtype: Type of the saved weights.
     """
 
     vocabulary: int

@@ -40,10 +40,11 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
     record = RunRecord.existing(opened, run_of(opened, name)[0])
     found = explain(summarise(record))
     page = _written(record, "why.html", render("why.html.jinja", why=found))
+    lessons = [(each.name, each.first) for each in found.kinds if each.first]
     lines = [
-        f"{each.gain:+.3f}  {each.prompt}\n        {each.base[0]} → {each.policy[0]}"
-        + (f"\n        {each.kind}" if each.kind else "")
-        for each in found.traces
+        f"{name}, first in iteration {first.iteration}, step {first.steps[0] + 1}\n"
+        f"        {first.chosen.prompt}\n        {first.rejected.text} → {first.chosen.text}"
+        for name, first in lessons
     ]
     # An answer has hundreds of kinds; the document lists those that matter.
     document = json.loads(json.dumps(asdict(found), default=sorted)) | {"page": page}

@@ -1,80 +1,31 @@
-"""Commands ``geb compare``, ``diff``, ``lineage`` and ``fields``: runs, artifacts, settings."""
+"""Commands ``geb compare``, ``lineage`` and ``fields``: runs, artifacts, settings."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.text import Text
 
 from flows.commands.common import (
     AsJson,
-    RunName,
     StorePath,
     answer,
     answer_comparison,
     complete_run,
-    configured_run,
     console,
     print_json,
 )
-from flows.execution.plan import differences
-from flows.execution.run_record import RunRecord, run_of
 from flows.pipeline.config import RunConfig
 from flows.pipeline.fields import run_rows
-from flows.report.lineage import Ancestor, lineage_of, write_page
+from flows.report.lineage import Ancestor, lineage_of
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
 from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
-
-
-def diff(
-    first: RunName, second: RunName, store: StorePath = "store", as_json: AsJson = False
-) -> None:
-    """Compare two runs: their configurations, their metrics, and tests of the differences.
-
-    A model (NAME, NAME@ALIAS, NAME:VERSION) means the run that made it.
-    """
-    # Imported here, since scipy takes a second to load, and the other commands do without it.
-    from flows.report.rows import compared, p_text
-    from flows.report.summary import Summary, summarise
-
-    opened = open_store(store)
-
-    def facts(name: str) -> tuple[dict[str, Any], dict[str, Any], Summary]:
-        run, _ = run_of(opened, name)
-        config = json.loads(configured_run(store, run).to_json())
-        found = summarise(RunRecord.existing(opened, run))
-        rows = [{**row, "intervals": None} for row in found.rows]
-        return config, {f"iteration {row['iteration']}": row for row in rows}, found
-
-    (config_before, metrics_before, before), (config_now, metrics_now, now) = (
-        facts(first),
-        facts(second),
-    )
-    last = min(before.config.iterations, now.config.iterations)
-    tested = compared(before, now, range(1, last + 1))
-    changes = {
-        "configuration": list(differences(config_before, config_now)),
-        "metrics": list(differences(metrics_before, metrics_now)),
-    }
-    shown = [
-        f"iteration {each.iteration}, {each.figure}: {each.first:.3f} → {each.second:.3f}, "
-        f"difference {each.shown()}, {p_text(each.adjusted_p_value)}, {each.prompts} prompts"
-        for each in tested
-    ]
-    note = "differences (paired by prompt, 95 % intervals, p by permutation, adjusted by Holm)"
-    lines: list[Text] = []
-    for title, found in (*changes.items(), (note, shown)):
-        lines.append(Text(title, style="bold"))
-        lines += [Text(f"  {line}") for line in found or ["the same"]]
-    answer(as_json, changes | {"differences": [asdict(each) for each in tested]}, *lines)
 
 
 def fields(
@@ -138,21 +89,14 @@ def lineage(
         str, typer.Argument(metavar="ARTIFACT", help="A model, a key, or its beginning.")
     ],
     store: StorePath = "store",
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write them into a page, with links."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the ancestors of an artifact, each once, down to the inputs from outside."""
     opened = open_store(store)
     ancestors = lineage_of(opened, *_named(opened, artifact))
-    if html is not None:
-        write_page(ancestors, html)
-        typer.echo(str(html.absolute()), err=as_json)
     if as_json:
         print_json([asdict(each) for each in ancestors])
-    elif html is None:
+    else:
         _print(ancestors)
 
 
@@ -183,4 +127,4 @@ def _print(ancestors: list[Ancestor]) -> None:
             console.print(f"  {name}: {shown}")
 
 
-COMMANDS = (compare, diff, lineage, fields)
+COMMANDS = (compare, lineage, fields)

@@ -136,7 +136,8 @@ class _LogPrinter:
         if path not in self._offsets:
             self._offsets[path] = 0
             number = f"attempt {len(paths)} of {len(paths)}, " if len(paths) > 1 else ""
-            console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{escape(str(path))}")
+            place = escape(f"{path.parents[1]}/{path.parent.name[:12]}*/{path.name}")
+            console.print(f"[bold]{step.record.step}[/] {step.state}, {number}{place}")
         new = path.read_bytes()[self._offsets[path] :]
         if step.state in _AT_WORK:
             # A line that is still being written comes with the next look.

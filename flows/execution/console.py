@@ -169,7 +169,7 @@ class ConsoleObserver(LineObserver):
         shown.printed[unit] = now
         share = f"({100 * event.done / max(event.total, 1):.0f} %)"
         done = f"{event.done}/{event.total} {unit} {share}"
-        self._say(request.run, f"  {request.step}: {done} {shown.metrics}")
+        self._say(request.run, f"  {request.step}: {done} {shown.metrics}".rstrip())
 
     def _count(self, state: State) -> str:
         self._num_ended += state in ("done", "reused")

@@ -22,19 +22,20 @@ RUN_FIELDS = ("name", "seed")
 """Fields that tell runs of one configuration apart."""
 COMMON_FIELDS = (
     "iterations",
-    "store",
+    "train.kappa",
+    "train.design",
+    "train.divergence",
+    "train.learning_rate",
+    "generate.num_samples",
     "inputs.prompts",
     "inputs.policy",
     "inputs.oracle_code",
-    "generate.num_samples",
     "score.oracle",
-    "train.divergence",
-    "train.design",
-    "train.kappa",
-    "train.learning_rate",
     "execution.runner",
     "execution.parallel",
+    "store",
 )
+"""In the order of the form: what differs between runs of one task stands first."""
 SETTINGS = "settings"
 """Entry beside the configuration's own sections, with fields that the form does not show."""
 _SETTINGS_SCHEMA = {
@@ -68,7 +69,7 @@ class FormOf:
 
     Attributes:
         model: The configuration.
-        shown: Full names of the fields that the form shows.
+        shown: Full names of the fields that the form shows, in its order.
     """
 
     model: type[BaseModel]
@@ -80,8 +81,7 @@ class FormOf:
         """Replaces the schema of a plain ``dict``."""
         whole = self.model.model_json_schema()
         section = _section(whole, whole.get("$defs", {}), self.shown)
-        last = {"position": len(whole["properties"])}
-        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | last
+        section["properties"][SETTINGS] = _SETTINGS_SCHEMA | {"position": len(self.shown)}
         return section
 
 
@@ -89,16 +89,18 @@ def _section(
     schema: Schema, definitions: Mapping[str, Schema], shown: Sequence[str], place: str = ""
 ) -> Schema:
     properties: dict[str, Schema] = {}
-    for position, (name, each) in enumerate(schema["properties"].items()):
-        whole = {**_target(each, definitions), **each}
-        if place + name in shown:
-            properties[name] = _field(whole, definitions)
-        elif any(other.startswith(f"{place}{name}.") for other in shown):
-            properties[name] = _section(whole, definitions, shown, f"{place}{name}.")
-        else:
+    for name, each in schema["properties"].items():
+        inside = f"{place}{name}."
+        at = [at for at, other in enumerate(shown) if f"{other}.".startswith(inside)]
+        if not at:
             continue
-        properties[name] |= {"title": name, "position": position}
-    description = _one_line(schema.get("description", ""))
+        whole = {**_target(each, definitions), **each}
+        is_field = place + name in shown
+        properties[name] = (
+            _field(whole, definitions) if is_field else _section(whole, definitions, shown, inside)
+        )
+        properties[name] |= {"title": name, "position": at[0]}
+    description = " ".join(schema.get("description", "").split())
     return {"type": "object", "properties": properties, "description": description}
 
 
@@ -117,7 +119,7 @@ def _field(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             {"title": _TAB_NAMES.get(each.get("type", ""), "JSON"), **each}
             for each in shown["anyOf"]
         ]
-    help_text = _one_line(schema.get("description", ""))
+    help_text = " ".join(schema.get("description", "").split())
     if "default" in schema:
         default = schema["default"]
         said = "unset" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
@@ -134,7 +136,3 @@ def _inlined(value: Any, definitions: Mapping[str, Schema]) -> Any:
     if "$ref" in value:
         return _inlined(_target(value, definitions), definitions)
     return {key: _inlined(each, definitions) for key, each in value.items()}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -174,13 +174,9 @@ def _is_low(params: TrainingParams, device: Device) -> bool:
 
 
 def training_memory(model: ModelShape, params: TrainingParams, device: Device, world: int) -> float:
-    """Bytes of a process at the largest moment: the backward pass of a full micro-batch.
-
-    FSDP2 splits what ZeRO's stage 3 does.
-    """
+    """Bytes of a process at the largest moment: the backward pass of a full micro-batch."""
     offload, rank = params.deepspeed, params.lora.rank
-    stage = 0 if offload.zero_stage == "off" else offload.zero_stage
-    zero = 3 if params.sharding == "fsdp2" else stage
+    zero = 0 if offload.zero_stage == "off" else offload.zero_stage
     deepspeed = offload.zero_stage != "off"
     low = 2 if _is_low(params, device) else 4
     size = low if deepspeed or rank else 4

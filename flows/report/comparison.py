@@ -8,6 +8,7 @@ given. Methods with several runs are tested against the first over seeds, single
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from flows.execution.plan import differences
 from flows.execution.run_record import RunRecord, recorded, run_of
 from flows.pipeline.checks import is_name, require_name
 from flows.report.files import csv_text, json_text, render, write_file
@@ -61,7 +63,7 @@ _DRAWN = {
     "mean_reward": "mean reward, held-out prompts",
     "win_rate": "win rate over the base, ties lost",
 }
-# With fewer runs Welch's test finds next to nothing.
+# With fewer runs a test over seeds finds next to nothing.
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
@@ -80,6 +82,7 @@ class Comparison:
         rows: Figures of every run.
         paired: Each run against the first, by prompt; empty if methods are tested over seeds.
         over_seeds: Methods over their seeds; empty if no method has two.
+        settings: What differs from the first run's settings, by method.
         name: Its name, once it is written.
         page: Address of its page, once it is written.
     """
@@ -89,6 +92,7 @@ class Comparison:
     rows: list[Row]
     paired: list[Paired]
     over_seeds: list[MethodRow]
+    settings: Mapping[str, list[str]]
     name: str = ""
     page: str = ""
 
@@ -97,6 +101,7 @@ class Comparison:
         return {
             "verdict": self.verdict(),
             "methods": self.methods,
+            "settings": self.settings,
             "figures": [asdict(each) for each in self.rows],
             "paired_differences": [asdict(each) for each in self.paired],
             "over_seeds": [each.to_json() for each in self.over_seeds],
@@ -130,7 +135,11 @@ class Comparison:
         found = [self._over_seeds(each) for each in evaluations] if self.over_seeds else []
         found += [self._tests()] if any(each.difference for each in self.over_seeds) else []
         found += [self._figures(each) for each in evaluations]
-        return found + ([self._differences()] if self.paired else [])
+        found += [self._differences()] if self.paired else []
+        changed = [[name, each] for name, changes in self.settings.items() for each in changes]
+        title = f"Settings that differ from those of {self.runs[0].run}"
+        table = FittedTable(title, ["method", "setting"], changed, left=2, name="settings")
+        return [*found, table] if changed else found
 
     def _over_seeds(self, evaluation: str) -> FittedTable:
         found = [each for each in self.over_seeds if each.evaluation == evaluation]
@@ -175,19 +184,20 @@ class Comparison:
         rows: list[list[str | Cell]] = [
             [
                 *(each.method, each.evaluation, figure_title(each.figure)),
-                Cell.of(each.difference, "+.3f"),
+                *(Cell.of(each.difference, "+.3f"), each.test),
                 *(p_text(each.difference.p_value), p_text(each.adjusted_p_value)),
             ]
             for each in self.over_seeds
             if each.difference and each.figure in _TESTED
         ]
         first = self.over_seeds[0].method
-        header = ["method", "evaluation", "figure", f"minus {first}", "p", "p by Holm"]
+        header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
         note = (
-            "Welch's t test over seeds, with its 95 % intervals. Holm's adjustment is over the "
-            "methods, figure by figure; other figures are in over-seeds.csv."
+            "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
+            "runs with the same seed. Welch: his t test, where methods have other seeds. Holm's "
+            "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
         )
-        title, first_out = "Tests over seeds", ("p", "evaluation")
+        title, first_out = f"Tests over seeds, minus {first}", ("test", "p", "evaluation")
         return FittedTable(
             title, header, rows, dropped_first=first_out, left=3, note=note, name="tests"
         )
@@ -245,7 +255,7 @@ def _table(
             for label, own in known.items()
         ],
         dropped_first=DROPPED_FIRST,
-        left=1,
+        left=1 + titles.count("method"),
         note=note,
         name=f"{name}-suite-{evaluation}" if is_suite else f"{name}-held-out",
     )
@@ -293,7 +303,18 @@ def compare_summaries(
             first, run, [min(last[first.run] or 0, last[run.run] or 0)], _TESTED, suite
         )
     ]
-    return Comparison(runs, methods, rows, adjusted(paired), over_seeds)
+    return Comparison(runs, methods, rows, adjusted(paired), over_seeds, _settings(runs, methods))
+
+
+def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
+    """Settings of each method that differ from the first run's, but for name and seed."""
+    found: dict[str, list[str]] = {}
+    first, *_ = values = [
+        {**json.loads(each.config.to_json()), "name": "", "seed": 0} for each in runs
+    ]
+    for run, own in zip(runs, values, strict=True):
+        found.setdefault(methods[run.run], list(differences(first, own)))
+    return {method: changes for method, changes in found.items() if changes}
 
 
 def training_log_pi_ref(run: Summary) -> list[float]:

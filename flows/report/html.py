@@ -42,6 +42,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         plots: Its figures, see :func:`flows.report.plots.draw`.
     """
     values, samples = json.loads(summary.config.to_json()), _samples(summary)
+    suites = summary.config.model_dump(mode="json", include={"suites"}, exclude_defaults=True)
     page = render(
         "report.html.jinja",
         summary=summary,
@@ -56,7 +57,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        changed=list(_changed(values, json.loads(RunConfig().to_json()))),
+        changed=list(_changed(values | suites, json.loads(RunConfig().to_json()))),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"
@@ -117,8 +118,8 @@ def _changed(
     """Name, value and default of every setting that is not at its default."""
     for name, value in values.items():
         default, place = defaults.get(name), f"{at}{name}"
-        if isinstance(value, dict) and isinstance(default, dict) and default:
-            yield from _changed(value, default, f"{place}.")
+        if value and isinstance(value, dict):
+            yield from _changed(value, default or {}, f"{place}.")
         elif value != default:
             yield place, _short(value), _short(default)
 
@@ -161,11 +162,12 @@ def verdict(summary: Summary) -> Verdict:
                 found, tone="open", sentence=f"The run is at work: {done}. {found.sentence}"
             )
         ended = _ENDS.get(status.state, "is not complete")
-        # The first line of a message has the cause; the remedy follows it.
         lacking = [
-            f"{each.record.step} {each.state}: " + each.record.message.strip().partition("\n")[0]
+            # The first line of a message, behind the step's name, has the cause.
+            f"{own.step} {each.state}: "
+            + own.message.strip().partition("\n")[0].rpartition(f" {own.key[:12]}): ")[2]
             for each in status.steps
-            if each.state not in ("done", "reused")
+            if each.state not in ("done", "reused") and (own := each.record)
         ]
         lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
         sentence = f"The run {ended}: {done}. Go on with `{resume}`."

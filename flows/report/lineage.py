@@ -1,13 +1,11 @@
-"""Ancestors of an artifact, each once, as a list and as a page."""
+"""Ancestors of an artifact, each once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from flows.report.files import render, write_file
 from stages.store.base import Store
 
 
@@ -80,9 +78,3 @@ def _source(record: Mapping[str, Any]) -> Source:
     if record["kind"] == "hub":
         return Source(record["repo"], record["digest"], False, record["revision"])
     return Source(record["location"], record["digest"], False)
-
-
-def write_page(ancestors: Sequence[Ancestor], path: Path) -> None:
-    """Writes a page that needs no network: each artifact, with links to its inputs."""
-    title = f"{ancestors[0].stage} {ancestors[0].key[:12]}"
-    write_file(path, render("lineage.html.jinja", title=title, ancestors=ancestors))

@@ -13,7 +13,7 @@ import numpy as np
 from flows.pipeline.config import Evaluation, RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.prompt_figures import ACCURACY, LENGTH_CONTROLLED, Figures, Samples, means
-from flows.report.statistics import holm, over_seeds, paired_difference, welch
+from flows.report.statistics import difference_of_methods, holm, over_seeds, paired_difference
 from flows.report.summary import Summary, kappa_label, last_iteration
 from flows.report.table import (
     BASE,
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One figure of a method over its seeds, tested against the first method by Welch's t test.
+    """One figure of a method over its seeds, tested against the first method by a t test.
 
     Attributes:
         evaluation: As in :class:`Row`.
@@ -76,6 +76,7 @@ class MethodRow:
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
         difference: Mean minus that of the first method; None for the first.
+        test: ``paired`` or ``Welch``, see :func:`difference_of_methods`; empty for the first.
         adjusted_p_value: The difference's p-value after Holm's correction over the methods; None
             without a test.
     """
@@ -86,6 +87,7 @@ class MethodRow:
     values: Sequence[float]
     mean: Estimate
     difference: Estimate | None = None
+    test: str = ""
     adjusted_p_value: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ class MethodRow:
             "difference": difference and difference.value,
             "difference_low": difference and difference.low,
             "difference_high": difference and difference.high,
+            "test": self.test,
             "p_value": difference and difference.p_value,
             "adjusted_p_value": self.adjusted_p_value,
         }
@@ -168,10 +171,10 @@ def _label(run: Summary, taken: set[str]) -> str:
 
 def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
     """Every figure of every method over its seeds, tested against the first of ``methods``."""
-    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
     for each in rows:
         group = groups.setdefault((each.evaluation, each.figure), {})
-        group.setdefault(each.method, []).append(each.value)
+        group.setdefault(each.method, []).append((each.seed, each.value))
     return [
         row
         for (evaluation, figure), group in groups.items()
@@ -180,21 +183,21 @@ def method_rows(rows: Sequence[Row], methods: Sequence[str]) -> list[MethodRow]:
 
 
 def _methods(
-    evaluation: str, figure: str, group: Mapping[str, list[float]], first: str
+    evaluation: str, figure: str, group: Mapping[str, list[tuple[int, float]]], first: str
 ) -> Iterator[MethodRow]:
     whole = 1.0 if figure in _SHARES or figure.startswith("pass@") else None
     # The first method may lack a suite that others have.
     own = group.get(first)
     tests = {
-        method: welch(own, values, whole)
+        method: difference_of_methods(own, values, whole)
         for method, values in group.items()
         if own and method != first
     }
-    adjusted = dict(zip(tests, holm([each.p_value for each in tests.values()]), strict=True))
-    for method, values in group.items():
-        mean = over_seeds(values, whole)
-        tested = tests.get(method), adjusted.get(method)
-        yield MethodRow(evaluation, method, figure, values, mean, *tested)
+    adjusted = dict(zip(tests, holm([each.p_value for each, _ in tests.values()]), strict=True))
+    for method, runs in group.items():
+        values = [value for _, value in runs]
+        tested = *tests.get(method, (None, "")), adjusted.get(method)
+        yield MethodRow(evaluation, method, figure, values, over_seeds(values, whole), *tested)
 
 
 def p_text(p_value: float | None) -> str:
@@ -220,7 +223,7 @@ class Paired:
         difference: ``second − first``.
         low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
         high: Upper end.
-        p_value: Of a permutation test within prompts; None for one prompt.
+        p_value: P-value of a permutation test within prompts; None for one prompt.
         adjusted_p_value: The same by Holm, over all figures that were compared with it.
     """
 

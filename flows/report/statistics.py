@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,8 +119,31 @@ def welch(first: Sequence[float], second: Sequence[float], whole: float | None =
         # One method's runs may all have the same value; the variance is then the other's alone.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         found = stats.ttest_ind(second, first, equal_var=False)
-    ends = found.confidence_interval(CONFIDENCE)
-    estimate = Estimate(difference, float(ends.low), float(ends.high), float(found.pvalue))
+    return _tested(difference, found, whole)
+
+
+def difference_of_methods(
+    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], whole: float | None
+) -> tuple[Estimate, str]:
+    """Mean of ``second`` minus mean of ``first``, of seeds and values, and the name of its test.
+
+    Runs of one seed share prompts and samples. So methods with the same seeds are ``paired``:
+    tested by Student's t test of the differences, unless these do not vary. Others are tested by
+    :func:`welch`. ``whole`` is as in :func:`over_seeds`.
+    """
+    old, new = dict(first), dict(second)
+    if old.keys() != new.keys() or not len(old) == len(first) == len(second):
+        return welch([value for _, value in first], [value for _, value in second], whole), "Welch"
+    differences = np.array([new[seed] - old[seed] for seed in old])
+    mean = float(differences.mean())
+    if np.allclose(differences, mean, rtol=1e-9, atol=1e-12):
+        return Estimate(mean), "paired"
+    return _tested(mean, stats.ttest_1samp(differences, 0.0), whole), "paired"
+
+
+def _tested(difference: float, test: Any, whole: float | None) -> Estimate:
+    ends = test.confidence_interval(CONFIDENCE)
+    estimate = Estimate(difference, float(ends.low), float(ends.high), float(test.pvalue))
     return estimate.within(-(whole or 0.0), whole)
 
 

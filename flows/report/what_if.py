@@ -8,7 +8,6 @@ policy: what is said of later ones holds for the stored samples.
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -33,9 +32,8 @@ from stages.contract.digests import digest_of
 from stages.contract.errors import EXIT_USER, GebError, UserError
 from stages.contract.events import Failure, parse_event
 from stages.contract.request import FileInput, make_request
-from stages.score.params import ScoreParams
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
+from stages.tables.schemas import PAIRS, read_rows
 
 # Sections whose settings change what is sampled, so that the stored samples are not the run's.
 _SECTIONS = [*RunConfig.model_fields]
@@ -172,19 +170,12 @@ def _cautions(
     others = [name for name in _SAMPLING if before[name] != after[name]]
     if others:
         yield f"{', '.join(others)}: samples would be others; the stored ones are compared"
-    if _is_rescored(config.score, asked.score):
+    if config.score.result_fields() != asked.score.result_fields():
         yield "score: the oracle would be asked again; the stored scores are compared"
     if config.iterations > 1:
         yield "after iteration 1 the samples would come from another policy"
     if asked.train.target_ratio is not None:
         yield "κ is calibrated on all pairs here, on the first batches in a training"
-
-
-def _is_rescored(before: ScoreParams, after: ScoreParams) -> bool:
-    """True if scores differ in more than the weights of stored components."""
-    if before.oracle == after.oracle == "weighted" and before.parts == after.parts:
-        after = after.model_copy(update={"weighted": before.weighted})
-    return before.result_fields() != after.result_fields()
 
 
 def _pairs(
@@ -197,16 +188,12 @@ def _pairs(
     """Tables of pairs of an iteration, as the run made it and as the other settings would."""
     own = artifacts[f"iteration-{t}/pair"]
     path = own.file("pairs.parquet")
-    is_weighed = config.score.weighted != asked.score.weighted
-    is_weighed = is_weighed and not _is_rescored(config.score, asked.score)
     code = asked.inputs.strategy_code if asked.pair.strategy == "python" else None
-    if config.pair == asked.pair and code is None and not is_weighed:
+    if config.pair == asked.pair and code is None:
         return path, path
     inputs: dict[str, list[FileInput]] = {"responses": [], "scores": []}
     for shard in range(config.generate.num_shards):
         scores = artifacts[f"iteration-{t}/score/{shard}"].file("scores.parquet")
-        if is_weighed:
-            scores = weigh(scores, asked.score, scratch / f"scores-{t}-{shard}.parquet")
         responses = artifacts[f"iteration-{t}/generate/{shard}"].file("responses.parquet")
         for name, each in (("responses", responses), ("scores", scores)):
             inputs[name].append(FileInput(location=str(each), digest=digest_of(each)))
@@ -223,23 +210,6 @@ def _pairs(
     made = store.load("pair", request.key)
     assert made is not None
     return path, made.file("pairs.parquet")
-
-
-def weigh(scores: Path, params: ScoreParams, path: Path) -> Path:
-    """Sums the stored scores of the oracles anew, as the oracle ``weighted`` does."""
-    settings = params.weighted
-    rows = []
-    for row in read_rows(scores, SCORES):
-        parts = dict(row["components"] or ())
-        terms = [
-            weight * parts[name] / settings.scales.get(name, 1.0)
-            for name, weight in sorted(settings.weights.items())
-            if name in parts
-        ]
-        score = None if row["score"] is None else math.fsum(terms)
-        rows.append(row | {"score": score})
-    write_table(path, SCORES, rows)
-    return path
 
 
 def _figures(

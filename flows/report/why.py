@@ -28,7 +28,7 @@ from stages.training.order import places_of_step
 _MOST_ANSWERS = 20_000
 _MOST_WORDS = 200
 _LENGTHS = (8, 16, 32, 64, 128, 256)
-# Kinds that raised the mean reward, and kinds that lowered it; prompts likewise.
+# Kinds that raised the mean reward, and kinds that lowered it.
 _SHOWN = 3
 # A kind is told from chance if its share moved by so many standard errors.
 _STANDARD_ERRORS = 3.0
@@ -90,35 +90,21 @@ class Taught:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of answers: its part of the gain, its share in the base's answers, its iterations."""
+    """A kind of answers.
+
+    Attributes:
+        name: What its answers have.
+        part: Its part of the gain.
+        before: Its share of the base's answers.
+        course: Each iteration.
+        first: The pair in which it won that training saw first; None if it won in none.
+    """
 
     name: str
     part: float
     before: float
     course: Sequence[Taught] = ()
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A held-out prompt whose mean score changed much, with what taught it.
-
-    Attributes:
-        prompt: Its last message.
-        gain: Mean score of the policy's answers minus the base's.
-        base: A typical answer of the base, with its score.
-        policy: The same of the policy.
-        kind: Kind that tells them apart, if one of the run's kinds does.
-        course: After each iteration, 0 the base's: share of the kind, mean log π, mean score.
-        lesson: The pair of the most similar prompt in which the kind won; None if none did.
-    """
-
-    prompt: str
-    gain: float
-    base: tuple[str, float]
-    policy: tuple[str, float]
-    kind: str | None
-    course: list[tuple[float | None, float | None, float | None]]
-    lesson: Lesson | None
+    first: Lesson | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,6 @@ class Why:
     iteration: int
     total: Paired | None
     kinds: list[Kind]
-    traces: list[Trace]
 
     def sentence(self) -> str:
         """The change of the mean reward, and the kind that explains most of it."""
@@ -183,12 +168,12 @@ def explain(summary: Summary) -> Why:
                 _taught(kind.name, t, *each)
                 for t, each in enumerate(zip(training, lessons, evaluated[1:], strict=True), 1)
             ],
+            first=_first(kind.name, lessons),
         )
         for kind in _kinds(list(evaluated[0].values()), list(evaluated[-1].values()))
     ]
     total = against_base(summary.artifacts, evaluation, step, prefixes=("base", step))
-    traces = list(_traces(kinds, [_by_prompt(each) for each in evaluated], lessons))
-    return Why(summary.run, last, total[0] if total else None, kinds, traces)
+    return Why(summary.run, last, total[0] if total else None, kinds)
 
 
 def _answers(summary: Summary, place: str, num_shards: int) -> dict[_Key, Answer]:
@@ -352,64 +337,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _by_prompt(answers: Answers) -> dict[str, list[Answer]]:
-    found: defaultdict[str, list[Answer]] = defaultdict(list)
-    for (prompt, _), answer in answers.items():
-        found[prompt].append(answer)
-    return found
-
-
-def _traces(
-    kinds: Sequence[Kind],
-    evaluated: Sequence[Mapping[str, list[Answer]]],
-    lessons: Sequence[Sequence[Lesson]],
-) -> Iterator[Trace]:
-    """The prompts with the largest gains, then those with the largest losses."""
-    base, policy = evaluated[0], evaluated[-1]
-    scores = [
-        {name: fmean(x.score for x in own) for name, own in e.items()} for e in (base, policy)
-    ]
-    gains = {name: score - scores[0][name] for name, score in scores[1].items() if name in base}
-    order = sorted(gains, key=lambda name: (-gains[name], name))
-    chosen = [each for each in order[:_SHOWN] if gains[each] > 0]
-    chosen += [each for each in order[::-1][:_SHOWN] if gains[each] < 0]
-    for name in chosen:
-        prompt, typical = base[name][0].prompt, []
-        for side, own in zip(scores, (base[name], policy[name]), strict=True):
-            nearest = min(own, key=lambda each: abs(each.score - side[name]))
-            typical.append((nearest.text, nearest.score))
-        kind = _telling(kinds, base[name], policy[name], gains[name])
-        course = []
-        for each in evaluated:
-            own = each.get(name, [])
-            share = _mean(float(kind in answer.kinds) for answer in own) if kind else None
-            figures = _mean(answer.log_pi for answer in own), _mean(answer.score for answer in own)
-            course.append((share, *figures))
-        lesson = _most_similar(kind, prompt, lessons) if kind else None
-        yield Trace(prompt, gains[name], typical[0], typical[1], kind, course, lesson)
-
-
-def _telling(
-    kinds: Sequence[Kind], base: Sequence[Answer], policy: Sequence[Answer], gain: float
-) -> str | None:
-    """The kind whose share rose most on a prompt, if it goes with its gain."""
-    found: dict[str, float] = {}
-    for kind in (each.name for each in kinds):
-        shares = [fmean(kind in each.kinds for each in side) for side in (base, policy)]
-        own = _mean(each.score for each in (*base, *policy) if kind in each.kinds)
-        rest = _mean(each.score for each in (*base, *policy) if kind not in each.kinds)
-        if own is not None and rest is not None and gain * (own - rest) > 0 < shares[1] - shares[0]:
-            found[kind] = shares[1] - shares[0]
-    return max(found, key=lambda name: found[name], default=None)
-
-
-def _most_similar(kind: str, prompt: str, lessons: Sequence[Sequence[Lesson]]) -> Lesson | None:
-    """The pair of the most similar prompt in which the kind won, in the first iteration of any."""
-    words = set(_words(prompt))
-
-    def likeness(lesson: Lesson) -> float:
-        other = set(_words(lesson.chosen.prompt))
-        return len(words & other) / max(1, len(words | other))
-
-    won = next(filter(None, (_won(kind, each) for each in lessons)), [])
-    return max(won, key=likeness, default=None)
+def _first(kind: str, lessons: Iterable[Sequence[Lesson]]) -> Lesson | None:
+    """The pair that training saw first of those in which a kind won."""
+    seen = (each for own in lessons for each in _won(kind, own) if each.steps)
+    return min(seen, key=lambda each: (each.iteration, each.steps[0]), default=None)

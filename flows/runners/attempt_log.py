@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from flows.runners.base import FailureTail, OnEvent
-from stages.contract.events import Log, parse_event
+from stages.contract.events import Failure, Log, parse_event
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -115,6 +115,11 @@ class AttemptLog:
             return
         if isinstance(event, Log):
             self.write(f"[{event.level}] {event.message}\n")
+        elif isinstance(event, Failure):
+            word = "stopped" if event.kind == "stopped" else "error"
+            remedy = f"\nremedy: {event.remedy}" if event.remedy else ""
+            # The tail has the event itself.
+            self.write(f"[{word}] {event.message}{remedy}\n", telling=False)
         self.tail.record_event(event)
         on_event(event)
 

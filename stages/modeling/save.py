@@ -28,7 +28,7 @@ def save_checkpoint(
         model: Gives class and configuration; its own weights may be sharded or have adapters.
         weights: What is saved, by the names of the model without adapters.
         tokenizer: Saved beside them, with its chat template.
-        dtype: Of the saved weights.
+        dtype: Type of the saved weights.
         folder: Where to.
     """
     cast = {

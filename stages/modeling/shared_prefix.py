@@ -44,8 +44,8 @@ class VarlenPlaces:
         keys: Places in the row of all stretches' keys, one after the other.
         query_starts: Where each stretch's queries start in the row, and the row's length.
         key_starts: Where each stretch's keys start in ``keys``, and their number.
-        most_queries: Of one stretch.
-        most_keys: Of one stretch.
+        most_queries: Most queries of one stretch.
+        most_keys: Most keys of one stretch.
     """
 
     keys: Tensor
@@ -143,9 +143,9 @@ def shared_prefix_attention(
         value: [R, A', T, D].
         attention_mask: None: the layout says what is seen.
         scaling: Factor on the scores.
-        dropout: Of the attention's weights.
+        dropout: Dropout of the attention's weights.
         sliding_window: Most tokens that a token sees, itself counted.
-        row_layout: Of the one row (R = 1); None for plain causal rows.
+        row_layout: Layout of the one row (R = 1); None for plain causal rows.
         **options: What other attentions know.
 
     Returns:

@@ -97,8 +97,7 @@ class ConversationFit(Fit[SftParams]):
             loaded = load_logprob_model(self._source, params, self.numerics)
         else:
             seed = derive_seed(self.ctx.request.seed, "weights")
-            loading = self.numerics.on_host() if params.sharding == "fsdp2" else self.numerics
-            model = new_model(params.architecture, self.tokenizer, seed, loading)
+            model = new_model(params.architecture, self.tokenizer, seed, self.numerics)
             loaded = logprob_model(model, params, place="the new model")
         self._num_parameters = sum(
             # ZeRO-3 leaves an empty tensor where the weight was, with its number beside it.

@@ -28,7 +28,7 @@ from stages.training.adapters import wear_adapters
 from stages.training.engine import Engine, Process
 from stages.training.fit import Fit
 from stages.training.metrics import StepLog, summarize
-from stages.training.policy import load_logprob_model, shard
+from stages.training.policy import load_logprob_model
 
 
 class PairFit(Fit[TrainParams]):
@@ -56,7 +56,7 @@ class PairFit(Fit[TrainParams]):
     def prepare(self) -> None:
         """Computes log π_ref, or reads what an earlier attempt computed."""
         self._ref_logprobs = self._reference_logprobs()
-        # Hooks of FSDP's and the reference that they are of hold each other.
+        # Hooks of DeepSpeed's and the reference that they are of hold each other.
         gc.collect()
 
     def load_model(self) -> ResponseLogprobs:
@@ -147,13 +147,6 @@ class PairFit(Fit[TrainParams]):
     @contextmanager
     def _reference_model(self) -> Iterator[nn.Module]:
         params, models = self.ctx.params, self._models
-        if params.sharding == "fsdp2":
-            # Draws no random numbers of the training's, which so is the same without a pass.
-            with torch.random.fork_rng([]):
-                model = self._load("reference").eval()
-                shard(model, self.numerics, params)
-                yield model
-            return
         if params.in_shards:
             from stages.training.zero import sharded_logprob_model
 

@@ -1,31 +1,21 @@
 """Engine of a training: model, optimizer and schedule in one process, or in several.
 
-Several keep the model whole under torch's DDP, or in shards: here if `policy.shard` has cut it up
-by FSDP2, in the subclass `zero.ZeroEngine` by DeepSpeed.
+Several keep the model whole under torch's DDP, or in shards by DeepSpeed, in the subclass
+`zero.ZeroEngine`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -39,9 +29,7 @@ from stages.training.batches import Plan, Rows
 from stages.training.params import TrainingParams
 from stages.training.policy import Numerics
 
-_FOLDER = "engine"
-# Frozen weights are the base model's, which is loaded anyway.
-_TRAINED = StateDictOptions(ignore_frozen_params=True)
+_FILE = "engine.pt"
 # Weights that AdamW's decay leaves alone, as transformers' Trainer names them.
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
@@ -107,14 +95,6 @@ class Process:
             dist.barrier()
 
 
-@contextmanager
-def _no_warning_of_one_process() -> Iterator[None]:
-    """Block in which torch does not warn that no other process takes part in a checkpoint."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
-
-
 class Engine:
     """A model that is trained by torch alone; gradients are averaged over processes.
 
@@ -130,7 +110,7 @@ class Engine:
         model: The policy.
         device: Where it computes.
         optimizer: AdamW.
-        schedule: Of the learning rate.
+        schedule: Schedule of the learning rate.
     """
 
     def __init__(
@@ -189,27 +169,23 @@ class Engine:
         self._wrapped.zero_grad()
         return norm, float(learning_rate)
 
-    @_no_warning_of_one_process()
     def save(self, folder: Path) -> None:
-        """Writes trained weights and optimizer state, each process its share; collective."""
-        state = {
-            "model": get_model_state_dict(self.model, options=_TRAINED),
-            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED),
+        """Writes trained weights and optimizer state; a collective call."""
+        # Frozen weights are the base model's, which is loaded anyway.
+        trained = {
+            name: each.detach()
+            for name, each in self.model.named_parameters()
+            if each.requires_grad
         }
-        dcp.save(state, checkpoint_id=folder / _FOLDER)
+        if self._process.is_first:
+            state = {"model": trained, "optimizer": self.optimizer.state_dict()}
+            torch.save(state, folder / _FILE)
 
-    @_no_warning_of_one_process()
     def load(self, folder: Path) -> None:
-        """Takes what :meth:`save` wrote, whatever number of processes did; collective."""
-        weights = {"model": get_model_state_dict(self.model, options=_TRAINED)}
-        dcp.load(weights, checkpoint_id=folder / _FOLDER)
-        options = StateDictOptions(ignore_frozen_params=True, strict=False)
-        set_model_state_dict(self.model, weights["model"], options=options)
-        state = {
-            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_TRAINED)
-        }
-        dcp.load(state, checkpoint_id=folder / _FOLDER)
-        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_TRAINED)
+        """Takes what :meth:`save` wrote, whatever number of processes did; a collective call."""
+        state = torch.load(folder / _FILE, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"], strict=False)
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The policy's weights by name, whole in the first process; a collective call."""
@@ -226,8 +202,6 @@ class Engine:
 
     def _wrap(self) -> nn.Module:
         """The model that is called."""
-        if self._params.sharding == "fsdp2":
-            return self.model
         self.model.to(self.device)
         if self._process.world_size == 1:
             return self.model
@@ -243,11 +217,7 @@ class Engine:
 
     def _whole(self, share: Tensor) -> Tensor | None:
         """A weight gathered from its shards; None in processes that need none."""
-        whole = share.detach()
-        if not isinstance(whole, DTensor):
-            return whole
-        whole = whole.full_tensor()
-        return whole.cpu() if self._process.is_first else None
+        return share.detach()
 
 
 def _optimizer(model: nn.Module, params: TrainingParams) -> AdamW:

@@ -40,7 +40,6 @@ from stages.training.policy import (
     Numerics,
     enable_gradient_checkpointing,
     repeatable,
-    shard,
 )
 
 
@@ -219,8 +218,6 @@ class Fit(ABC, Generic[P]):
             model = ResponseLogprobs(add_adapters(model.policy, params.lora))
         if params.gradient_checkpointing:
             enable_gradient_checkpointing(model.policy, stage=params.stage)
-        if params.sharding == "fsdp2":
-            shard(model, self.numerics, params)
         return model
 
     def _write(self, policy: Any, weights: dict[str, Tensor]) -> None:

@@ -89,12 +89,8 @@ class TrainingParams(StageParams, OptimizerParams):
     global batch is the same for every value."""
     gradient_checkpointing: bool = speed_only(True)
     """Recompute activations in the backward pass: less memory, a third more time."""
-    sharding: Literal["deepspeed", "fsdp2"] = speed_only("deepspeed")
-    """Library that splits the training among processes. `deepspeed`: as `deepspeed` says, and DDP
-    if its `zero_stage` is off. `fsdp2`: weights, gradients and optimizer state in shards by
-    torch's FSDP2."""
     deepspeed: DeepSpeedParams = speed_only(DeepSpeedParams())
-    """DeepSpeed's ZeRO."""
+    """DeepSpeed's ZeRO, which splits the training among processes; DDP if its stage is off."""
     checkpoint_every_steps: int | None = speed_only(None, ge=1)
     """Steps between checkpoints from which a retry goes on."""
     checkpoint_every_seconds: float | None = speed_only(600.0, gt=0)
@@ -103,19 +99,9 @@ class TrainingParams(StageParams, OptimizerParams):
     @property
     def in_shards(self) -> bool:
         """True if each process holds a share of every weight, the reference's, too."""
-        return self.sharding == "fsdp2" or self.deepspeed.zero_stage == 3
+        return self.deepspeed.zero_stage == 3
 
     @property
     def needs_workers(self) -> bool:
         """True if a single process, too, is a member of a process group."""
-        return self.sharding == "fsdp2" or self.deepspeed.zero_stage != "off"
-
-    @model_validator(mode="after")
-    def _one_library_shards(self) -> Self:
-        if self.sharding == "fsdp2" and self.deepspeed != DeepSpeedParams():
-            raise ValueError(
-                "sharding = 'fsdp2' with settings of deepspeed: one library can shard a training; "
-                "set deepspeed.zero_stage to 'off' and leave its offloads out, or set sharding to "
-                "'deepspeed'"
-            )
-        return self
+        return self.deepspeed.zero_stage != "off"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.dropout import _DropoutNd
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
@@ -36,7 +33,7 @@ class Numerics:
 
     Attributes:
         device: This process's device.
-        weights: Of the weights in memory.
+        weights: Type of the weights in memory.
         autocast: Whether matrix products are in bfloat16 although the weights are float32.
         bfloat16: Whether the forward pass is in bfloat16 at all.
     """
@@ -52,19 +49,14 @@ class Numerics:
         wanted = params.precision
         bfloat16 = on_gpu if wanted == "auto" else wanted == "bfloat16"
         # DeepSpeed keeps its own float32 master weights; frozen weights need none.
-        low = bfloat16 and (params.deepspeed.zero_stage != "off" or params.lora.rank > 0)
-        # FSDP2 gathers bfloat16 weights for the forward pass; its shards are the master weights.
-        casts = params.sharding == "fsdp2" or params.deepspeed.zero_stage != "off"
+        in_deepspeed = params.deepspeed.zero_stage != "off"
+        low = bfloat16 and (in_deepspeed or params.lora.rank > 0)
         return cls(
             device=torch.device("cuda", local_rank) if on_gpu else torch.device("cpu"),
             weights="bfloat16" if low else "float32",
-            autocast=bfloat16 and not casts,
+            autocast=bfloat16 and not in_deepspeed,
             bfloat16=bfloat16,
         )
-
-    def on_host(self) -> Numerics:
-        """The same dtypes on the CPU, on which a model is loaded that is then sharded."""
-        return replace(self, device=torch.device("cpu"))
 
     def forward_context(self) -> torch.autocast:
         """The context in which a model that no trainer wraps gives the trainer's numbers."""
@@ -89,31 +81,6 @@ def repeatable(*, on_gpu: bool) -> Iterator[None]:
         fill_options.fill_uninitialized_memory = fill
 
 
-def shard(model: ResponseLogprobs, numerics: Numerics, params: TrainingParams) -> None:
-    """Keeps this process's share of each weight, by torch's FSDP2; a collective call.
-
-    A decoder layer is gathered when it is run, and so are embeddings; the head, and embeddings
-    that are tied to it, for a whole forward and backward pass. In bfloat16 weights are gathered and
-    computed so, and gradients added up in float32, the dtype of the shards. `fully_shard` is called
-    here, not by accelerate, whose FSDP2 is for accelerators alone.
-    """
-    mesh = init_device_mesh(numerics.device.type, (torch.distributed.get_world_size(),))
-    low = torch.bfloat16 if numerics.bfloat16 else None
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32)
-    inner = causal_lm(model.policy)
-    decoder = inner.get_decoder()
-    layers = [each for each in decoder.modules() if isinstance(each, GradientCheckpointingLayer)]
-    if not layers:
-        raise UserError(
-            f"{type(inner).__name__} has no decoder layers that could be sharded one by one",
-            f"leave {params.stage}.sharding out",
-        )
-    embeddings = inner.get_input_embeddings()
-    is_tied = embeddings.weight is inner.get_output_embeddings().weight
-    for module in (*layers, *([] if is_tied else [embeddings]), model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-
-
 # Draws experts in training mode, and has no setting that forbids it.
 _SAMPLING_ROUTER = "PhimoeTopKRouter"
 # Factors that a router draws around 1 in training; elsewhere such a name may be a threshold.
@@ -125,13 +92,10 @@ def load_logprob_model(
 ) -> ResponseLogprobs:
     """Loads a causal language model whose forward pass gives log-probabilities.
 
-    For FSDP2, which shards it then, it is on the CPU.
-
     Raises:
         UserError: There is no such model, or what it computes would not be those of its rows.
     """
-    device = torch.device("cpu") if params.sharding == "fsdp2" else numerics.device
-    model = load_causal_lm(source, dtype=numerics.weights, device=device)
+    model = load_causal_lm(source, dtype=numerics.weights, device=numerics.device)
     return logprob_model(model, params, place=source.name_or_path)
 
 

@@ -35,6 +35,10 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     lines += [json.dumps({"prompt": f"Please bring {n} to room 7."}) for n in ("tea", "towels")]
     prompts = tmp_path / "fresh.jsonl"
     prompts.write_text("\n".join(lines))
+    wrong = geb("doubt", "small:1", "--prompts", tmp_path / "none.jsonl", "--store", store)
+    assert wrong.returncode == 64
+    assert "none.jsonl" in wrong.stderr
+    assert not (store / "runs/small-doubt/steps").exists(), "told before anything is sampled"
 
     shown = geb("doubt", "small:1", "--prompts", prompts, "--store", store, "--json")
     assert shown.returncode == 0, shown.stderr
@@ -53,6 +57,10 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     assert checks["another training seed"]["passed"] is None
     assert "mean score 0.000" in checks["oracle on bad answers: empty"]["finding"]
     assert f"small:1 {found['verdict']}" in (store / "runs/small-doubt/doubt.html").read_text()
+
+    prompts.write_text(lines[0])
+    told = geb("doubt", "small:1", "--prompts", prompts, "--store", store)
+    assert f"the run has seen all of {prompts}" in told.stdout.replace("\n", "")
 
     refused = geb("promote", "small:1", "--doubted", "--store", store)
     assert refused.returncode == 64

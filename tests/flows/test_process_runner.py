@@ -112,8 +112,10 @@ def test_what_a_stage_prints_goes_to_its_log_and_is_no_event(
 
 def test_exit_code_64_is_the_user_s_mistake_with_its_remedy(store: Store) -> None:
     with pytest.raises(UserError, match="bad value 7") as caught:
-        run(store, probe_request(store, behaviour="refuse"))
+        run(store, request := probe_request(store, behaviour="refuse"))
     assert caught.value.remedy == "use 8"
+    [log] = store.log_path("probe", request.key).glob("*.log")
+    assert log.read_text().endswith("[error] bad value 7\nremedy: use 8\n")
     assert list(store.artifacts()) == []
 
 

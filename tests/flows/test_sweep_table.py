@@ -22,11 +22,16 @@ from flows.sweep import run_cells
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
 
-def swept(first: list[float], second: list[float], figure: str = "mean_reward") -> Comparison:
-    """A comparison of two combinations whose runs have one figure each."""
+def swept(
+    first: list[float], second: list[float], figure: str = "mean_reward", later: int = 0
+) -> Comparison:
+    """A comparison of two combinations whose runs have one figure each.
+
+    The seeds of both begin with 0; those of the second with ``later``.
+    """
     runs, labels = [], {}
-    for label, values in (("train.kappa=0.5", first), ("train.kappa=1.0", second)):
-        for seed, value in enumerate(values):
+    for label, values, begin in (("train.kappa=0.5", first, 0), ("train.kappa=1.0", second, later)):
+        for seed, value in enumerate(values, begin):
             row: dict[str, Any] = {each.name: None for each in COLUMNS}
             row |= {"solved": {}, "components": {}, "mean_reward": 0.0, figure: value}
             rows = [row | {"iteration": 0}, row | {"iteration": 1}]
@@ -36,20 +41,40 @@ def swept(first: list[float], second: list[float], figure: str = "mean_reward") 
     return compare_summaries(runs, labels)
 
 
-def test_combinations_are_tested_against_the_first_by_welch_and_holm() -> None:
+def test_runs_of_one_seed_are_tested_by_their_differences() -> None:
+    # Differences 0.06, 0.02, 0.04: mean 0.04, s = 0.02, t = 0.04 / (0.02 / √3) = 3.46, ν = 2,
+    # so p = 0.0742; half an interval is 4.3027 · 0.02 / √3 = 0.0497.
+    first, second = [0.2, 0.5, 0.8], [0.26, 0.52, 0.84]
+    row = next(each for each in swept(first, second).over_seeds if each.difference)
+    assert row.test == "paired" and row.difference is not None
+    assert row.difference.value == pytest.approx(0.04)
+    assert row.difference.p_value == pytest.approx(0.0742, abs=5e-5)
+    assert row.difference.interval == pytest.approx((-0.0097, 0.0897), abs=5e-5)
+    assert row.difference.p_value == pytest.approx(stats.ttest_rel(second, first).pvalue)
+    # The spread of the seeds hides the same difference from Welch's test.
+    other = next(each for each in swept(first, second, later=1).over_seeds if each.difference)
+    assert other.test == "Welch" and other.difference is not None
+    assert other.difference.p_value == pytest.approx(0.88, abs=0.005)
+    uneven = next(each for each in swept(first, second[:2]).over_seeds if each.difference)
+    assert uneven.test == "Welch", "a run of a sweep failed"
+    [same] = [each.difference for each in swept(first, first).over_seeds if each.difference]
+    assert same.p_value is None, "differences that do not vary are not tested"
+
+
+def test_combinations_are_tested_against_the_first_by_seed_and_holm() -> None:
     first, found = swept(ONE, TWO).over_seeds
     assert first.difference is None
-    expected = stats.ttest_ind(TWO, ONE, equal_var=False).pvalue
+    expected = stats.ttest_rel(TWO, ONE).pvalue
     assert found.method == "train.kappa=1.0"
     assert found.difference is not None
     assert found.difference.value == pytest.approx(0.3)
     assert found.difference.p_value == found.adjusted_p_value == pytest.approx(expected)
     told = swept(ONE, TWO).verdict()
-    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.187" in told
+    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052" in told
     _, tests, _ = swept(ONE, TWO).tables()
     [row] = tests.records()
-    assert row["minus train.kappa=0.5"].startswith("+0.300 [+0.187")
-    assert row["p"] == row["p by Holm"] == "p = 0.002"
+    assert row["difference"].startswith("+0.300 [+0.052")
+    assert row["p"] == row["p by Holm"] == "p = 0.035"
     assert swept([0.5], [0.9]).over_seeds == [], "one seed: runs are compared by prompt"
 
 

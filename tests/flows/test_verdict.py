@@ -125,7 +125,8 @@ def record(tmp_path: Path) -> RunRecord:
     for name in step_names(record.config()):
         save(record, name)
     failed = "iteration-1/evaluate/suite-right/score/0"
-    save(record, failed, state="failed", message="the oracle raised KeyError: 'x'\nremedy")
+    cause = f"{failed} (train {'0' * 12}): the oracle raised KeyError: 'x'"
+    save(record, failed, state="failed", message=f"{cause}\nremedy")
     (record.path / "steps" / "iteration-1~evaluate~suite-right.json").unlink()
     return record
 
@@ -159,6 +160,13 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
         "iteration-1/evaluate/suite-right/score/0 failed: the oracle raised KeyError: 'x'",
         "1 steps have not begun",
     )
+
+
+def test_the_page_lists_a_suite_s_own_settings_alone(record: RunRecord) -> None:
+    page = Path(write(record, summarise(record), [])).read_text()
+    settings = page.split("<h2>Configuration</h2>")[1].split("<details>")[0]
+    assert "<code>suites.<wbr>right.<wbr>prompts</code>" in settings
+    assert "suites.<wbr>right.<wbr>score" not in settings and "reward_model" not in settings
 
 
 def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord) -> None:
@@ -208,7 +216,7 @@ def test_the_page_lists_the_settings_that_differ_and_needs_no_network(
     record = RunRecord(Store.open(str(tmp_path / "store"), create=True), "small")
     record.save_config(found.config)
     page = Path(write(record, found, [])).read_text()
-    assert 'train.beta</code></td><td class="text"><code>0.5</code>' in page
+    assert 'train.<wbr>beta</code></td><td class="text"><code>0.5</code>' in page
     assert "train.epochs" not in page.split("Every setting")[0]
     assert "https://" not in page.replace("https://…", ""), "no network"
 

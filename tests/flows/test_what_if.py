@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from flows.execution.run_record import RunRecord
-from flows.report.what_if import weigh
-from stages.score.params import ScoreParams
 from stages.store.base import Artifact, Store
-from stages.tables.schemas import PAIRS, SCORES, read_rows, write_table
+from stages.tables.schemas import PAIRS, read_rows, write_table
 from stages.train.what_if import first_step
 from stages.training.order import places_of_step
 from tests.flows.loop import geb
@@ -77,15 +74,3 @@ def test_a_setting_that_does_not_exist_is_refused(finished: Path) -> None:
     refused = geb("what-if", "small", "--store", store, "--set", "kappa=2")
     assert refused.returncode == 64
     assert "did you mean 'train.kappa'" in refused.stderr
-
-
-def test_stored_scores_of_parts_are_summed_with_other_weights(tmp_path: Path) -> None:
-    parts = {"python": 0.5, "math_verify": 1.0, "python.gladly": 1.0}
-    row = {"prompt_id": "a", "sample_index": 0, "error": None, "oracle": "weighted"}
-    rows = [row | {"score": 1.5, "components": list(parts.items())}]
-    rows.append(row | {"sample_index": 1, "score": None, "error": "timeout", "components": []})
-    write_table(tmp_path / "scores.parquet", SCORES, rows)
-    weights = {"weights": {"python": 3, "math_verify": 1}, "scales": {"math_verify": 2}}
-    params = ScoreParams(oracle="weighted", weighted=weights)
-    path = weigh(tmp_path / "scores.parquet", params, tmp_path / "other.parquet")
-    assert pq.read_table(path)["score"].to_pylist() == [3 * 0.5 + 1.0 / 2, None]

@@ -78,7 +78,6 @@ WORDS = (
     (r"\bMODEL\b", "quickstart"),
     (r"\bPREFIX\b", "train"),
     (r"\bexamples/objective\.yaml", f"{ROOT}/examples/objective.yaml"),
-    (r"\bFILE\b", "lineage.html"),
     (r"\bgeb init DIR\b", "geb init task --kind function"),
     (r"\bDIR\b", "exported"),
     # One iteration and one seed: what is there is found.

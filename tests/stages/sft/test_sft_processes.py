@@ -50,7 +50,6 @@ def plain(tmp_path_factory):
     [
         ({"deepspeed": {"zero_stage": 2}}, 1),
         ({"deepspeed": {"zero_stage": 3}}, 2),
-        ({"sharding": "fsdp2"}, 2),
     ],
 )
 def test_the_loss_curve_in_shards_is_that_of_one_process(tmp_path, plain, settings, processes):

@@ -69,7 +69,9 @@ def run(folder, pairs, rank, world, *, collective, stop=lambda: False) -> Counte
         load_model=load,
         folder=folder,
         numerics=NUMERICS,
-        params=TrainParams(micro_batch_tokens=8, sharding="fsdp2" if collective else "deepspeed"),
+        params=TrainParams(
+            micro_batch_tokens=8, deepspeed={"zero_stage": 3 if collective else "off"}
+        ),
         process=Simulated(rank, rank, world, Emitter(io.StringIO()), stop),
     ).run(pairs)
     return loaded[0] if loaded else None

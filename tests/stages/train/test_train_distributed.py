@@ -21,8 +21,8 @@ from tests.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-# ZeRO's stage, or FSDP2, and processes.
-LAYOUTS = [("off", 2), ("fsdp2", 2), (0, 1), (2, 2), (3, 2)]
+# ZeRO's stage, and processes.
+LAYOUTS = [("off", 2), (0, 1), (2, 2), (3, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,7 @@ SETTINGS = {"micro_batch_tokens": 16, "target_ratio": 0.5, "calibration_batches"
 
 @pytest.mark.parametrize(("layout", "processes"), LAYOUTS)
 def test_the_loss_curve_is_that_of_one_process(tmp_path, policy, pairs, plain, layout, processes):
-    fsdp, zero = {"sharding": "fsdp2"}, {"deepspeed": {"zero_stage": layout}}
-    settings = SETTINGS | (fsdp if layout == "fsdp2" else zero)
+    settings = SETTINGS | {"deepspeed": {"zero_stage": layout}}
     found = train(tmp_path / "store", policy, [pairs], processes=processes, **settings)
     curves = ["kappa", "num_pairs", "num_tokens", "bonus_gradient_share"]
     # DeepSpeed tells no gradient norm in float32 at stage 0.
@@ -53,18 +52,10 @@ def test_the_loss_curve_is_that_of_one_process(tmp_path, policy, pairs, plain, l
     assert found.artifact.manifest.key == plain.artifact.manifest.key
 
 
-@pytest.mark.parametrize(
-    "library",
-    [
-        {"deepspeed": {"zero_stage": 1}},
-        {"sharding": "fsdp2"},
-        # Frozen weights in bfloat16 beside adapters in float32.
-        {"sharding": "fsdp2", "lora": {"rank": 4}},
-    ],
-)
-def test_shards_in_bfloat16_start_at_their_reference(tmp_path, policy, pairs, library):
+def test_shards_in_bfloat16_start_at_their_reference(tmp_path, policy, pairs):
     settings = {"design": "none", "nll_weight": 0.0, "epochs": 1, "precision": "bfloat16"}
-    found = train(tmp_path / "store", policy, [pairs], **library, **settings)
+    settings |= {"deepspeed": {"zero_stage": 1}}
+    found = train(tmp_path / "store", policy, [pairs], **settings)
     assert found.records[0]["chosen_logratio"] == 0.0
     assert found.records[0]["rejected_logratio"] == 0.0
 
@@ -81,7 +72,8 @@ def test_one_weight_for_embeddings_and_head_is_sharded_as_one(tmp_path, pairs):
     policy = make_tiny_llama(tmp_path / "policy", tie_word_embeddings=True)
     settings = SETTINGS | {"reference_kind": "ema", "epochs": 1}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
-    found = train(tmp_path / "store", policy, [pairs], processes=2, sharding="fsdp2", **settings)
+    sharded = settings | {"processes": 2, "deepspeed": {"zero_stage": 3}}
+    found = train(tmp_path / "store", policy, [pairs], **sharded)
     assert_same_training(found, plain, folders=("checkpoint", "ema"))
 
 
@@ -115,11 +107,8 @@ def test_workers_end_with_the_stage(tmp_path, policy, pairs):
     assert not alive
 
 
-@pytest.mark.parametrize(
-    "library", [{}, pytest.param({"sharding": "fsdp2"}, marks=pytest.mark.slow)], ids=str
-)
-def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs, library):
-    settings = SETTINGS | library | {"processes": 2, "epochs": 12}
+def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
+    settings = SETTINGS | {"processes": 2, "epochs": 12}
     whole = train(tmp_path / "whole", policy, [pairs], **settings)
     request = request_for(tmp_path / "store", policy, [pairs], **settings)
     ended = run_until(request, tmp_path, at_step(3), lambda process: process.terminate())

@@ -28,7 +28,6 @@ SETTINGS = {
 }
 NUM_STEPS = 12
 KILLED_AT = 5
-FSDP = {"sharding": "fsdp2"}
 
 
 def zero(stage: Any) -> dict[str, Any]:
@@ -85,8 +84,8 @@ def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
         (zero(2), 1, 2, 4),
         (zero(3), 2, 1, 0),
         (zero(3), 1, 2, 4),
-        (FSDP, 2, 1, 4),
-        (FSDP, 1, 2, 0),
+        ({}, 2, 1, 4),
+        ({}, 1, 2, 0),
     ],
 )
 def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, before, after, rank):
@@ -98,7 +97,7 @@ def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, b
         train(*interrupted, processes=before, on_event=Killer(KILLED_AT), **settings)
     resumed = train(*interrupted, processes=after, **settings)
 
-    if library is not FSDP:
+    if library:
         said = [event["message"] for event in resumed.events if event["type"] == "log"]
         converted = f"written by {before} processes, now there are {after}"
         assert any(converted in message for message in said)

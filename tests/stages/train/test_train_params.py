@@ -20,7 +20,6 @@ def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
         deepspeed={"zero_stage": 3},
         checkpoint_every_steps=1,
     )
-    assert "sharding" not in TrainParams(sharding="fsdp2").result_fields()
     assert fast.key == plain.key
     assert request_for(tmp_path / "store", policy, [pairs], kappa=0.5).key != plain.key
 
@@ -43,10 +42,6 @@ def test_what_only_changes_speed_is_not_in_the_key(tmp_path, policy, pairs):
             )
         ),
         ({"lora": {"save": "both"}}, r"lora\.save = 'both' with lora\.rank = 0.*set lora\.rank"),
-        (
-            {"sharding": "fsdp2", "deepspeed": {"zero_stage": 2}},
-            r"sharding = 'fsdp2' with settings of deepspeed",
-        ),
     ],
     ids=str,
 )
