@@ -113,7 +113,7 @@ def _tried(folder: Path, config: Path, stage: str, fault: str) -> tuple[list[str
             faults.append("the fault is not named")
         if str(disk) not in message:
             faults.append("the place is not named")
-        if "remedy" not in said:
+        if "remedy" not in message:
             faults.append("no remedy")
         with contextlib.suppress(OSError):
             (disk / "ballast").unlink()
