@@ -227,7 +227,7 @@ def test_what_each_oracle_of_a_sum_needs_must_be_named():
 
 
 def test_a_judge_that_compares_gets_opponents_also_as_a_part_of_a_sum():
-    judge = "judge: {url: u, model: m, mode: pairwise}"
+    judge = "judge: {url: http://u, model: m, mode: pairwise}"
     made = steps_of(
         "iterations=1",
         f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {judge}}}",
