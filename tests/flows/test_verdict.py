@@ -84,7 +84,7 @@ def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
     suites += [{"iteration": 1, "components": {}, "mean_reward": 0.4, "solved": {"accuracy": 0.5}}]
     found.suites.append(SuiteFigures("sums", suites))
     assert verdict(found).cautions == (
-        "one training seed, 64 held-out prompts; geb sweep --seeds tries other seeds",
+        "one training seed, 64 held-out prompts; `geb sweep --seeds` tries other seeds",
         "right fell from 1.000 to 0.975 [0.940, 1.000]",
         "suite sums, mean reward fell from 0.500 to 0.400",
         "12.5 % of the answers are cut off, of the base's 0.0 %",
