@@ -1,12 +1,12 @@
-"""A disk that fills up, or becomes read-only, as a stage starts: in turn for each stage of a run.
+"""A disk that fills up, or becomes read-only, as a stage begins: in turn for each stage of a run.
 
     python -m benchmarks.bad_disks                   # as root; --only STAGE
 
 A small run goes through once. For each case its store is copied to a file system of its own
 (tmpfs), the stage's artifact is removed, and the run starts with an interpreter of that stage which
-first fills the file system, or covers it with a read-only view. The run must fail with a message
-that names the place and what to do, without a traceback; resumed on a sound disk it must end with
-the calm run's bytes. Exit code 1 if a case is wrong.
+fills the file system, or covers it with a read-only view, once the stage has its folders and begins
+its work. The run must fail with a message that names the place and what to do, without a traceback;
+resumed on a sound disk it must end with the calm run's bytes. Exit code 1 if a case is wrong.
 """
 
 from __future__ import annotations
@@ -41,10 +41,27 @@ _STRIKES = {
     "full disk": "dd if=/dev/zero of={disk}/ballast bs=64k 2>/dev/null",
     "read-only": "mount --bind {disk} {disk} && mount -o remount,bind,ro {disk}",
 }
+_HOOK = """
+import os, sys
+
+made = []
+
+def hook(event, arguments):
+    if event == "os.mkdir":
+        made.append(str(arguments[0]))
+    elif event in ("open", "import") and any("/store/work/" in each for each in made):
+        made.clear()
+        if not os.path.exists({struck!r}):
+            open({struck!r}, "w").close()
+            os.system({command!r})
+
+sys.addaudithook(hook)
+"""
 _SAYS = {
     "full disk": re.compile(r"no space left|disk is full", re.I),
     "read-only": re.compile(r"read-only", re.I),
 }
+_HASH = re.compile(r"(?<=/)[0-9a-f]{64}|\d{8}-\d{6}Z-\S*")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -63,12 +80,12 @@ def _disk(place: Path, calm: Path) -> Iterator[Path]:
 
 
 def _interpreter(folder: Path, disk: Path, fault: str) -> Path:
-    """A Python that strikes the disk when it is first started."""
-    struck, path = folder / "struck", folder / "python"
-    path.write_text(
-        f"#!/bin/sh\nif [ ! -e {struck} ]; then\n  touch {struck}\n"
-        f'  {_STRIKES[fault].format(disk=disk)}\nfi\nexec {sys.executable} "$@"\n'
-    )
+    """A Python that strikes the disk when a stage has its folders, once."""
+    command = _STRIKES[fault].format(disk=disk)
+    hook = _HOOK.format(struck=str(folder / "struck"), command=command)
+    (folder / "sitecustomize.py").write_text(hook)
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return path
 
@@ -90,11 +107,14 @@ def _tried(folder: Path, config: Path, stage: str, fault: str) -> tuple[list[str
             faults.append("it ended well")
         if "Traceback" in said:
             faults.append("a traceback")
-        error = said[said.rfind("\nerror ") + 1 :].strip()
-        if not _SAYS[fault].search(error):
+        found = re.search(rf"\({stage} [0-9a-f]{{12}}\): (.*?)(?:what is done|$)", said, re.S)
+        message = found[1] if found else said[-1000:]
+        if not _SAYS[fault].search(message):
             faults.append("the fault is not named")
-        if str(disk) not in error:
+        if str(disk) not in message:
             faults.append("the place is not named")
+        if "remedy" not in said:
+            faults.append("no remedy")
         with contextlib.suppress(OSError):
             (disk / "ballast").unlink()
         if fault == "read-only":
@@ -104,7 +124,7 @@ def _tried(folder: Path, config: Path, stage: str, fault: str) -> tuple[list[str
             faults.append(f"resumed, it fails: {again.stderr[-500:]}")
         elif result_digests(store) != result_digests(calm):
             faults.append("other bytes than the calm run's")
-    return faults, failed.returncode, error.replace(str(folder), "…")
+    return faults, failed.returncode, _HASH.sub("…", message.replace(str(folder), "…"))
 
 
 def main() -> int:

@@ -251,8 +251,7 @@ def _shown(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    # A password in an address is never quoted.
-    text = re.sub(r"(?<=://)[^/\s]*@", "…@", text)
+    text = re.sub(r"(?<=://)[^/\s]*@", "…@", text)  # An address may have a password.
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

@@ -85,13 +85,14 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     params = checked_params(stage.params, request)
     store = Store.open(request.store)
     lease = store.lease(request.stage, request.key)
-    lease.acquire(
-        waiting=lambda holder: events.info(
-            f"{request.stage} {request.key[:12]} is being computed by pid {holder['pid']} on "
-            f"{holder['host']}; waiting"
+    with explain_disk_errors(store.root):
+        lease.acquire(
+            waiting=lambda holder: events.info(
+                f"{request.stage} {request.key[:12]} is being computed by pid {holder['pid']} on "
+                f"{holder['host']}; waiting"
+            )
         )
-    )
-    with lease, explain_disk_errors(store.root):
+    with explain_disk_errors(store.root), lease:
         found = store.find(request.stage, request.key, warn=events.warning)
         if found is not None:
             events.info("the store has it by now")

@@ -107,8 +107,7 @@ def _fetch(source: HubInput, name: str) -> Path:
     except LocalEntryNotFoundError:
         # The hub could not be asked: a retry may help.
         raise
-    # A name with `..` is a ValueError.
-    except (EntryNotFoundError, ValueError) as error:
+    except (EntryNotFoundError, ValueError) as error:  # The latter for `..` in a name.
         raise UserError(
             f"data set {source.repo} (revision {source.revision}) has no file {name}",
             "correct `hub_file`",

@@ -92,10 +92,7 @@ class ServerSettings(Settings):
         # The section fails, not the field, whose value the message would quote.
         parts = urlsplit(self.url or "http://unset")
         if "@" in parts.netloc:
-            raise ValueError(
-                "url holds a user or password, which records would keep: leave it out, and set "
-                "key_env to the name of the environment variable that holds the token"
-            )
+            raise ValueError("url holds a password: set key_env instead (docs/oracles.md)")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("url is not a server's address: write http://HOST… or https://HOST…")
         return self

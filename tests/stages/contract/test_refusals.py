@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from stages.contract.request import make_request
 from stages.harness import program
 from stages.harness.program import Stage, execute
 from stages.store.base import Store
+from stages.store.locks import FileLease
 from stages.tables.schemas import PROMPTS, write_table
 from tests.stage_calls import file_input
 from tests.writer_stage import WRITER, WriterParams, compute, request
@@ -67,6 +69,20 @@ def test_a_full_disk_is_one_clear_message(store, run):
     assert "geb gc" in caught.value.remedy
     assert list(store.artifacts()) == []
     assert list((store.root / "artifacts/writer").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["acquire", "release"])
+def test_a_lease_on_a_read_only_disk_is_one_clear_message(store, monkeypatch, name):
+    change = getattr(FileLease, name)
+
+    def refuse(*arguments, **settings) -> None:
+        change(*arguments, **settings)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x.guard")
+
+    monkeypatch.setattr(FileLease, name, refuse)
+    with pytest.raises(UserError, match="cannot be written: Read-only") as caught:
+        compute(store, Stage(WriterParams, fills_disk_with_bytes))
+    assert str(store.root) in caught.value.message
 
 
 def test_a_crash_beside_a_full_disk_keeps_its_own_words(store, monkeypatch):
