@@ -166,7 +166,7 @@ def test_the_page_lists_a_suite_s_own_settings_alone(record: RunRecord) -> None:
     page = Path(write(record, summarise(record), [])).read_text()
     settings = page.split("<h2>Configuration</h2>")[1].split("<details>")[0]
     assert "<code>suites.<wbr>right.<wbr>prompts</code>" in settings
-    assert "suites.<wbr>right.<wbr>score" not in settings and "reward_model" not in settings
+    assert "suites.<wbr>right.<wbr>prepare" not in settings, "all of it is at its default"
 
 
 def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord) -> None:
