@@ -194,7 +194,7 @@ class Comparison:
         header = ["method", "evaluation", "figure", "difference", "test", "p", "p by Holm"]
         note = (
             "Tests over seeds with 95 % intervals. Paired: Student's t test of the differences of "
-            "runs with the same seed. Welch: his t test, where methods have other seeds. Holm's "
+            "runs with the same seed. Welch: Welch's t test, for methods with other seeds. Holm's "
             "adjustment is over the methods, figure by figure; other figures are in over-seeds.csv."
         )
         title, first_out = f"Tests over seeds, minus {first}", ("test", "p", "evaluation")

@@ -237,7 +237,7 @@ def _cautions(summary: Summary) -> Iterator[str]:
     if not metrics:
         return
     prompts = metrics["compared_prompts"]
-    yield f"one training seed, {prompts} held-out prompts; geb sweep --seeds tries other seeds"
+    yield f"one training seed, {prompts} held-out prompts; `geb sweep --seeds` tries other seeds"
     base, now = summary.rows[0], summary.rows[t]
     for name in now["components"]:
         yield from _fall(name, f"components.{name}", base, now)

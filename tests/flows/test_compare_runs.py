@@ -150,7 +150,7 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
     assert written == {
         *("comparison.html", "comparison.json", "figures.csv", "paired-differences.csv"),
         *("figures-held-out.tex", "differences.tex", "settings.tex"),
-        "curve-mean-reward.png",
+        *("curve-mean-reward.png", "log-pi-ref-of-training.png"),
     }
     page = (folder / "comparison.html").read_text()
     assert "bonus is better, +0.700" in page.split("<h2>")[0]

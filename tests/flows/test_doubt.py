@@ -58,10 +58,6 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     assert "mean score 0.000" in checks["oracle on bad answers: empty"]["finding"]
     assert f"small:1 {found['verdict']}" in (store / "runs/small-doubt/doubt.html").read_text()
 
-    prompts.write_text(lines[0])
-    told = geb("doubt", "small:1", "--prompts", prompts, "--store", store)
-    assert f"the run has seen all of {prompts}" in told.stdout.replace("\n", "")
-
     refused = geb("promote", "small:1", "--doubted", "--store", store)
     assert refused.returncode == 64
     assert "against it: another sampling seed" in refused.stderr
@@ -70,6 +66,10 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     exported = geb("export", "small:1", tmp_path / "taken", "--store", store)
     assert exported.returncode == 0, exported.stderr
     assert found["verdict"] in (tmp_path / "taken/README.md").read_text()
+
+    prompts.write_text(lines[0])
+    told = geb("doubt", "small:1", "--prompts", prompts, "--store", store)
+    assert f"the run has seen all of {prompts}" in told.stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (None, 0), (False, 64)])

@@ -84,7 +84,7 @@ def test_the_verdict_says_how_far_to_trust_it(tmp_path: Path) -> None:
     suites += [{"iteration": 1, "components": {}, "mean_reward": 0.4, "solved": {"accuracy": 0.5}}]
     found.suites.append(SuiteFigures("sums", suites))
     assert verdict(found).cautions == (
-        "one training seed, 64 held-out prompts; geb sweep --seeds tries other seeds",
+        "one training seed, 64 held-out prompts; `geb sweep --seeds` tries other seeds",
         "right fell from 1.000 to 0.975 [0.940, 1.000]",
         "suite sums, mean reward fell from 0.500 to 0.400",
         "12.5 % of the answers are cut off, of the base's 0.0 %",
@@ -166,7 +166,7 @@ def test_the_page_lists_a_suite_s_own_settings_alone(record: RunRecord) -> None:
     page = Path(write(record, summarise(record), [])).read_text()
     settings = page.split("<h2>Configuration</h2>")[1].split("<details>")[0]
     assert "<code>suites.<wbr>right.<wbr>prompts</code>" in settings
-    assert "suites.<wbr>right.<wbr>score" not in settings and "reward_model" not in settings
+    assert "suites.<wbr>right.<wbr>prepare" not in settings, "all of it is at its default"
 
 
 def test_a_run_that_was_killed_is_bad_and_one_at_work_is_open(record: RunRecord) -> None:
