@@ -46,7 +46,7 @@ _FIGURES = (
     ("loss", "loss", ".3f"),
     ("bonus ratio", "bonus_ratio", ".3g"),
     ("bonus gradient", "bonus_gradient", ".3g"),
-    ("its share", "bonus_gradient_share", ".3f"),
+    ("its share", "bonus_gradient_share", ".3g"),
 )
 Metrics = Mapping[str, float]
 
