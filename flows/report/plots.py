@@ -32,6 +32,8 @@ _MARK = "#8a94a0"
 _RAW_POINTS = 40
 # A histogram gains nothing from more samples of one kind.
 _MAX_PLOTTED = 20_000
+_MOST_NAMES_INSIDE = 3
+_NAME_INCHES = 0.17
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -122,7 +124,7 @@ def course_figure(
         margin = 0.04 * (bounds[1] - bounds[0])
         axes.set_ylim(bounds[0] - margin, bounds[1] + margin)
     if len(lines) > 1:
-        axes.legend(loc="best", frameon=False)
+        _legend(figure, axes)
     return figure
 
 
@@ -176,8 +178,18 @@ def histogram_figure(title: str, samples: Mapping[str, Sequence[float]], xlabel:
             label=label,
         )
     axes.set_ylabel("share of samples")
-    axes.legend(loc="best", frameon=False)
+    _legend(figure, axes)
     return figure
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Names what is drawn; many names stand below the axes, which they would cover."""
+    number = len(axes.get_legend_handles_labels()[1])
+    if number <= _MOST_NAMES_INSIDE:
+        axes.legend(loc="best", frameon=False)
+        return
+    figure.set_figheight(figure.get_figheight() + _NAME_INCHES * number)
+    figure.legend(loc="outside lower left", frameon=False)
 
 
 def spread_figure(title: str, panels: Mapping[str, Sequence[MethodRow]]) -> Figure:

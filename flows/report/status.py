@@ -102,6 +102,11 @@ class RunStatus:
         return sum(each.state in _DONE for each in self.steps)
 
     @property
+    def is_found(self) -> bool:
+        """True if the store had all of its steps: its time says nothing of others'."""
+        return bool(self.steps) and all(each.state == "reused" for each in self.steps)
+
+    @property
     def num_steps(self) -> int:
         """All steps of the run."""
         return len(self.steps) + len(self.waiting)
@@ -192,8 +197,9 @@ class SweepStatus:
 
     @property
     def left(self) -> float | None:
-        """Expected seconds that are left, by the median of completed runs; None if not running."""
-        taken = [each.elapsed or 0.0 for each in self.runs if each.state == "completed"]
+        """Expected seconds that are left, by the median of computed runs; None if not running."""
+        computed = (each for each in self.runs if each.state == "completed" and not each.is_found)
+        taken = [each.elapsed or 0.0 for each in computed]
         if self.state != "running" or not taken:
             return None
         median = statistics.median(taken)

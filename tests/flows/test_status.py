@@ -8,8 +8,9 @@ import os
 import re
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -331,3 +332,7 @@ def test_what_is_left_of_a_sweep_follows_from_its_completed_runs() -> None:
     assert (sweep.state, sweep.num_done, sweep.left) == ("running", 2, (40 + 3 * 70) / 2)
     failed = SweepStatus("try", record, [*found[:2], run("c", "failed", 5)])
     assert (failed.state, failed.left) == ("failed", None)
+    reused = StepStatus(cast(Store, None), cast(StepRecord, None), "reused")
+    cached = replace(run("a", "completed", 1), steps=[reused], waiting=[])
+    sweep = SweepStatus("try", record, [cached, *found[1:]])
+    assert sweep.left == ((80 - 30) + 3 * 80) / 2, "a run that the store had tells nothing"
