@@ -66,7 +66,7 @@ _CONFIGS = {
     "deep": "inputs: " + "[" * 2000,
 }
 _COMMANDS = [
-    *(f"{command} nothing-there" for command in ("resume", "report", "status", "logs", "diff x")),
+    *(f"{command} nothing-there" for command in ("resume", "report", "status", "logs")),
     *(f"{command} nothing-there" for command in ("lineage", "chat", "promote", "rollback")),
     *("compare a", "compare a b", "export nothing-there out", "evaluate", "report ../x"),
     *("promote q:", "promote q:0", "promote q:-1", f"promote q:{'9' * 5000}", "promote q@"),

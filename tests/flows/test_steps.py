@@ -246,7 +246,8 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     assert inputs() == {"responses", "code"}
     assert inputs("score.oracle=urm_gated") == {"responses", "model"}
     assert inputs("score.oracle=math_verify") == {"responses"}
-    assert inputs("score={oracle: judge, judge: {url: u, model: m}}") == {"responses", "code"}
+    judge = 'score={oracle: judge, judge: {url: "http://localhost", model: m}}'
+    assert inputs(judge) == {"responses", "code"}
     weighted = "score={oracle: weighted, weighted: {weights: {%s}}}"
     assert inputs(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
     assert inputs(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}
