@@ -61,10 +61,12 @@ def test_stages_ask_for_the_gpus_that_this_machine_has(
 @pytest.mark.parametrize("name", ["2024", "1e5", "true", "null"])
 def test_a_folder_s_name_that_yaml_reads_as_something_else(tmp_path: Path, name: str) -> None:
     place = "x: y #1, {z}"
-    write_task(tmp_path / name, Kind.JUDGE, {"policy": place} | dict.fromkeys(JUDGE, place))
+    answers = {"policy": place, "judge_model": place, "judge_url": f"http://localhost/{place}"}
+    write_task(tmp_path / name, Kind.JUDGE, answers)
     config = load_config(tmp_path / name / "geb.yaml")
     assert config.name == name
     assert config.score.judge.model == place
+    assert config.score.judge.url == answers["judge_url"]
     assert config.inputs.policy is not None
     assert config.inputs.policy.endswith(place)
 
