@@ -19,7 +19,6 @@ KINDS = {
     "answers": ("math_verify", []),
     "judge": ("judge", ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "marker"]),
 }
-JUDGE = ("judge_url", "judge_model")
 
 
 @pytest.mark.parametrize("policy", [None, "owner/model"])
