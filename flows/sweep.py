@@ -123,8 +123,8 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
     def run(cell: Cell) -> Finding:
         begun = time.monotonic()
         found = _run(cell)
-        record = RunRecord(open_store(cell.config.store), cell.config.name)
-        if not run_status(record).is_found:
+        # One that failed, or that the store had, tells nothing of the others' time.
+        if found.summary and not _is_found(cell):
             taken.append(time.monotonic() - begun)
         done = next(ended)
         message = f"{done} of {len(planned)} runs have ended"
@@ -150,6 +150,10 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _is_found(cell: Cell) -> bool:
+    return run_status(RunRecord(open_store(cell.config.store), cell.config.name)).is_found
 
 
 def _run(cell: Cell) -> Finding:
