@@ -85,7 +85,7 @@ def test_a_training_killed_at_random_steps_ends_with_the_same_bytes(
         (zero(3), 2, 1, 0),
         (zero(3), 1, 2, 4),
         ({}, 2, 1, 4),
-        ({}, 1, 2, 0),
+        ({}, 2, 3, 0),
     ],
 )
 def test_another_number_of_processes_goes_on(tmp_path, policy, pairs, library, before, after, rank):
