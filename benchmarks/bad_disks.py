@@ -49,7 +49,7 @@ made = []
 def hook(event, arguments):
     if event == "os.mkdir":
         made.append(str(arguments[0]))
-    elif event in ("open", "import") and any("/store/work/" in each for each in made):
+    elif event in ("open", "import") and any("store/work" in each for each in made):
         made.clear()
         if not os.path.exists({struck!r}):
             open({struck!r}, "w").close()
@@ -91,7 +91,7 @@ def _interpreter(folder: Path, disk: Path, fault: str) -> Path:
 
 
 def _tried(folder: Path, config: Path, stage: str, fault: str) -> tuple[list[str], int, str]:
-    """What is wrong with a case, the exit code, and what ``geb`` said of its failure."""
+    """Faults found in a case (none if it is fine), the exit code, and the message of ``geb``."""
     calm, faults = config.parent / "store", []
     key = steps(calm)[_STEPS[stage]]["key"]
     with _disk(folder / "disk", calm) as disk:

@@ -48,7 +48,7 @@ def new_folder(folder: Path) -> Iterator[None]:
     """Refuses a folder that holds something; if the block fails, the folder is as it was.
 
     Raises:
-        UserError: The path is no folder, the folder holds something, or the disk is full.
+        UserError: A file has that name, the folder is not empty, or the disk is full.
     """
     was_there = folder.exists()
     if was_there and (not folder.is_dir() or any(folder.iterdir())):
