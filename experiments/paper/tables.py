@@ -136,6 +136,7 @@ class Findings:
         tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
         chosen: Coefficients that were chosen.
         failed: Errors by the names of runs that failed.
+        caution: What a reader has to know first; empty if there is nothing.
     """
 
     scale: str
@@ -144,6 +145,7 @@ class Findings:
     tuning: Sequence[StudyRun]
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
+    caution: str = ""
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""
