@@ -13,14 +13,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import log, log1p
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 CHAT_PATH = "/v1/chat/completions"
-_SCORED = "Score: <number>"
-_MARKS = [f"Score: {mark}" for mark in range(4)]
-_VERDICTS = ["Verdict: A", "Verdict: B", "Verdict: tie"]
+# Answers to a question that asks for one of that form.
+_ANSWERS = {
+    "Score: <number>": [f"Score: {mark}" for mark in range(4)],
+    "Verdict: A": ["Verdict: A", "Verdict: B", "Verdict: tie"],
+    "m or M": ["m", "M"],
+}
 
 
 @contextmanager
@@ -70,11 +74,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers a question to the judge."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         question = asked["messages"][-1]["content"]
-        answers = _MARKS if _SCORED in question else _VERDICTS
+        answers = next((each for form, each in _ANSWERS.items() if form in question), ["?"])
         number = hashlib.sha256(question.encode()).digest()[0]
         said = {"role": "assistant", "content": answers[number % len(answers)]}
         usage = {"prompt_tokens": len(question.split()), "completion_tokens": 2, "total_tokens": 0}
-        self._json({"choices": [{"index": 0, "message": said}], "usage": usage})
+        choice: dict[str, Any] = {"index": 0, "message": said}
+        if asked.get("logprobs"):
+            share = (number + 1) / 257
+            told = [{"token": "m", "logprob": log(share)}, {"token": "M", "logprob": log1p(-share)}]
+            choice["logprobs"] = {"content": [{"top_logprobs": told}]}
+        self._json({"choices": [choice], "usage": usage})
 
     def _describe(self, repo: str, place: Path, call: list[str]) -> None:
         files = [each for each in sorted(place.rglob("*")) if each.is_file()]

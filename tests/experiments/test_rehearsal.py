@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from subprocess import run
@@ -34,12 +35,15 @@ def test_the_client_of_the_hub_finds_repositories_and_a_judge_answers_in_its_for
         rows = hf_hub_download("owner/two", "data/rows.jsonl", repo_type="dataset", **own)
         assert Path(rows).read_text() == "datasets/owner/two/data/rows.jsonl"
         answers = {}
-        for form in ("Score: <number>", "Verdict: A"):
+        for form in ("Score: <number>", "Verdict: A", "m or M"):
             asked = {"messages": [{"role": "user", "content": f"One line:\n{form}"}]}
-            answer = httpx.post(f"{address}{CHAT_PATH}", json=asked).json()
+            answer = httpx.post(f"{address}{CHAT_PATH}", json=asked | {"logprobs": True}).json()
             answers[form] = answer["choices"][0]["message"]["content"]
+            told = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            assert sum(math.exp(each["logprob"]) for each in told) == pytest.approx(1)
     assert answers["Score: <number>"] in {f"Score: {mark}" for mark in range(4)}
     assert answers["Verdict: A"] in {"Verdict: A", "Verdict: B", "Verdict: tie"}
+    assert answers["m or M"] in {"m", "M"}
 
 
 @pytest.mark.slow
