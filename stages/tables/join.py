@@ -7,10 +7,12 @@ batches of whole prompts. Memory is bounded by a batch, whatever the tables' len
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,6 +47,12 @@ class ScoredBatch:
     def scores(self) -> pa.DoubleArray:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
         return self.scored["score"]
+
+    def with_scores(self, scores: npt.NDArray[np.float64]) -> ScoredBatch:
+        """The same responses with other scores, [R]; NaN where there is none."""
+        place = self.scored.schema.get_field_index("score")
+        column = pa.array(scores, pa.float64(), from_pandas=True)
+        return replace(self, scored=self.scored.set_column(place, "score", column))
 
     @property
     def prompt_ids(self) -> list[str]:
