@@ -96,7 +96,7 @@ def pair_batch(
     tally.add(batch, rated)
     if rewards:
         scores = rewards.totals(batch)
-        batch = batch.with_scores(scores)
+        batch = batch.with_scores(pa.array(scores, pa.float64(), from_pandas=True))
     chosen, rejected, ties = [], [], []
     select = _selector(batch, scores.tolist(), params, own)
     for better, worse in _selections(batch, rated.tolist(), params, seed, tally, select):

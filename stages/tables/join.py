@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,11 +46,10 @@ class ScoredBatch:
         """[R] scores; null if the oracle could not score, finite elsewhere."""
         return self.scored["score"]
 
-    def with_scores(self, scores: npt.NDArray[np.float64]) -> ScoredBatch:
-        """The same responses with other scores, [R]; NaN where there is none."""
+    def with_scores(self, scores: pa.DoubleArray) -> ScoredBatch:
+        """The same responses with other scores, [R]; null where there is none."""
         place = self.scored.schema.get_field_index("score")
-        column = pa.array(scores, pa.float64(), from_pandas=True)
-        return replace(self, scored=self.scored.set_column(place, "score", column))
+        return replace(self, scored=self.scored.set_column(place, "score", scores))
 
     @property
     def prompt_ids(self) -> list[str]:
