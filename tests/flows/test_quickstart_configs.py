@@ -17,6 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("rpo", ["design", "loss", "reward_scale"]),
         ("rebel", ["design", "loss"]),
         ("se-popo", ["design"]),
+        ("copo", ["bonus_weight", "design"]),
     ],
 )
 def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differing):
@@ -27,6 +28,11 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differin
     lines = list(differences(quickstart, other))
     named = [line.partition(":")[0].split()[0] for line in lines]
     assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
+
+
+def test_the_mixture_is_of_the_policy_and_the_start():
+    config = load_config(CONFIGS / "quickstart-mixture.yaml")
+    assert (config.generate.mixture, config.train.reference) == (0.5, "initial")
 
 
 def test_the_data_is_enough_for_every_iteration():
