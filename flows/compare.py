@@ -10,7 +10,8 @@ from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
 from flows.pipeline.presets import store_of
-from flows.report.comparison import Comparison, compare_runs
+from flows.report.comparison import Comparison
+from flows.report.comparison_files import compare_runs
 from flows.report.prefect_artifacts import failed, publish_comparison
 from stages.contract.errors import GebError
 from stages.store.opening import open_store

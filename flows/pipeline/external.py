@@ -200,15 +200,11 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=models) as scratch:
                 made = Path(scratch) / "checkpoint"
-                _convert(file, made, dtype)
+                # In a process of its own: an orchestrator loads no torch.
+                arguments = ["stages.modeling.gguf", str(file), str(made), dtype]
+                _run(sys.executable, arguments, f"the conversion of {file}")
                 made.replace(target)
     return target
-
-
-def _convert(file: Path, target: Path, dtype: str) -> None:
-    # In a process of its own: an orchestrator loads no torch.
-    arguments = ["stages.modeling.gguf", str(file), str(target), dtype]
-    _run(sys.executable, arguments, f"the conversion of {file}")
 
 
 def _generated(place: str, interpreter: str) -> Path:

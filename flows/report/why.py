@@ -222,16 +222,12 @@ def _kinds_of(
     for name, mean in means.items():
         if components.get(name, mean) > mean:
             yield f"{name} above {mean:.2g}"
-    words = _words(text)
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
     yield from (f"at most {most} words" for most in _LENGTHS if len(text.split()) <= most)
     yield f"begins with “{words[0]}”" if words else "is empty"
     for number in (1, 2):
         for first in range(min(len(words), _MOST_WORDS) - number + 1):
             yield f"says “{' '.join(words[first : first + number])}”"
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def _kinds(base: Sequence[Answer], policy: Sequence[Answer]) -> list[Kind]:

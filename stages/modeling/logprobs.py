@@ -198,7 +198,9 @@ class _TokenLogprobs(torch.autograd.Function):
         frozen = wants_hidden and not (wants_weight or wants_bias)
         # The slope of a cap needs the logits themselves.
         keep = keep and (wants_weight or wants_bias) and mapped.cap is None
-        dtype = _compute_dtype(hidden)
+        kind, dtype = hidden.device.type, hidden.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         log_normalizers = torch.empty_like(logprobs)
         d_hidden = torch.empty_like(hidden) if frozen else None
@@ -284,11 +286,6 @@ def _add_product(total: Tensor, d_logits: Tensor, inputs: Tensor) -> None:
         total.addmm_(d_logits.T, inputs)
     else:
         total += d_logits.T @ inputs
-
-
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:

@@ -45,7 +45,8 @@ def run(ctx: StageContext[PairParams]) -> None:
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    own = _own_strategy(ctx)
+    python, is_own = ctx.params.python, ctx.params.strategy == "python"
+    own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         parts = ("components",) if own or ctx.params.explores else ()
         for batch in read_scored(responses, scores, score_columns=parts):
@@ -66,13 +67,6 @@ def run(ctx: StageContext[PairParams]) -> None:
         )
     if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
         ctx.events.warning(warning)
-
-
-def _own_strategy(ctx: StageContext[PairParams]) -> OwnStrategy | None:
-    if ctx.params.strategy != "python":
-        return None
-    own = ctx.params.python
-    return load_file(ctx.path("code"), own.function, own.settings)
 
 
 def pair_batch(

@@ -85,7 +85,11 @@ class ConversationFit(Fit[SftParams]):
         self._examples, self._num_dropped = make_examples(
             self.tokenizer, self._conversations(), self._max_length()
         )
-        self._tell_dropped()
+        if self._num_dropped:
+            process.events.warning(
+                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
+                f"are longer than {self._max_length()} tokens and are left out"
+            )
         self.plan = self.plan_of(self._examples, global_batch=ctx.params.global_batch_rows)
         self.check_lengths(filter(None, [self._source]))
         self._num_parameters = 0
@@ -143,13 +147,6 @@ class ConversationFit(Fit[SftParams]):
 
     def _conversations(self) -> Iterator[Placed]:
         return read_conversations(self.ctx.paths("data"), self.ctx.params)
-
-    def _tell_dropped(self) -> None:
-        if self._num_dropped:
-            self.process.events.warning(
-                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
-                f"are longer than {self._max_length()} tokens and are left out"
-            )
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""

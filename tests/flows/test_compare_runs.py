@@ -16,7 +16,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.config import RunConfig
-from flows.report.comparison import compare_summaries, training_log_pi_ref, write_files
+from flows.report.comparison import compare_summaries, training_log_pi_ref
+from flows.report.comparison_files import write_files
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from flows.report.table import SuiteFigures
@@ -124,7 +125,7 @@ def test_a_comparison_begins_with_what_can_be_told(two: list[Summary], tmp_path:
     assert worse.endswith("against bonus: plain is worse, -0.700 [-0.700, -0.700], p = 0.001.")
     same = compare_summaries([*two, run(tmp_path, "same", 0.2, design="arctanh")])
     assert same.verdict().endswith(
-        "; same: no difference can be told, no shared prompt's reward differs."
+        "; same: no difference can be told, shared prompts have equal rewards."
     )
     nearly = run(tmp_path, "nearly", 0.2, design="inverse_pi")
     # One prompt's rewards are enough for a difference, and not for a test to find it.
@@ -200,7 +201,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
     found = json.loads(told.stdout)
     assert found["paired_differences"] == [], "the same samples"
     assert found["verdict"].endswith(
-        "no difference can be told, no shared prompt's reward differs."
+        "no difference can be told, shared prompts have equal rewards."
     )
     assert (store / "runs/mine/comparison.html").exists()
     assert found["settings"] == {}

@@ -30,7 +30,8 @@ def test_a_run_s_own_model_on_its_own_prompts_is_found_in_the_store(trained: Pat
     assert found["metrics"]["tied_prompts"] == found["metrics"]["compared_prompts"] == 16
     assert found["differences"] == []
     assert (
-        found["verdict"] == "small@production and its base have the same rewards on every prompt."
+        found["verdict"] == "By mean reward against small:1, small@production: no difference can "
+        "be told, shared prompts have equal rewards."
     )
     assert found["verdict"] in Path(found["page"]).read_text()
     kept = geb("gc", "--store", trained.parent / "store", "--json")
