@@ -243,6 +243,6 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
     prompts = tasks.submit(steps.prepare()).at("test.parquet")
     policy, base = Model(*external["policy"]), Model(*external["base"])
     sampling, do = steps.for_evaluation(), tasks.submit
-    base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
-    own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
-    do(steps.evaluate("evaluate", 0, own, base_samples, base))
+    base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
+    own = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
+    do(steps.evaluate("evaluate", own, base_samples, base))

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
@@ -75,12 +74,6 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
-        if self._source is None and ctx.params.lora.save != "merged":
-            raise UserError(
-                f"sft.lora.save = {ctx.params.lora.save!r} without a policy: adapters are for a "
-                "model that is kept, which a new one is not",
-                "leave sft.lora.save out, or name a policy",
-            )
         self.tokenizer = self._tokenizer()
         self._examples, self._num_dropped = make_examples(
             self.tokenizer, self._conversations(), self._max_length()

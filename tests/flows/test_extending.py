@@ -78,7 +78,7 @@ class ToyConfig(RunConfig):
 
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:
     params = self._config.toy
-    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]}, iteration=iteration)
+    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]})
 
 
 def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:
