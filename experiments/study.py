@@ -17,7 +17,8 @@ from typing import Any
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.presets import configured
+from flows.pipeline.loading import merged
+from flows.pipeline.presets import configured, laid_over
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
@@ -40,6 +41,7 @@ class Row:
         tuning_seeds: Seeds of the runs by which it is chosen; they are not reported.
         seeds: Seeds of the runs that are reported.
         prefix: Name of the study, with which the names of its runs begin.
+        sections: Laid over the preset besides; the names of runs do not show them.
     """
 
     experiment: str
@@ -52,6 +54,7 @@ class Row:
     tuning_seeds: tuple[int, ...] = ()
     seeds: tuple[int, ...] = ()
     prefix: str = "study"
+    sections: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def names(self) -> tuple[str, str, str, str]:
         """Experiment, setting, method and divergence."""
@@ -133,8 +136,9 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
 def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
         given = parse_axes(each for each in values["fields"].split(";") if each.strip())
+        names: dict[str, Any] = {name: values[name] for name in (*KINDS, "configuration")}
         found = Row(
-            **{name: values[name] for name in (*KINDS, "configuration")},
+            **names,
             fields={name: value for name, [value] in given.items()},
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
@@ -202,7 +206,7 @@ def _runs(
     *,
     tunes: bool,
 ) -> list[StudyRun]:
-    config = configured(row.configuration, overrides)
+    config = configured(row.configuration, merged(row.sections, laid_over(overrides)))
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
     made = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
     return [StudyRun(row, each, coefficient, tunes) for each in made]

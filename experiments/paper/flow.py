@@ -12,7 +12,7 @@ from pydantic import Field
 
 from experiments import bandit, study
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.tables import BANDIT, Findings, Scale, paper_rows
+from experiments.paper.tables import BANDIT, Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING, Shared
@@ -36,6 +36,8 @@ def paper(
     only: list[str] = _ALL,
     seeds: Annotated[int, Field(ge=1)] | None = None,
     parallel_runs: int = 1,
+    kappa: Kappa = "grid",
+    judge: Judge | None = None,
     config: Shared = NOTHING,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.
@@ -48,11 +50,14 @@ def paper(
         only: Experiments, settings, methods and divergences to compute; all if empty.
         seeds: Number of seeds of each cell, the first ones; all if unset.
         parallel_runs: Runs at the same time.
+        kappa: `grid`, the best of a cell's values on seeds that are not reported; `ratio`, the
+            preset's own κ or ratio of bonus to loss.
+        judge: The judge of AlpacaEval and coherence; unset, both are left out.
         config: What is to differ from the cells' configurations in all runs.
     """
     name = f"paper-{scale}"
     try:
-        asked, rows = paper_rows(scale, only), paper_rows(scale)
+        asked, rows = (paper_rows(scale, each, kappa, judge) for each in (only, _ALL))
         store = open_store(store_of(config), create=True)
         with inputs_resolved_once():
             errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)

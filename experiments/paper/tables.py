@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from experiments.study import Row, StudyRun, listed, read_rows
+from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
 from flows.pipeline.strict_yaml import read_yaml
 from flows.report.prompt_figures import LENGTH_CONTROLLED
@@ -23,6 +24,9 @@ SCALES: tuple[str, ...] = get_args(Scale)
 BANDIT = "bandit"
 """Experiment that is a run of the flow of the same name."""
 BASELINE = "f-DPO"
+Kappa = Literal["grid", "ratio"]
+JUDGED = {("main", "LLaMA-3-8B-SFT"): ("alpaca-eval", "coherence")}
+"""Files of the suites that need a judge, by the experiment and setting that report them."""
 DIVERGENCES = ("KL", "Hellinger", "forward KL")
 PASS = "pass@16"
 AVERAGE = "average"
@@ -59,9 +63,51 @@ _FIGURES = {
 }
 
 
-def paper_rows(scale: str, only: Sequence[str] = ()) -> list[Row]:
-    """The cells of a scale, ``small`` or ``full``; see :func:`experiments.study.read_rows`."""
-    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+class Judge(Settings):
+    """The chat model that judges AlpacaEval and coherence."""
+
+    model: str
+    """Its name at the server."""
+    url: str = "https://api.openai.com/v1/chat/completions"
+    """Address of the server's chat completions."""
+    key_env: str | None = None
+    """Variable that holds the server's key."""
+
+
+def paper_rows(
+    scale: str, only: Sequence[str] = (), kappa: Kappa = "grid", judge: Judge | None = None
+) -> list[Row]:
+    """The cells of a scale, ``small`` or ``full``.
+
+    Args:
+        scale: The scale.
+        only: See :func:`experiments.study.read_rows`.
+        kappa: ``ratio`` leaves reported cells the κ or ``target_ratio`` of their presets.
+        judge: Judge of the suites in ``JUDGED``; without one they are not run.
+    """
+    rows = read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+    if kappa == "ratio":
+        rows = [_without_search(each) for each in rows]
+    return [each if judge is None else _judged(each, judge) for each in rows]
+
+
+def _without_search(row: Row) -> Row:
+    if not row.seeds or list(row.grid) != ["train.kappa"]:
+        return row
+    fields = {name: value for name, value in row.fields.items() if name != "train.target_ratio"}
+    return replace(row, fields=fields, grid={}, tuning_seeds=())
+
+
+def _judged(row: Row, judge: Judge) -> Row:
+    if row.names()[:2] not in JUDGED:
+        return row
+    sections: dict[str, Any] = {}
+    for suite in JUDGED[row.names()[:2]]:
+        read = read_sections(configs_folder() / "suites" / f"{suite}.yaml")
+        for each in read["suites"].values():
+            each["score"]["judge"] |= judge.model_dump(exclude_none=True)
+        sections = merged(sections, read)
+    return replace(row, sections=sections)
 
 
 def published() -> Published:

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import Scale, paper_rows
+from experiments.paper.tables import Judge, Kappa, Scale, paper_rows
 from experiments.study import KINDS
 from flows.commands.common import (
     AsJson,
@@ -46,6 +46,25 @@ def paper(
         int | None, typer.Option(min=1, metavar="N", help="The first N seeds of each cell alone.")
     ] = None,
     parallel_runs: ParallelRuns = 1,
+    kappa: Annotated[
+        Kappa,
+        typer.Option(
+            help="grid: the best of each cell's values, on seeds that are not reported; "
+            "ratio: no search, each preset's own κ or ratio of bonus to loss."
+        ),
+    ] = "grid",
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Judge of AlpacaEval and coherence; both are left out without."
+        ),
+    ] = None,
+    judge_url: Annotated[
+        str, typer.Option(metavar="URL", help="Address of the judge's chat completions.")
+    ] = Judge.model_fields["url"].default,
+    judge_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable that holds the judge's key.")
+    ] = None,
     overrides: Overrides = None,
     store: ConfigStore = None,
     dry_run: DryRun = False,
@@ -54,7 +73,8 @@ def paper(
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
     laid_over = overrides_of(chosen(overrides, store=store))
-    rows = paper_rows(scale, only or ())
+    asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
+    rows = paper_rows(scale, only or (), kappa, asked)
     with inputs_resolved_once():
         expected = budget(rows, laid_over, seeds, parallel_runs)
     lines = budget_lines(expected)
@@ -71,7 +91,7 @@ def paper(
     from experiments.paper.flow import paper as paper_flow
 
     with prefect_session(expected["store"], f"paper-{scale}", as_json):
-        written = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
+        written = paper_flow(scale, only or [], seeds, parallel_runs, kappa, asked, laid_over)
     if out is not None:
         written.copy_to(out)
     found = written.document
