@@ -216,7 +216,11 @@ def make_prompts(path: Path, count: int, shape: str) -> None:
             drawn = int(draw.lognormvariate(0, _PROMPT_SIGMA) * _PROMPT_MEDIAN)
             words = [f"w{draw.randrange(num_words)}" for _ in range(min(drawn, _PROMPT_LONGEST))]
             messages = [{"role": "user", "content": " ".join([f"w{number % num_words}", *words])}]
-            yield {"prompt_id": prompt_id(messages), "messages": messages, "reference_answer": None}
+            yield {
+                "prompt_id": prompt_id(messages),
+                "messages": messages,
+                "reference_answer": None,
+            }
 
     write_table(path, PROMPTS, rows())
 

@@ -57,7 +57,11 @@ def main() -> None:
         print("| --- | --- | ---: | ---: | ---: | ---: |")
         settings = itertools.product(asked.zero, asked.lora, asked.processes)
         for number, (zero, rank, processes) in enumerate(settings):
-            changes = {**_SHARDING[zero], "lora": {"rank": rank}, "epochs": 1}
+            changes = {
+                **_SHARDING[zero],
+                "lora": {"rank": rank},
+                "epochs": 1,
+            }
             request = request_for(
                 folder / f"store-{number}", policy, [pairs], processes=processes, **changes
             )

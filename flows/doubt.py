@@ -49,7 +49,10 @@ BAD_ANSWERS = ("empty", "repeated", "prompt copied", "very long", "another promp
 
 @stage_flow("doubt", "doubt of {model}")
 def doubt(
-    model: str, prompts: str = "", preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING
+    model: str,
+    prompts: str = "",
+    preset: Preset = DEFAULT_PRESET,
+    config: Overrides = NOTHING,
 ) -> Doubt | State[Any]:
     """Tries to refute a registered model's gain, and keeps the verdict in the registry.
 

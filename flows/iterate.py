@@ -71,7 +71,9 @@ def _flow_run_name() -> str:
 
 @stage_flow("iterate", _flow_run_name)
 def iterate(
-    preset: Preset = DEFAULT_PRESET, config: Overrides = NOTHING, fresh: bool = False
+    preset: Preset = DEFAULT_PRESET,
+    config: Overrides = NOTHING,
+    fresh: bool = False,
 ) -> RunResult | State[Any]:
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 

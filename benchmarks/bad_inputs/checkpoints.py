@@ -344,7 +344,7 @@ _CHECKPOINTS: dict[str, Bad] = {
 _OF_THE_POLICY: dict[str, Bad] = {
     "a reward model": Bad(
         lambda folder: (shutil.rmtree(folder), make_tiny_reward_model(folder)), ("lm_head",)
-    )
+    ),
 }
 _OF_THE_REWARD_MODEL: dict[str, Bad] = {
     "another vocabulary's tokenizer": Bad(_other_words, ("orange", "purple")),

@@ -386,7 +386,10 @@ _IFEVAL: dict[str, Bad] = {
         b'{"prompt": "red", "instruction_id_list": [], "kwargs": [NaN]}',
         ("line 1", "reference_columns"),
     ),
-    "half a line": _suite(_INSTRUCTIONS, says=("line 2",)),
+    "half a line": _suite(
+        _INSTRUCTIONS,
+        says=("line 2",),
+    ),
     "empty": Bad("bad.jsonl", b"", ("no prompts",)),
     "Parquet with a date": Bad(
         "bad.parquet",

@@ -42,7 +42,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="geb-chaos-") as name:
         # Databases of servers that runs start themselves.
         os.environ["PREFECT_HOME"] = str(Path(name) / "own")
-        with Services(Path(name)) as services, ThreadPoolExecutor(options.parallel) as pool:
+        with (
+            Services(Path(name)) as services,
+            ThreadPoolExecutor(options.parallel) as pool,
+        ):
             campaign = Campaign(
                 Path(name),
                 services,

@@ -38,7 +38,11 @@ SMALL: dict[str, Any] = {
     "generate": {"chunk_prompts": 8},
     "evaluation": {"num_samples": 2},
     "promote": {"better_than_base_confidence": None, "min_win_rate": None, "no_regression": False},
-    "execution": {"retries": 0, "grace_seconds": 5, "sync_seconds": 2},
+    "execution": {
+        "retries": 0,
+        "grace_seconds": 5,
+        "sync_seconds": 2,
+    },
 }
 # Out of ten runs.
 WEIGHTS: dict[Setting, int] = {

@@ -54,7 +54,10 @@ NUM_TRAINED, NUM_OTHER = 3 * 256 + 128, 96
 
 def make_files() -> dict[str, str]:
     """Text of each data file by its name; no prompt is in two files."""
-    return {"prompts.jsonl": _jsonl(TRAINED, NUM_TRAINED), "other.jsonl": _jsonl(OTHER, NUM_OTHER)}
+    return {
+        "prompts.jsonl": _jsonl(TRAINED, NUM_TRAINED),
+        "other.jsonl": _jsonl(OTHER, NUM_OTHER),
+    }
 
 
 def _jsonl(rules: Sequence[tuple[str, Rule]], number: int) -> str:

@@ -45,7 +45,11 @@ def make_files() -> dict[str, str]:
         sums.append(_prompt(_new(seen, "prompts", row, PRODUCTS)))
     for row in range(NUM_LONGER):
         longer.append(_prompt(_new(seen, "longer", row, LONGER_PRODUCTS)))
-    return {"sft.jsonl": _jsonl(sft), "prompts.jsonl": _jsonl(sums), "longer.jsonl": _jsonl(longer)}
+    return {
+        "sft.jsonl": _jsonl(sft),
+        "prompts.jsonl": _jsonl(sums),
+        "longer.jsonl": _jsonl(longer),
+    }
 
 
 def _new(seen: set[tuple[Term, ...]], file: str, row: int, products: int) -> tuple[Term, ...]:

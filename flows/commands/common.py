@@ -106,7 +106,8 @@ Out = Annotated[
     ),
 ]
 RunnerName = Annotated[
-    str | None, typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner.")
+    str | None,
+    typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner."),
 ]
 FromStage = Annotated[
     str | None,

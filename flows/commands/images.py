@@ -32,7 +32,8 @@ def build(
     uid: Annotated[int, typer.Option(min=1, help="User and group id of what runs there.")] = 10001,
 ) -> None:
     """Build images, with wheels that are downloaded here first."""
-    from flows.images.build import DEFAULT_BASE, build as build_image, engine_errors_explained
+    from flows.images.build import DEFAULT_BASE, engine_errors_explained
+    from flows.images.build import build as build_image
     from flows.runners.docker.container import connect
 
     chosen = _choose(names or [], flavour)

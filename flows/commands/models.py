@@ -12,12 +12,14 @@ import typer
 
 from flows.commands.common import AsJson, Registered, RunName, StorePath, answer, console
 from flows.execution.run_record import RunRecord
-from flows.report.model_card import base_of, export as export_to, place_of
+from flows.report.model_card import base_of, place_of
+from flows.report.model_card import export as export_to
 from flows.report.table import FittedTable, formatted, interval_text
 from stages.contract.adapters import base_of_adapter
 from stages.contract.errors import EXIT_USER, GebError, UserError
 from stages.store.opening import open_store
-from stages.store.registry import LATEST, Alias as AliasState, Doubt, ModelRegistry, ModelVersion
+from stages.store.registry import LATEST, Doubt, ModelRegistry, ModelVersion
+from stages.store.registry import Alias as AliasState
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 _HEADER = ("model", "version", "aliases", "win rate", "mean reward", "doubts", "made by")

@@ -111,7 +111,8 @@ def bandit(
     """Run the paper's toy experiment: does a bonus find the best arm of a bandit?"""
     quiet_prefect()
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
-    from experiments.bandit import BanditConfig, bandit as bandit_flow
+    from experiments.bandit import BanditConfig
+    from experiments.bandit import bandit as bandit_flow
 
     settings = load_settings(config, chosen(overrides, store=store), BanditConfig)
     with prefect_session(settings.store, settings.name, as_json, num_steps=1):

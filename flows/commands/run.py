@@ -33,7 +33,8 @@ from flows.commands.common import (
 from flows.commands.terminal import messages
 from flows.execution.observer import StepFilter
 from flows.execution.oracle_trial import try_oracle
-from flows.execution.plan import PlannedStep, plan as planned
+from flows.execution.plan import PlannedStep
+from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
 from flows.pipeline.config import RunConfig
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from flows.report.summary import Summary
 
 WithEstimate = Annotated[
-    bool, typer.Option("--estimate", help="Show tokens, operations, memory, hours and price.")
+    bool,
+    typer.Option("--estimate", help="Show tokens, operations, memory, hours and price."),
 ]
 
 SampledPrompts = Annotated[

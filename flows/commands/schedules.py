@@ -63,7 +63,8 @@ def schedule(
 def list_schedules(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the schedules on the Prefect server in use, or of `geb up`; pause or remove them."""
     quiet_prefect()
-    from flows.standing.schedules import schedules as found_schedules, use_standing_server
+    from flows.standing.schedules import schedules as found_schedules
+    from flows.standing.schedules import use_standing_server
 
     use_standing_server()
     if context.invoked_subcommand is not None:

@@ -21,7 +21,13 @@ _BOUNDS = {
     annotated_types.Le: ("≤", "le"),
     annotated_types.Lt: ("<", "lt"),
 }
-_KINDS = {str: "text", int: "integer", float: "number", bool: "true, false", type(None): "null"}
+_KINDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true, false",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True)

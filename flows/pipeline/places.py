@@ -16,7 +16,10 @@ _MODELS_AND_FILES = (
 )
 _OF_SUITES = ("prompts", "oracle_model", "oracle_code", "length_control")
 # A runner's section, its field that is a path if it has one, its table whose names are paths.
-_PATHS_OF_RUNNERS = (("docker", "model_cache", "mounts"), ("kubernetes", None, "volumes"))
+_PATHS_OF_RUNNERS = (
+    ("docker", "model_cache", "mounts"),
+    ("kubernetes", None, "volumes"),
+)
 GENERATED = "reasoning_gym:"
 """Start of a place that is no path: prompts by a generator of reasoning-gym."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")

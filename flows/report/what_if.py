@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.execution.plan import differences, plan as planned
+from flows.execution.plan import differences
+from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import inputs_resolved_once
@@ -178,7 +179,11 @@ def _cautions(
 
 
 def _pairs(
-    scratch: Path, artifacts: Mapping[str, Artifact], t: int, config: RunConfig, asked: RunConfig
+    scratch: Path,
+    artifacts: Mapping[str, Artifact],
+    t: int,
+    config: RunConfig,
+    asked: RunConfig,
 ) -> tuple[Path, Path]:
     """Tables of pairs of an iteration, as the run made it and as the other settings would."""
     own = artifacts[f"iteration-{t}/pair"]

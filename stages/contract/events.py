@@ -7,7 +7,14 @@ import sys
 import time
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 PROGRESS_INTERVAL_SECONDS = 0.5
 

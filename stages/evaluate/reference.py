@@ -74,7 +74,10 @@ class Reference:
         sums = np.zeros(len(prompts), dtype=np.float64)
         lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
         require_static_rope(
-            self._config, self._place, longest=max(lengths, default=0), remedy=self._remedy
+            self._config,
+            self._place,
+            longest=max(lengths, default=0),
+            remedy=self._remedy,
         )
         batches = list(token_batches(lengths, self._batch_tokens))
         passes = (

@@ -153,7 +153,11 @@ class _Decoder:
     logits: torch.Tensor
 
     def __init__(
-        self, model: Any, prompts: Sequence[Prompt], rows: Sequence[tuple[int, int]], pad_id: int
+        self,
+        model: Any,
+        prompts: Sequence[Prompt],
+        rows: Sequence[tuple[int, int]],
+        pad_id: int,
     ):
         self._model = model
         distinct = list(dict.fromkeys(index for index, _ in rows))

@@ -192,7 +192,11 @@ class DevicePool(Generic[Item, Result]):
         EngineError: The processes ended while they loaded the model.
     """
 
-    def __init__(self, load: Callable[[], Callable[[Item], Result]], resources: Resources) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Callable[[Item], Result]],
+        resources: Resources,
+    ) -> None:
         self._pool: ProcessPool[Item, Result] | None = None
         environments = device_environments(resources)
         # CUDA_VISIBLE_DEVICES may name fewer than the stage has.

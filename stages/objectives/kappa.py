@@ -109,6 +109,8 @@ def scheduled_kappa(params: KappaParams, *, step: int, num_steps: int, iteration
     if params.kappa_schedule == "constant":
         return start
     progress = step / max(1, num_steps - 1)
-    left = {"linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-    remaining = left[params.kappa_schedule]
+    remaining = {
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }[params.kappa_schedule]
     return start * (final + (1.0 - final) * remaining)

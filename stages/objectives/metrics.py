@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from stages.objectives.divergences import reward_saturation
-from stages.objectives.objective import OwnTerms, ResponseLogps, geb_objective, largest_bonus
+from stages.objectives.objective import (
+    OwnTerms,
+    ResponseLogps,
+    geb_objective,
+    largest_bonus,
+)
 from stages.objectives.params import ObjectiveParams
 
 MEANS = (

@@ -32,7 +32,9 @@ def expm1(x: Tensor) -> Tensor:
     """e^x − 1, accurate near zero, with the gradient e^x accurate for every x."""
     near = x > -1.0
     return torch.where(
-        near, torch.expm1(torch.where(near, x, 0.0)), torch.exp(torch.where(near, -1.0, x)) - 1.0
+        near,
+        torch.expm1(torch.where(near, x, 0.0)),
+        torch.exp(torch.where(near, -1.0, x)) - 1.0,
     )
 
 

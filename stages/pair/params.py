@@ -33,7 +33,10 @@ class PairParams(StageParams):
         "scores": InputSpec("scores", many=True),
         "code": InputSpec("file", optional=True),
     }
-    outputs = {"pairs.parquet": OutputSpec("pairs"), "metrics.json": OutputSpec("file")}
+    outputs = {
+        "pairs.parquet": OutputSpec("pairs"),
+        "metrics.json": OutputSpec("file"),
+    }
 
     strategy: Literal[Strategy, UncertainStrategy, "python"] = "best_worst"
     """Choice of the two responses to compare; the better scored one is the chosen one. `delta_ucb`,

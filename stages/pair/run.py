@@ -70,7 +70,11 @@ def run(ctx: StageContext[PairParams]) -> None:
 
 
 def pair_batch(
-    batch: ScoredBatch, params: PairParams, seed: int, tally: Tally, own: OwnStrategy | None = None
+    batch: ScoredBatch,
+    params: PairParams,
+    seed: int,
+    tally: Tally,
+    own: OwnStrategy | None = None,
 ) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
     scores = batch.scores.to_numpy(zero_copy_only=False)

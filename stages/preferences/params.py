@@ -23,7 +23,10 @@ class PreferencesParams(StageParams):
         "prompts": InputSpec("prompts"),
         "policy": InputSpec("model"),
     }
-    outputs = {"pairs.parquet": OutputSpec("pairs"), "metrics.json": OutputSpec("file")}
+    outputs = {
+        "pairs.parquet": OutputSpec("pairs"),
+        "metrics.json": OutputSpec("file"),
+    }
     image = "torch"
 
     prompt_column: str = "prompt"

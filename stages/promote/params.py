@@ -22,7 +22,10 @@ class PromoteParams(StageParams):
         "metrics": InputSpec("metrics"),
         "suite_metrics": InputSpec("metrics", many=True, optional=True),
     }
-    outputs = {"decision.json": OutputSpec("file"), "registry.json": OutputSpec("file")}
+    outputs = {
+        "decision.json": OutputSpec("file"),
+        "registry.json": OutputSpec("file"),
+    }
     writes_registry = True
 
     model_name: ModelName | None = None

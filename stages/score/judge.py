@@ -267,7 +267,9 @@ class PairwiseJudge:
         if self.num_opponents is None or other in rows[start]:
             return [
                 _Comparison(
-                    place, None, None if row[other] is None else (row["response"], row[other])
+                    place,
+                    None,
+                    None if row[other] is None else (row["response"], row[other]),
                 )
                 for place, row in enumerate(rows[start:stop], start)
             ]
@@ -314,7 +316,10 @@ class PairwiseJudge:
         if self.passes > 1:
             repeated = sum(len(set(each)) == 1 for each in (as_a, as_b))
             survived = sum(one == other for one, other in zip(as_a, as_b, strict=True))
-            components |= {REPEAT_AGREEMENT: repeated / 2, ORDER_AGREEMENT: survived / self.passes}
+            components |= {
+                REPEAT_AGREEMENT: repeated / 2,
+                ORDER_AGREEMENT: survived / self.passes,
+            }
         return Verdict(sum(as_a + as_b) / len(replies), None, components)
 
 

@@ -219,7 +219,10 @@ class ScoreParams(StageParams):
         "model": InputSpec("model", optional=True),
         "code": InputSpec("file", optional=True),
     }
-    outputs = {"scores.parquet": OutputSpec("scores"), "metrics.json": OutputSpec("file")}
+    outputs = {
+        "scores.parquet": OutputSpec("scores"),
+        "metrics.json": OutputSpec("file"),
+    }
     image = "torch"
 
     oracle: Literal[PartName, "ifeval", "reasoning_gym", "weighted"] = "reward_model"

@@ -17,7 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.chat import render_conversation, require_chat_template
-from stages.modeling.load import Precision, context_tokens, load_config, load_sequence_classifier
+from stages.modeling.load import (
+    Precision,
+    context_tokens,
+    load_config,
+    load_sequence_classifier,
+)
 from stages.modeling.probe import require_static_rope
 from stages.modeling.process_pool import DevicePool
 from stages.modeling.token_batches import token_batches

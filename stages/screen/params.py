@@ -19,7 +19,10 @@ class ScreenParams(StageParams):
         "responses": InputSpec("responses", many=True),
         "scores": InputSpec("scores", many=True),
     }
-    outputs = {"prompts.parquet": OutputSpec("prompts"), "metrics.json": OutputSpec("file")}
+    outputs = {
+        "prompts.parquet": OutputSpec("prompts"),
+        "metrics.json": OutputSpec("file"),
+    }
 
     num_samples: int = Field(0, ge=0)
     """Samples of the starting policy for each prompt; 0 screens nothing. The paper's mathematics

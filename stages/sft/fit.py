@@ -17,7 +17,12 @@ from stages.modeling.chat import require_chat_template
 from stages.modeling.load import DTYPES, load_config
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer
-from stages.sft.data import Placed, make_examples, make_word_tokenizer, read_conversations
+from stages.sft.data import (
+    Placed,
+    make_examples,
+    make_word_tokenizer,
+    read_conversations,
+)
 from stages.sft.params import ArchitectureParams, SftParams
 from stages.training.batches import Batch
 from stages.training.engine import Engine, Process

@@ -50,7 +50,10 @@ class SftParams(TrainingParams):
 
     stage: ClassVar[str] = "sft"
     version: ClassVar[str] = "3"
-    inputs = {"data": InputSpec("file", many=True), "policy": InputSpec("model", optional=True)}
+    inputs = {
+        "data": InputSpec("file", many=True),
+        "policy": InputSpec("model", optional=True),
+    }
     outputs = {
         "checkpoint": OutputSpec("model"),
         "adapter": OutputSpec("model", optional=True),

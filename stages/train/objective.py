@@ -96,7 +96,8 @@ class PairObjective(Objective[PairBatch]):
             self._kappa.observe(abs_loss_sum=loss_sum, abs_bonus_sum=bonus_sum)
         except ValueError as error:
             raise UserError(
-                f"train.target_ratio: {error}", "set train.kappa and unset train.target_ratio"
+                f"train.target_ratio: {error}",
+                "set train.kappa and unset train.target_ratio",
             ) from error
         if self._kappa.vanished:
             self._process.events.warning(

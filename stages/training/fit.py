@@ -36,7 +36,11 @@ from stages.training.launch import OutOfMemoryError, P
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.metrics import METRICS, StepLog, matmul_flops_per_second
 from stages.training.params import TrainingParams
-from stages.training.policy import Numerics, enable_gradient_checkpointing, repeatable
+from stages.training.policy import (
+    Numerics,
+    enable_gradient_checkpointing,
+    repeatable,
+)
 
 
 class Fit(ABC, Generic[P]):

@@ -306,7 +306,11 @@ def host(work: Path, resources: Resources, call: str) -> Iterator[Node]:
     port = listener.getsockname()[1]
     # Without a socket of ours the store would listen on all interfaces.
     store = TCPStore(
-        name, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        name,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
     attempt = uuid.uuid4().hex
     store.set("call", call)

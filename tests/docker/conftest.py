@@ -98,7 +98,10 @@ def probe_image(engine: docker.DockerClient) -> str:
 
 @pytest.fixture
 def store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: docker.DockerClient, probe_image: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: docker.DockerClient,
+    probe_image: str,
 ) -> Iterator[Store]:
     """A store, for probes in containers; none of its containers may be left after the test."""
     install(tmp_path / "code", monkeypatch)

@@ -68,7 +68,10 @@ def two(tmp_path: Path) -> list[Summary]:
 
 def test_runs_are_tested_against_the_first(two: list[Summary], tmp_path: Path) -> None:
     found = compare_summaries(two)
-    assert found.methods == {"plain": "f-DPO, reverse_kl", "bonus": "one_minus_pi, reverse_kl, κ 1"}
+    assert found.methods == {
+        "plain": "f-DPO, reverse_kl",
+        "bonus": "one_minus_pi, reverse_kl, κ 1",
+    }
     paired = {each.figure: each for each in found.paired}
     assert set(paired) == {"mean_reward", "win_rate", "mean_log_pi_ref"}
     reward = paired["mean_reward"]

@@ -44,7 +44,9 @@ def test_a_checkpoint_on_prompts_of_one_s_own(trained: Path, tmp_path: Path) -> 
     prompts.write_text("\n".join(lines) + "\n")
     report = geb("report", "small", "--store", trained.parent / "store", "--json")
     checkpoint = json.loads(report.stdout)["checkpoint"]
-    done = geb(*("evaluate", trained, checkpoint, "--base", "small:1", "--prompts", prompts))
+    done = geb(
+        *("evaluate", trained, checkpoint, "--base", "small:1", "--prompts", prompts),
+    )
     assert done.returncode == 0, done.stderr
     assert "win rate" in done.stdout
     metrics = Path(done.stdout.split("metrics")[-1].split()[0]) / "metrics.json"

@@ -31,7 +31,10 @@ from tests.flows.loop import ROOT
 pytestmark = pytest.mark.slow
 
 CLUSTER = ROOT / "configs/cluster"
-FILES = {"process": ROOT / "flows/standing/prefect.yaml", "kubernetes": CLUSTER / "kubernetes.yaml"}
+FILES = {
+    "process": ROOT / "flows/standing/prefect.yaml",
+    "kubernetes": CLUSTER / "kubernetes.yaml",
+}
 DEPLOYED = {
     f"{each}/{each}" for each in ("iterate", "evaluate", "sweep", "paper", "compare", "bandit")
 }

@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
-MODULES = ["flows.iterate", "experiments.bandit", "flows.commands.cli", "flows.pipeline.config"]
+MODULES = [
+    "flows.iterate",
+    "experiments.bandit",
+    "flows.commands.cli",
+    "flows.pipeline.config",
+]
 HEAVY = ["torch", "transformers", "vllm", "deepspeed", "datasets"]
 
 

@@ -45,7 +45,8 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
     # Where the inputs of these requests are, which are nobody's.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
     execution = Execution(
-        kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
+        kubernetes=KubernetesSettings.model_validate(values),
+        on_orchestrator_death=death,
     )
     path = f"{request.store}/request.json"
     return pods_for(Attempt(request, execution, attempt_name(request), (1000, 1000), path))
@@ -171,7 +172,8 @@ def started_pod(request: Request, image_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "image_id", [f"ghcr.io/me/geb-core@{DIGEST}", f"docker-pullable://mirror/geb@{DIGEST}", DIGEST]
+    "image_id",
+    [f"ghcr.io/me/geb-core@{DIGEST}", f"docker-pullable://mirror/geb@{DIGEST}", DIGEST],
 )
 def test_a_stage_names_its_image_with_the_digest_that_its_node_tells(
     store: Store, monkeypatch: pytest.MonkeyPatch, image_id: str

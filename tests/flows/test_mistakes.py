@@ -209,7 +209,10 @@ def test_a_policy_that_lacks_files_is_refused_before_anything_starts(
     ids=["empty", "no-user-turn", "all-tied"],
 )
 def test_wrong_data_is_refused_by_its_stage(
-    finished: Path, tmp_path: Path, change: Callable[[Path], dict[str, Any]], parts: list[str]
+    finished: Path,
+    tmp_path: Path,
+    change: Callable[[Path], dict[str, Any]],
+    parts: list[str],
 ) -> None:
     changes = change(tmp_path)
     changes["inputs"] = warm_started(finished) | changes["inputs"]

@@ -127,7 +127,8 @@ def test_figures_are_drawn_by_iteration_or_over_the_steps_of_all_iterations(
 
 
 @pytest.mark.parametrize(
-    "title", ["Rewards of the samples, last iteration", "log π_ref of the samples, last iteration"]
+    "title",
+    ["Rewards of the samples, last iteration", "log π_ref of the samples, last iteration"],
 )
 def test_a_histogram_shows_the_share_of_samples_in_each_bin(drawn: list[Plot], title: str) -> None:
     svg = figure(drawn, title)

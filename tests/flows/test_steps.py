@@ -166,7 +166,10 @@ def test_other_oracles_get_no_opponents():
         (["resources.score.nodes=2"], "only sft and train work on several nodes"),
         (["resources.train.nodes=2", "store=s3://b/store"], "in a bucket: the nodes meet"),
         (["resources.train.nodes=2"], "the runner 'process' starts one: set execution.runner"),
-        ([*BY_HAND, "execution.runner=docker"], "set execution.docker.network.train"),
+        (
+            [*BY_HAND, "execution.runner=docker"],
+            "set execution.docker.network.train",
+        ),
         (["execution.runner=slurm", "store=s3://b/store"], "a file system that this machine and"),
         (
             ["pair_data=accumulate", "train.reference_logprobs=sampler"],
@@ -205,7 +208,11 @@ def test_shards_that_are_left_to_what_there_is():
         ["generate.vllm.tensor_parallel_size=8"],
         BY_HAND,
         ["resources.train.nodes=2", "execution.runner=slurm"],
-        [*BY_HAND, "execution.runner=docker", "execution.docker.network={train: host}"],
+        [
+            *BY_HAND,
+            "execution.runner=docker",
+            "execution.docker.network={train: host}",
+        ],
     ],
     ids=str,
 )

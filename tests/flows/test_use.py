@@ -147,7 +147,9 @@ def test_an_export_for_which_there_is_no_room_leaves_no_folder(tmp_path: Path) -
     assert (new / "README.md").exists()
 
 
-def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(tmp_path: Path) -> None:
+def test_an_adapter_in_a_checkpoints_place_is_exported_as_one_with_its_base(
+    tmp_path: Path,
+) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     files = ("checkpoint/adapter_config.json", "checkpoint/base.json")
     artifact = trained(store, "3" * 64, HUB, *files)

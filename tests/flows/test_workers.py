@@ -33,7 +33,9 @@ def is_online(client: SyncPrefectClient) -> bool:
 
 
 def test_cancelling_a_run_on_a_worker_ends_its_stages(
-    prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(tmp_path / "code", monkeypatch)
     client = SyncPrefectClient(prefect_server)

@@ -23,7 +23,15 @@ from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
-from tests.slurm.jobs import execution, paused, pids_of, run, runner, take_all_nodes, work_key
+from tests.slurm.jobs import (
+    execution,
+    paused,
+    pids_of,
+    run,
+    runner,
+    take_all_nodes,
+    work_key,
+)
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 
@@ -48,7 +56,9 @@ class Preemptions(Observer):
         self.heard.append(message.split(": ")[1].split("; ")[0])
 
 
-def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(store: Store) -> None:
+def test_a_preempted_stage_saves_and_goes_on_in_another_job_without_a_retry(
+    store: Store,
+) -> None:
     chosen = execution().model_copy(update={"retries": 0, "retry_delay_seconds": 0})
     executor = StepExecutor(ProbeConfig(store=str(store.root), execution=chosen))
     observer = Preemptions(take_all_nodes)

@@ -22,7 +22,12 @@ from docker.errors import APIError, DockerException
 
 from flows.runners.attempt_log import left_log
 from flows.runners.base import SUPERVISOR_SECONDS, Ending
-from flows.runners.docker.options import GPUS_LABEL, KEY_LABEL, STAGE_LABEL, STORE_LABEL
+from flows.runners.docker.options import (
+    GPUS_LABEL,
+    KEY_LABEL,
+    STAGE_LABEL,
+    STORE_LABEL,
+)
 from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request

@@ -272,7 +272,10 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
         spec["activeDeadlineSeconds"] = math.ceil(resources.timeout_seconds)
     if resources.nodes > 1:
         # No two pods of an attempt on one node.
-        term = {"labelSelector": {"matchLabels": {ATTEMPT: attempt.name}}, "topologyKey": _HOSTNAME}
+        term = {
+            "labelSelector": {"matchLabels": {ATTEMPT: attempt.name}},
+            "topologyKey": _HOSTNAME,
+        }
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAntiAffinity": rule}
     if chosen.fs_group is not None:

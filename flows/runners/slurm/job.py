@@ -54,7 +54,12 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 
 def batch_program(
-    request: Request, execution: Execution, *, request_file: str, folder: Path, interpreter: str
+    request: Request,
+    execution: Execution,
+    *,
+    request_file: str,
+    folder: Path,
+    interpreter: str,
 ) -> str:
     """Text of the batch program.
 

@@ -16,7 +16,12 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
 from flows.runners.slurm.submission import check_pending
-from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
+from stages.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_USER,
+)
 from stages.contract.request import Request
 from stages.store.base import Store
 
@@ -143,7 +148,10 @@ class JobWatch:
         self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
     def wait(
-        self, stopping: threading.Event, end: Callable[[], None], check_owner: Callable[[], None]
+        self,
+        stopping: threading.Event,
+        end: Callable[[], None],
+        check_owner: Callable[[], None],
     ) -> Ending:
         """Returns how the job has ended.
 

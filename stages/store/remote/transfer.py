@@ -57,7 +57,9 @@ def upload_files(
 
 
 def download_files(
-    bucket: Bucket, files: Iterable[tuple[str, FileRecord, Path]], on_bytes: OnBytes | None = None
+    bucket: Bucket,
+    files: Iterable[tuple[str, FileRecord, Path]],
+    on_bytes: OnBytes | None = None,
 ) -> None:
     """Downloads objects that are not here; each file appears whole and verified, or not at all.
 

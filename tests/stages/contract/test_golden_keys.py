@@ -92,7 +92,12 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
     ),
     (
         TrainParams.model_validate({"objective": "python", "python": {"settings": {"beta": 1}}}),
-        {"policy": (CHECKPOINT,), "reference": (CHECKPOINT,), "pairs": (PAIRS,), "code": (FILE,)},
+        {
+            "policy": (CHECKPOINT,),
+            "reference": (CHECKPOINT,),
+            "pairs": (PAIRS,),
+            "code": (FILE,),
+        },
         "398d0ee63da69bd39cb12a5f2dbe212bd7de045f820d14fbccfea2c77a0f0fa1",
     ),
     (

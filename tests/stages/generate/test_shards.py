@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.generate.filling import split_chunks
 from stages.generate.shards import expected_tokens, shard_bounds

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from objective_cases import DEFINED, REFUSED, bonus_and_gradient, bonus_of, saturation_of
 
 from stages.objectives.bonuses import undefined_bonus

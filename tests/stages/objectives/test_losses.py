@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from objective_cases import ALL_DIVERGENCES, bonus_of
 
 from stages.objectives.divergences import (

@@ -5,7 +5,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.pair.params import Strategy, UncertainStrategy
 from stages.pair.select import STRATEGIES, UNCERTAIN

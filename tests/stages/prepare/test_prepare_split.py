@@ -6,7 +6,8 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.contract.errors import UserError
 from stages.prepare.split import DROPPED, TEST, Split, as_ids, split

@@ -47,7 +47,10 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("settings", "processes"),
-    [({"deepspeed": {"zero_stage": 2}}, 1), ({"deepspeed": {"zero_stage": 3}}, 2)],
+    [
+        ({"deepspeed": {"zero_stage": 2}}, 1),
+        ({"deepspeed": {"zero_stage": 3}}, 2),
+    ],
 )
 def test_the_loss_curve_in_shards_is_that_of_one_process(tmp_path, plain, settings, processes):
     found = train(tmp_path, processes=processes, **settings)

@@ -23,7 +23,8 @@ from stages.harness.context import ModelSource
 from stages.modeling.save import IncompleteCheckpointError, save_checkpoint
 from stages.training.adapters import add_adapters, merge_adapters, save_adapters
 from stages.training.params import LoraParams
-from tests.tiny_models import SIZES as TINY, make_tiny_tokenizer
+from tests.tiny_models import SIZES as TINY
+from tests.tiny_models import make_tiny_tokenizer
 
 SIZES = {**TINY, "initializer_range": 0.2}
 MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.train.data import Pair, Response, pair_batch
 from stages.train.params import TrainParams

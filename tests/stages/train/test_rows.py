@@ -30,7 +30,8 @@ from stages.training.adapters import add_adapters
 from stages.training.batches import ROWS
 from stages.training.params import LoraParams
 from stages.training.policy import Numerics, load_logprob_model
-from tests.tiny_models import SIZES as TINY, make_tiny_tokenizer
+from tests.tiny_models import SIZES as TINY
+from tests.tiny_models import make_tiny_tokenizer
 
 SIZES = {**TINY, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES: dict[str, PretrainedConfig] = {

@@ -83,7 +83,12 @@ def test_zero_3_saves_adapters_beside_the_checkpoint(tmp_path, pairs):
     policy = make_tiny_llama(tmp_path / "wide", intermediate_size=26_000, num_hidden_layers=1)
     settings = SETTINGS | {"lora": {"rank": 4, "alpha": 8.0, "save": "both"}, "epochs": 1}
     found = train(
-        tmp_path / "store", policy, [pairs], processes=2, deepspeed={"zero_stage": 3}, **settings
+        tmp_path / "store",
+        policy,
+        [pairs],
+        processes=2,
+        deepspeed={"zero_stage": 3},
+        **settings,
     ).artifact.path
     assert_same_logprobs(found / "adapter", policy, found / "checkpoint")
 
@@ -118,7 +123,12 @@ def test_sigterm_saves_in_all_processes(tmp_path, policy, pairs):
 def test_a_worker_s_complaint_is_the_stage_s(tmp_path, policy, pairs):
     with pytest.raises(UserError, match="not defined under forward_kl") as caught:
         train(
-            tmp_path / "store", policy, [pairs], processes=2, design="selm", divergence="forward_kl"
+            tmp_path / "store",
+            policy,
+            [pairs],
+            processes=2,
+            design="selm",
+            divergence="forward_kl",
         )
     assert caught.value.remedy
 
