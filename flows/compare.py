@@ -1,7 +1,5 @@
 """The flow `compare`: runs side by side, with intervals, tests, curves and distributions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import flow

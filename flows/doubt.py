@@ -5,8 +5,6 @@ oracle is asked what it gives for bad answers; suites say what was lost elsewher
 cannot be made is told and counts for nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial

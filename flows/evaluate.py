@@ -1,7 +1,5 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

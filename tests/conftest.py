@@ -1,7 +1,5 @@
 """Fixtures and settings that several tests share."""
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid

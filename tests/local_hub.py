@@ -4,8 +4,6 @@ It answers the calls that ``datasets.load_dataset`` makes of the real one: the r
 its tree, and the files themselves.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Commands ``geb compare``, ``lineage`` and ``fields``: runs, artifacts, settings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated

@@ -4,8 +4,6 @@ A run learns from prompts whose responses get different scores. If the base is h
 rewarded, nearly all pairs tie, which a run would tell after its first iteration only.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Algorithm 1 of the paper, over steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from flows.pipeline.config import RunConfig

@@ -1,7 +1,5 @@
 """Checks of settings against each other, and of names, before anything is read or started."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping

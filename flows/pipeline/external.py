@@ -4,8 +4,6 @@ A model in a GGUF file is converted once, into a checkpoint in this host's cache
 reasoning-gym are files there, made for each plan; rows hold task, settings and library's version.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

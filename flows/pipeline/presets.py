@@ -1,7 +1,5 @@
 """The shipped configurations by name, and the dated runs that schedules start from them."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Mapping

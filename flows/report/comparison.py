@@ -5,8 +5,6 @@ runs of one combination of the grid are. Methods are in the order in which their
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Comparisons of runs in the store: named, and written as a page with its tables and drawings."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The HTML report of a run, one file without network, and the verdict that it begins with."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import statistics

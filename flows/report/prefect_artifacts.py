@@ -1,7 +1,5 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Figures of finished runs as one long table; over seeds; differences of runs by prompt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

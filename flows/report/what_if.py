@@ -5,8 +5,6 @@ each iteration. After the first iteration a run with other settings would sample
 policy: what is said of later ones holds for the stored samples.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

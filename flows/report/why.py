@@ -5,8 +5,6 @@ above its mean, a length. Its part of a gain is the change of its share on the h
 times the difference that it makes to the score.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -4,8 +4,6 @@ The paper gives arms, iterations, rollouts and learning rate. Everything else it
 the outcome (docs/bandit.md), so it is here: the landscape, the optimizer, clipping, ties, κ and β.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator

@@ -4,8 +4,6 @@ It is a program of its own, ``python -m stages.modeling.gguf FILE FOLDER DTYPE``
 load no torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys

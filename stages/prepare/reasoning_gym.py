@@ -4,8 +4,6 @@ It is a program of its own, ``python -m stages.prepare.reasoning_gym ASKED FILE`
 environment lacks the library. ASKED is a JSON object with the arguments of :func:`rows`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Rows of JSON-lines files, Parquet files and hub data sets, streamed, each with its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

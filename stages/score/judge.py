@@ -6,8 +6,6 @@ asked twice with the answers swapped, and what does not survive the swap counts 
 Shapes: ``K`` responses per prompt.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

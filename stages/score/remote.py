@@ -1,7 +1,5 @@
 """Requests to a server: several at once, each retried with growing pauses."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Generator, Iterable

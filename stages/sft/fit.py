@@ -1,7 +1,5 @@
 """Training on conversations, from data files to a warm-started policy."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

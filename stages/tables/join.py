@@ -4,8 +4,6 @@ Both tables hold the same rows in the same order, grouped by prompt; the walk ch
 batches of whole prompts. Memory is bounded by a batch, whatever the tables' length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Training on preference pairs, from tables to the next policy."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The whole loop in containers: the same artifacts as in processes, kills, cancelling."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

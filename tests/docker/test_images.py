@@ -1,7 +1,5 @@
 """Contents of the images; the compose file."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

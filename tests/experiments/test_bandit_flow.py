@@ -1,7 +1,5 @@
 """`geb bandit` as a person types it, at a size for a test."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of the paper's cells: complete, readable, and planned with what they share."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`geb paper` at a tiny scale, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

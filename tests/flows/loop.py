@@ -1,7 +1,5 @@
 """The whole loop at small size, as a person runs it: the `geb` command in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

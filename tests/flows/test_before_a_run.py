@@ -1,7 +1,5 @@
 """Words of `geb plan` and `geb run` before the first stage: cautions, an oracle that fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

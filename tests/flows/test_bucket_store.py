@@ -1,7 +1,5 @@
 """A run whose store is a bucket, on hosts that have nothing else in common."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

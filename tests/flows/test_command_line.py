@@ -1,7 +1,5 @@
 """The command line itself: help, version, completion, and the list of fields."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess

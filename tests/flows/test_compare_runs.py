@@ -1,7 +1,5 @@
 """Comparison of runs: `geb compare`, its flow, and the files that both write."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`geb evaluate` and `geb sweep`, as a person runs them."""
 
-from __future__ import annotations
-
 import html
 import json
 import shutil

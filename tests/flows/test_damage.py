@@ -1,7 +1,5 @@
 """Damaged artifacts are noticed before use, and a run repairs itself."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

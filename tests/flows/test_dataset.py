@@ -1,7 +1,5 @@
 """Preferences from outside to a trained model, and a run's data out of it, into TRL."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`geb doubt`: a sceptic on a registered model, and a promotion that asks for its verdict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Suites of a judge and of lm-eval, with AlpacaEval's length control, through a real flow."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

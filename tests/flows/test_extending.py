@@ -1,7 +1,5 @@
 """A toy stage and a toy runner, added as CONTRIBUTING says, and the places that it names."""
 
-from __future__ import annotations
-
 import io
 import re
 from itertools import islice

@@ -1,7 +1,5 @@
 """`geb init`: folders that run as they are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

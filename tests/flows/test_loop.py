@@ -1,7 +1,5 @@
 """The loop at small size against a real Prefect server: results, caching, keys, two at once."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json

@@ -1,7 +1,5 @@
 """A person's mistakes: one clear message, exit code 64, no traceback, nothing half-written."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One store and the same paths for every command, whatever folder it is called from."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

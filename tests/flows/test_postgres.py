@@ -1,7 +1,5 @@
 """`geb up` with PostgreSQL behind its server: the address, and what is kept there."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tasks of reasoning-gym as prompts and as an oracle, by the library in the environment eval."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

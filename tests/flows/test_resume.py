@@ -1,7 +1,5 @@
 """Kill the orchestrator, or the stage, in each stage; resume; the end is the undisturbed run's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`geb schedule` and `geb schedules` against a real Prefect server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

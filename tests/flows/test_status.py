@@ -1,7 +1,5 @@
 """`geb status`, `geb logs` and `geb lineage` over runs in every state."""
 
-from __future__ import annotations
-
 import calendar
 import json
 import os

@@ -1,7 +1,5 @@
 """Steps of a configuration, and the inputs of each; nothing is started."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Suites: evaluations beside the one on the held-out prompts, each with artifacts of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

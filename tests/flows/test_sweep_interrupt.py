@@ -1,7 +1,5 @@
 """An interrupt of a sweep with several runs at a time stops them all."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A sweep's comparison: its combinations over seeds, tested one against another."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Three iterations on real stages: what each of them read, a kill in the second, two more."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Trackers of a run: one session each, with the real packages in their offline modes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`geb up`: found when it is there, gone when it is ended, and every way to go on with a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """`geb export` and `geb chat`: a registered model, used."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The loop with vLLM as its sampler, in an environment of its own, and DeepSpeed's ZeRO-2."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`geb what-if`: what other settings would change in a finished run, without a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`geb why`: kinds of answers that changed, and what taught them, of a run written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The whole loop in pods: the artifacts of the process runner; orchestrators that are killed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

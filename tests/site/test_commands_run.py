@@ -5,8 +5,6 @@ page tells the reader what it needs that a test does not have (:data:`MARK`). Co
 of a sentence are read by `test_commands.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

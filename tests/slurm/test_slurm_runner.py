@@ -1,7 +1,5 @@
 """Stages as jobs of a real Slurm cluster: their ends told apart, refusals, the whole loop."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

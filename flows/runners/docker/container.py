@@ -4,8 +4,6 @@ Whoever holds the key's lease in the store looks after a container. Containers o
 process does not see are left alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -4,8 +4,6 @@ The first pod runs the stage's program, whose artifact and exit code count. Its 
 of another one, is the end of all: the others are asked to end, and get their grace period.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue

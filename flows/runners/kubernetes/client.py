@@ -4,8 +4,6 @@ Objects are plain dictionaries, as the API has them: the client's models take a 
 time, and refuse what their version of the API did not know.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

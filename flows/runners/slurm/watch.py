@@ -1,7 +1,5 @@
 """Wait for one job: its output is passed on as it comes, its end is found out and explained."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Estimates: terms worked out by hand for Llama-3-8B and 70B, savings, and what cannot fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores by a function in Python."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest
