@@ -6,8 +6,10 @@ steps of a study of one's own.
 """
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,8 +21,11 @@ from flows.pipeline.loading import merged
 from flows.pipeline.presets import configured, laid_over
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
+from stages.evaluate.summary import DistinctCounter
 from stages.store.opening import open_store
+from stages.tables.schemas import RESPONSES, read_batches
 
+_LONGEST_NGRAM = 4
 KINDS = ("experiment", "setting", "method", "divergence")
 
 
@@ -95,6 +100,19 @@ class StudyRun:
             return {} if last is None else self.summary.rows[last]
         found = [each for each in self.summary.suites if each.name == suite]
         return found[0].rows[-1] if found else {}
+
+    @cached_property
+    def training_figures(self) -> Mapping[str, float | None]:
+        """Distinct-n of the responses that the last iteration sampled for training."""
+        steps = {} if self.summary is None else self.summary.artifacts
+        place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
+        counter = DistinctCounter(_LONGEST_NGRAM)
+        for artifact in (found for step, found in steps.items() if place.fullmatch(step)):
+            for batch in read_batches(
+                artifact.file("responses.parquet"), RESPONSES, columns=["response"]
+            ):
+                counter.add(batch["response"].to_pylist())
+        return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
 
 
 def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:

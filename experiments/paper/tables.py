@@ -22,6 +22,7 @@ SCALES: tuple[str, ...] = get_args(Scale)
 BANDIT = "bandit"
 """Experiment that is a run of the flow of the same name."""
 BASELINE = "f-DPO"
+TRAINING = "training"
 Kappa = Literal["grid", "ratio"]
 JUDGED = {("main", "LLaMA-3-8B-SFT"): ("alpaca-eval", "coherence")}
 """Files of the suites that need a judge, by the experiment and setting that report them."""
@@ -38,7 +39,8 @@ class Figure(NamedTuple):
     """A figure of the paper among those of a run.
 
     Attributes:
-        suite: Suite that it is measured on; None for held-out prompts.
+        suite: Suite that it is measured on; None for held-out prompts, ``TRAINING`` for the
+            responses that the last iteration sampled for training.
         name: Its name in ``metrics.json``.
         whole: The largest share in the paper's unit, 1 or 100; None for any other figure.
         form: Format with as many decimals as the paper gives.
@@ -54,7 +56,8 @@ _FIGURES = {
     "WR": Figure(None, "win_rate"),
     "AvgR": Figure(None, "mean_reward", None, ".4f"),
     PASS: Figure(None, PASS),
-    **{f"dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    **{f"dist-{n}": Figure(TRAINING, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    **{f"held-out dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
     "Alpaca": Figure("alpaca_eval", LENGTH_CONTROLLED),
     "Math": Figure("math500", "accuracy"),
     "coherence": Figure("coherence", "mean_reward", None),
@@ -134,6 +137,7 @@ class Findings:
         tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
         chosen: Coefficients that were chosen.
         failed: Errors by the names of runs that failed.
+        caution: What a reader has to know first; empty if there is nothing.
     """
 
     scale: str
@@ -142,6 +146,7 @@ class Findings:
     tuning: Sequence[StudyRun]
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
+    caution: str = ""
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""
@@ -152,7 +157,13 @@ class Findings:
 
         Its interval is Student's over seeds; that over prompts if there is one run.
         """
-        found = [figure_of(run.figures(figure.suite), figure.name) for run in self.results(cell)]
+        found = [
+            figure_of(
+                run.training_figures if figure.suite == TRAINING else run.figures(figure.suite),
+                figure.name,
+            )
+            for run in self.results(cell)
+        ]
         known, unit = [each for each in found if each is not None], figure.whole or 1.0
         values = [unit * each.value for each in known]
         if len(known) == 1:

@@ -47,11 +47,14 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
         _expect_captioned_plots(page)
         picture(page, "report")
-        page.get_by_role("link", name="The whole report").click()
-        expect(page.get_by_role("heading", name="Samples of the last iteration")).to_be_visible()
-        assert page.url == f"{standing.ui}/reports/small/report.html"
+        with page.expect_popup() as opened:
+            page.get_by_role("link", name="The whole report").click()
+        report = opened.value
+        expect(report.get_by_role("heading", name="Samples of the last iteration")).to_be_visible()
+        assert report.url == f"{standing.ui}/reports/small/report.html"
         # What a model wrote into the page could otherwise read the password that the UI keeps.
-        assert page.evaluate("window.origin") == "null"
+        assert report.evaluate("window.origin") == "null"
+        report.close()
 
         _open_form(page, standing)
         _fill_small(page, "mended")

@@ -44,8 +44,7 @@ class TestPython:
         """`dataclass` looks up the module of annotations that are text."""
         scores, _, _ = score(
             code="""
-            from __future__ import annotations
-            import pickle
+                        import pickle
             from dataclasses import dataclass
 
             @dataclass
