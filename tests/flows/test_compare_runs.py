@@ -24,7 +24,7 @@ from stages.contract.request import ArtifactInput
 from stages.store.base import Store
 from stages.store.registry import ModelRegistry
 from tests.flows.evaluations import artifact_in, write_evaluation
-from tests.flows.loop import geb
+from tests.flows.loop import geb, geb_ok, geb_refused
 
 PROMPTS = [f"p{number}" for number in range(12)]
 
@@ -190,8 +190,7 @@ def store(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_command_writes_into_the_store(store: Path) -> None:
-    done = geb("compare", "small", "again", "--store", store)
-    assert done.returncode == 0, done.stderr
+    done = geb_ok("compare", "small", "again", "--store", store)
     assert done.stdout.startswith("By mean reward on the held-out prompts, against small: again: ")
     assert "Runs, held-out prompts" in done.stdout
     assert Path(done.stdout.split("page")[-1].strip()).is_relative_to(store / "runs")
@@ -220,9 +219,7 @@ def test_the_command_writes_into_the_store(store: Path) -> None:
         (["small", "again", "--name", "small"], "'small' is a run of the store"),
         (["small", "again", "--name", "../up"], "cannot name a comparison"),
     ):
-        refused = geb("compare", *arguments, "--store", store)
-        assert refused.returncode == 64, refused.stderr
-        assert said in refused.stderr
+        assert said in geb_refused("compare", *arguments, "--store", store)
 
 
 @pytest.mark.slow
