@@ -19,26 +19,28 @@ from stages.store.opening import local_folder
 
 
 def _process(execution: Execution) -> Runner:
-    return ProcessRunner(
+    runner = ProcessRunner(
         execution.interpreters,
         execution.grace_seconds,
         fork_server=execution.fork_server,
         limited=True,
     )
+    return BucketSyncRunner(runner, execution.sync_seconds)
 
 
 def _docker(execution: Execution) -> Runner:
     # Here, so that a run without containers does not load the engine's client.
     from flows.runners.docker.runner import DockerPlace
 
-    return PlaceRunner(DockerPlace(execution, limited=True))
+    runner = PlaceRunner(DockerPlace(execution, limited=True))
+    return BucketSyncRunner(runner, execution.sync_seconds)
 
 
 def _kubernetes(execution: Execution) -> Runner:
     # Here: only these runs need the cluster's client.
     from flows.runners.kubernetes.runner import KubernetesPlace
 
-    return PlaceRunner(KubernetesPlace(execution))
+    return BucketSyncRunner(PlaceRunner(KubernetesPlace(execution)), execution.sync_seconds)
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
@@ -76,11 +78,9 @@ def make_runner(execution: Execution) -> Runner:
     settings of execution and returns a :class:`~flows.runners.place.Place`.
     """
     if (make := RUNNERS.get(execution.runner)) is not None:
-        runner = make(execution)
-    else:
-        [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
-        runner = PlaceRunner(found.load()(execution))
-    return BucketSyncRunner(runner, execution.sync_seconds)
+        return make(execution)
+    [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
+    return BucketSyncRunner(PlaceRunner(found.load()(execution)), execution.sync_seconds)
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
