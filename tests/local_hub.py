@@ -30,7 +30,13 @@ def serve_dataset(repo: str, files: Mapping[str, bytes]) -> Iterator[str]:
         files: Content by path in the repository.
     """
 
-    handler = type("Handler", (_Handler,), {"repo": repo, "files": files})
+    with _served(type("Handler", (_Handler,), {"repo": repo, "files": files})) as url:
+        yield url
+
+
+@contextmanager
+def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server with this handler."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -165,23 +171,15 @@ class ModelHub:
 def serve_models(token: str) -> Iterator[ModelHub]:
     """Serves a hub for models that takes this token."""
     hub = ModelHub(token)
-    handler = type("Handler", (_ModelHandler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield hub
-    finally:
-        hub.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _served(type("Handler", (_ModelHandler,), {"hub": hub})) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.released.set()
 
 
-class _ModelHandler(BaseHTTPRequestHandler):
+class _ModelHandler(_Handler):
     hub: ModelHub
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         repo = self.path.removeprefix("/api/models/").partition("?")[0]
@@ -206,7 +204,8 @@ class _ModelHandler(BaseHTTPRequestHandler):
             self.hub.branches.setdefault(repo, {"main": {}})
             self._answer(200 if is_new else 409, {"url": f"{self.hub.url}/{repo}"})
         elif path.endswith(".git/info/lfs/objects/batch"):
-            self._answer(200, {"objects": [self._action(each) for each in _objects(body)]})
+            asked = json.loads(body)["objects"]
+            self._answer(200, {"objects": [self._action(each) for each in asked]})
         else:
             owner, name, call, place = path.removeprefix("/api/models/").split("/", 3)
             self._of_repo(f"{owner}/{name}", call, place, body)
@@ -270,18 +269,4 @@ class _ModelHandler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def _answer(self, status: int, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Keeps the test's output clean."""
-
-
-def _objects(body: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(body)["objects"]
-    return found
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
