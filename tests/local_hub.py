@@ -5,8 +5,6 @@ one: the repository's record, its tree, and the files themselves. A hub for mode
 the client's protocol: repositories, branches, large files by LFS, and commits.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

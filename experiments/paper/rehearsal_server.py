@@ -5,8 +5,6 @@ record, its tree, and its files. The judge answers chat completions; what it say
 question alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Commands of registered models, ``geb models`` to ``geb chat``; and ``geb dataset``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

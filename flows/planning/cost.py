@@ -5,8 +5,6 @@ A100 https://www.nvidia.com/en-us/data-center/a100/, H100 https://www.nvidia.com
 H200 https://www.nvidia.com/en-us/data-center/h200/.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A copied model's way to the hub: one commit, and an upload that goes on where it was cut off."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

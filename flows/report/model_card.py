@@ -1,7 +1,5 @@
 """A registered model for use elsewhere: its files, and a model card that says how it was made."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tokenizer, stop ids and context of the policy's checkpoint; its weights are the backends'."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generate stage: prompts and a policy to ``responses.parquet``."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

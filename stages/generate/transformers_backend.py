@@ -4,8 +4,6 @@ Shapes: ``B`` sequences of a batch, ``P`` its distinct prompts, ``T`` positions 
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Settings of the objective and of κ. Defaults are those of the paper's published code."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Parameters of the pair stage."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator

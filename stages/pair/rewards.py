@@ -6,8 +6,6 @@ normalised by themselves, each counts by its weight (GDPO, arXiv 2601.05242).
 Shapes: `R` responses, `C` components.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise

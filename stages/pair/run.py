@@ -47,7 +47,8 @@ def run(ctx: StageContext[PairParams]) -> None:
     responses, scores = ctx.paths("responses"), ctx.paths("scores")
     total = num_rows(responses)
     tally = Tally()
-    own = _own_strategy(ctx)
+    python, is_own = ctx.params.python, ctx.params.strategy == "python"
+    own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
     rewards = Rewards(ctx.params) if ctx.params.rewards else None
     parts = ("components",) if own or rewards or ctx.params.explores else ()
     if rewards:
@@ -74,13 +75,6 @@ def run(ctx: StageContext[PairParams]) -> None:
         )
     if warning := ctx.params.tie_warning(tally.pairs, tally.ties):
         ctx.events.warning(warning)
-
-
-def _own_strategy(ctx: StageContext[PairParams]) -> OwnStrategy | None:
-    if ctx.params.strategy != "python":
-        return None
-    own = ctx.params.python
-    return load_file(ctx.path("code"), own.function, own.settings)
 
 
 def pair_batch(

@@ -8,8 +8,6 @@ same form; here it is computed, on hashed n-grams of the response's tokens.
 Shapes: `N` responses, `D` features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ The sampled token ids are used as they are; nothing is tokenised again.
 Shapes: `B` pairs, `S` tokens of a response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Shapes: `B` pairs of a micro-batch, `S` tokens of a response.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

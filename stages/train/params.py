@@ -1,7 +1,5 @@
 """Parameters of the train stage. Defaults are those of the paper's published code."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

@@ -8,8 +8,6 @@ are log π, and log π_ref too if the reference is the previous policy.
 Shapes: `B` pairs, `S` tokens of a response.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

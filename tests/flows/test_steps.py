@@ -1,7 +1,5 @@
 """Steps of a configuration, and the inputs of each; nothing is started."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
-from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
+from tests.flows.loop import ROOT, geb_ok, steps, warm_started, write_config
 from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -292,8 +290,7 @@ def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: P
         screen={"num_samples": 2},
         generate={"num_shards": 2},
     )
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     store = tmp_path / "store"
     records = steps(store)
 

@@ -1,7 +1,5 @@
 """`geb export` and `geb chat`: a registered model, used."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,7 +14,7 @@ from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.base import Artifact, Store
 from stages.store.registry import ModelRegistry
-from tests.flows.loop import geb, started, steps
+from tests.flows.loop import geb, geb_ok, geb_refused, started, steps
 from tests.forking import forked_python
 from tests.local_hub import serve_models
 from tests.small_disk import no_room
@@ -24,8 +22,7 @@ from tests.small_disk import no_room
 
 def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_path: Path) -> None:
     store = finished.parent / "store"
-    done = geb("export", "small@production", tmp_path / "model", "--store", store)
-    assert done.returncode == 0, done.stderr
+    geb_ok("export", "small@production", tmp_path / "model", "--store", store)
     key = steps(store)["iteration-1/train"]["key"]
     checkpoint = store / "artifacts/train" / key / "checkpoint"
     for path in checkpoint.iterdir():
@@ -38,9 +35,8 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
         assert said in card
     for step in ("prepare", "sft", "iteration-1/generate/0", "iteration-1/score/0"):
         assert f"| small, {step} |" in card, "lineage"
-    again = geb("export", "small:1", tmp_path / "model", "--store", store)
-    assert again.returncode == 64
-    assert "is there and not empty" in again.stderr
+    again = geb_refused("export", "small:1", tmp_path / "model", "--store", store)
+    assert "is there and not empty" in again
 
 
 def run_module(*command: object, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -185,10 +181,9 @@ def test_an_adapter_whose_base_is_gone_or_an_empty_folder_is_damaged(tmp_path: P
 
 def test_a_model_that_is_not_there_is_named(finished: Path, tmp_path: Path) -> None:
     for command in (["export", "nobody@production", tmp_path / "model"], ["chat", "nobody"]):
-        done = geb(*command, "--store", finished.parent / "store")
-        assert done.returncode == 64
-        assert "nobody" in done.stderr
-        assert "small" in done.stderr, "those that there are"
+        said = geb_refused(*command, "--store", finished.parent / "store")
+        assert "nobody" in said
+        assert "small" in said, "those that there are"
 
 
 TOKEN = "hf_of_a_test"

@@ -1,7 +1,5 @@
 """The verdict of a report, and what stands around it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -4,8 +4,6 @@ Pure. No setting changes the security context: every pod holds to the level "res
 Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orchestrator uses.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

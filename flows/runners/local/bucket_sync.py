@@ -3,8 +3,6 @@
 The stage's program sees the store's local folder and nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A full partition is asked for room once in a poll, and holds up no jobs for others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

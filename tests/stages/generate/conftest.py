@@ -1,7 +1,5 @@
 """A tiny policy, and a run of the generate stage."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The generate stage: rows, log-probabilities, and what responses do not depend on."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reading pairs: what is used, cut, dropped and refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

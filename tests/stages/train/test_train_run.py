@@ -1,7 +1,5 @@
 """The train stage in one process: what it learns, writes and refuses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
