@@ -4,9 +4,9 @@
 
 All start from the same warm-started model of the quickstart, and have its prompts and its oracle.
 `geb run` makes f-DPO and GEB. TRL's GRPOTrainer then samples as many tokens as f-DPO's run, from
-the same prompts, and takes its optimizer steps at the same training FLOPs: by `num_iterations`,
-the steps on each sample, and without a reference model (β = 0, TRL's default). The held-out prompts
-are sampled and scored for all by one loop.
+the same prompts, and trains with the same FLOPs: its `num_iterations`, the steps on each sample, is
+chosen for that, and it has no reference model (β = 0, TRL's default). The held-out prompts are
+sampled at temperature 1 and scored for all by one loop; the runs' own reports have 0.6.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from flows.execution.run_record import RunRecord
@@ -242,6 +242,8 @@ def train_grpo(
     trainer = GRPOTrainer(
         model, reward_funcs=reward, args=arguments, train_dataset=data, processing_class=tokenizer
     )
+    # It prints each record, and stdout is the table's.
+    trainer.remove_callback(PrinterCallback)
     started = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - started
