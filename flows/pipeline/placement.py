@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, create_model
 from flows.pipeline.form import OneOf
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
+from stages.store.opening import local_folder
 
 ON_THIS_MACHINE = ("process", "docker")
 """Runners whose stages share the orchestrator's machine."""
@@ -121,6 +122,9 @@ class PodSettings(Settings):
     """Environment variables whose values are in Kubernetes secrets."""
     priority_class: str | None = None
     """Priority class."""
+    service_account: str | None = None
+    """Service account of the pods, by which a cloud gives them access to a bucket; they get no
+    token for the cluster's API."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -158,8 +162,9 @@ class KubernetesSettings(PodSettings):
     volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
         default_factory=dict
     )
-    """Claims by the path at which orchestrator and stages see them. One of them holds the store,
-    or with a store in a bucket its cache on disk; others hold prompts and models."""
+    """Claims by the path at which orchestrator and stages see them. One of them holds the store;
+    others hold prompts and models. With a store in a bucket none is needed: pods fetch and send by
+    themselves, unless one holds the cache on disk."""
     user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
     """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
     be root then."""
@@ -283,6 +288,15 @@ class Execution(Settings):
     """Pods of the kubernetes runner."""
     slurm: SlurmSettings = SlurmSettings()
     """Jobs of the slurm runner."""
+
+    def stages_fetch(self, store: str) -> bool:
+        """True if stages reach a store in a bucket by themselves: pods that do not see its cache.
+
+        Args:
+            store: Location of the store.
+        """
+        in_pods = self.runner == "kubernetes" and "://" in store
+        return in_pods and self.kubernetes.volume_at(local_folder(store)) is None
 
 
 class Estimation(Settings):

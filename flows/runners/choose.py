@@ -9,7 +9,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import ON_THIS_MACHINE, RUNNER_GROUP, Execution, runner_names
 from flows.runners.base import Runner
 from flows.runners.health import Finding, one_line, stage_findings
-from flows.runners.local.bucket_sync import BucketSyncRunner
+from flows.runners.local.bucket_sync import BucketSyncRunner, sees_all
 from flows.runners.local.process import ProcessRunner
 from flows.runners.place import PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
@@ -17,7 +17,6 @@ from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import GebError, NoStoreError, UserError
 from stages.contract.params import Settings
 from stages.store.base import Store
-from stages.store.opening import local_folder
 
 
 def _process(execution: Execution) -> Runner:
@@ -42,14 +41,17 @@ def _kubernetes(execution: Execution) -> Runner:
     # Here: only these runs need the cluster's client.
     from flows.runners.kubernetes.runner import KubernetesPlace
 
-    return BucketSyncRunner(PlaceRunner(KubernetesPlace(execution)), execution.sync_seconds)
+    place = KubernetesPlace(execution)
+    return BucketSyncRunner(PlaceRunner(place), execution.sync_seconds, place.sees)
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
     "process": _process,
     "docker": _docker,
     "kubernetes": _kubernetes,
-    "slurm": lambda execution: PlaceRunner(SlurmPlace(execution)),
+    "slurm": lambda execution: BucketSyncRunner(
+        PlaceRunner(SlurmPlace(execution)), execution.sync_seconds
+    ),
 }
 
 
@@ -70,7 +72,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
     if execution.runner == "kubernetes":
         from flows.runners.kubernetes.preflight import check_pods
 
-        check_pods(execution, resources, str(local_folder(store)))
+        check_pods(execution, resources, store)
 
 
 def make_runner(execution: Execution) -> Runner:
@@ -82,7 +84,10 @@ def make_runner(execution: Execution) -> Runner:
     if (make := RUNNERS.get(execution.runner)) is not None:
         return make(execution)
     [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
-    return BucketSyncRunner(PlaceRunner(found.load()(execution)), execution.sync_seconds)
+    place = found.load()(execution)
+    # One whose stages share no folder with this host says so.
+    sees = getattr(place, "sees", sees_all)
+    return BucketSyncRunner(PlaceRunner(place), execution.sync_seconds, sees)
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
@@ -111,6 +116,7 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
     yield Finding(runner, True, "answers, and takes what is configured")
     # A runner of another package has no settings of single stages that this one knows.
     settings_of = places.get(runner, lambda stage: Settings())
+    config = config.model_copy(update={"execution": execution})
     yield from stage_findings(lambda: make_runner(execution), config, settings_of)
 
 
