@@ -201,12 +201,18 @@ class SlurmJobSettings(Settings):
     sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch, such as `--qos=low` and `--constraint=a100`."""
     srun_options: tuple[str, ...] = ()
-    """Further options of srun, such as `--container-image=…` if pyxis is."""
+    """Further options of srun."""
     set_up: tuple[str, ...] = ()
     """Shell lines that each job runs first: `module load cuda`, `. ~/secrets`."""
+    image: str | None = None
+    """Container image of the stage, `/images/geb-torch.sif` or `docker://ghcr.io/me/geb-torch:0.1.0`.
+    It sees the store, the request's inputs, this code and the folders of HF_HOME of `environment`,
+    and runs its own `python` unless `execution.interpreters` names another one."""
+    image_by: Literal["apptainer", "pyxis"] = "apptainer"
+    """Program that runs `image`: apptainer, or srun with NVIDIA's plugin pyxis."""
     container: str | None = None
-    """Command before the stage's, such as `apptainer exec --nv image.sif`; then set
-    `execution.interpreters` to the Python of the image."""
+    """Command before the stage's, for any other way into a container; then set
+    `execution.interpreters` to the Python there."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the stage, for all to see: nothing secret. Of the orchestrator's
     environment it gets none."""
