@@ -8,8 +8,10 @@ steps of a study of one's own.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,11 +19,15 @@ from typing import Any
 from flows.execution.plan import plan
 from flows.execution.run_record import RunRecord
 from flows.pipeline.grid import Cell, cells, parse_axes
-from flows.pipeline.presets import configured
+from flows.pipeline.loading import merged
+from flows.pipeline.presets import configured, laid_over
 from flows.report.summary import Summary, last_iteration, summarise
 from stages.contract.errors import UserError
+from stages.evaluate.summary import DistinctCounter
 from stages.store.opening import open_store
+from stages.tables.schemas import RESPONSES, read_batches
 
+_LONGEST_NGRAM = 4
 KINDS = ("experiment", "setting", "method", "divergence")
 
 
@@ -40,6 +46,7 @@ class Row:
         tuning_seeds: Seeds of the runs by which it is chosen; they are not reported.
         seeds: Seeds of the runs that are reported.
         prefix: Name of the study, with which the names of its runs begin.
+        sections: Laid over the preset besides; the names of runs do not show them.
     """
 
     experiment: str
@@ -52,6 +59,7 @@ class Row:
     tuning_seeds: tuple[int, ...] = ()
     seeds: tuple[int, ...] = ()
     prefix: str = "study"
+    sections: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def names(self) -> tuple[str, str, str, str]:
         """Experiment, setting, method and divergence."""
@@ -95,6 +103,19 @@ class StudyRun:
         found = [each for each in self.summary.suites if each.name == suite]
         return found[0].rows[-1] if found else {}
 
+    @cached_property
+    def training_figures(self) -> Mapping[str, float | None]:
+        """Distinct-n of the responses that the last iteration sampled for training."""
+        steps = {} if self.summary is None else self.summary.artifacts
+        place = re.compile(rf"iteration-{self.cell.config.iterations}/generate/\d+")
+        counter = DistinctCounter(_LONGEST_NGRAM)
+        for artifact in (found for step, found in steps.items() if place.fullmatch(step)):
+            for batch in read_batches(
+                artifact.file("responses.parquet"), RESPONSES, columns=["response"]
+            ):
+                counter.add(batch["response"].to_pylist())
+        return {f"distinct_{n}": share for n, share in enumerate(counter.per_ngram(), 1)}
+
 
 def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> list[Row]:
     """The cells of a table.
@@ -133,8 +154,9 @@ def read_rows(table: Path, only: Sequence[str] = (), prefix: str = "study") -> l
 def _row(values: Mapping[str, str], prefix: str, place: str) -> Row:
     try:
         given = parse_axes(each for each in values["fields"].split(";") if each.strip())
+        names: dict[str, Any] = {name: values[name] for name in (*KINDS, "configuration")}
         found = Row(
-            **{name: values[name] for name in (*KINDS, "configuration")},
+            **names,
             fields={name: value for name, [value] in given.items()},
             grid=parse_axes([values["grid"]] if values["grid"] else []),
             tuning_seeds=tuple(map(int, values["tuning_seeds"].split())),
@@ -202,7 +224,7 @@ def _runs(
     *,
     tunes: bool,
 ) -> list[StudyRun]:
-    config = configured(row.configuration, overrides)
+    config = configured(row.configuration, merged(row.sections, laid_over(overrides)))
     axes = {name: [value] for name, value in {**row.fields, **coefficient}.items()}
     made = cells(f"{row.prefix}-{row.configuration}", config, axes, seeds)
     return [StudyRun(row, each, coefficient, tunes) for each in made]

@@ -31,6 +31,8 @@ def main() -> int:
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         for name in FILES:
             shutil.copyfile(ROOT / name, copy / name)
+        for environment in ROOT.glob(".venv*"):
+            (copy / environment.name).symlink_to(environment)
         for number in chosen:
             wiring = wirings[number - 1]
             # Tests that fail anyhow, as for want of an environment, notice nothing.

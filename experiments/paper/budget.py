@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +17,8 @@ from flows.planning.estimate import StepEstimate, estimate
 from flows.planning.show import count, duration
 from stages.contract.digests import sha256_of
 from stages.contract.request import FileInput, key_fields
+
+_SHOWN_PARTS = 6
 
 
 def budget(
@@ -72,6 +75,7 @@ def budget(
         "tokens": sum(each.cost.tokens for each in todo),
         "seconds": sum(each.cost.seconds or 0.0 for each in todo) / parallel_runs,
         "gpu_hours": sum(each.gpu_hours for each in todo),
+        "gpu_hours_by_part": _by_part(todo),
         "hub_asked": hub_asked,
         "warnings": list(dict.fromkeys(said for each in todo for said in each.warnings)),
         "cells": shown,
@@ -86,9 +90,22 @@ def budget_lines(found: Mapping[str, Any]) -> list[str]:
         f"different, {found['different_steps'] - found['steps_to_compute']} in the store",
         f"budget: {count(found['tokens'])} tokens, about {duration(found['seconds'])}{hours}",
     ]
+    largest = sorted(found["gpu_hours_by_part"].items(), key=lambda each: -each[1])[:_SHOWN_PARTS]
+    if shown := [f"{part} {hours:.3g}" for part, hours in largest if hours]:
+        lines.append(f"GPU-hours by part: {', '.join(shown)}")
     if not found["hub_asked"]:
         lines.append("the hub does not answer: what the store has of runs that need it is unknown")
     return lines + [f"warning: {each}" for each in found["warnings"]]
+
+
+def _by_part(costs: Sequence[StepEstimate]) -> dict[str, float]:
+    """GPU-hours by what is done, over all runs, iterations and shards: ``evaluate/generate``."""
+    found: dict[str, float] = {}
+    for each in costs:
+        part = re.sub(r"^(base|iteration-\d+)/|/\d+$", "", each.step)
+        part = re.sub(r"suite-[^/]+", "suite", part)
+        found[part] = found.get(part, 0.0) + each.gpu_hours
+    return found
 
 
 def _cell(row: Row, runs: Sequence[StudyRun]) -> dict[str, Any]:

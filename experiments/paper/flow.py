@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -11,8 +13,9 @@ from prefect.states import State
 from pydantic import Field
 
 from experiments import bandit, study
+from experiments.paper.rehearsal import NAME, NOT_SHOWN, rehearsal
 from experiments.paper.report import WrittenReport, write_report
-from experiments.paper.tables import BANDIT, Findings, Scale, paper_rows
+from experiments.paper.tables import BANDIT, Findings, Judge, Kappa, Scale, paper_rows
 from flows.execution.cancellation import stage_flow
 from flows.execution.prefect_progress import artifact_key, survives_outage
 from flows.iterate import NOTHING, Shared
@@ -36,6 +39,9 @@ def paper(
     only: list[str] = _ALL,
     seeds: Annotated[int, Field(ge=1)] | None = None,
     parallel_runs: int = 1,
+    kappa: Kappa = "grid",
+    judge: Judge | None = None,
+    rehearse: bool = False,
     config: Shared = NOTHING,
 ) -> WrittenReport | State[Any]:
     """Computes the paper's cells and writes its tables and figures.
@@ -48,13 +54,22 @@ def paper(
         only: Experiments, settings, methods and divergences to compute; all if empty.
         seeds: Number of seeds of each cell, the first ones; all if unset.
         parallel_runs: Runs at the same time.
+        kappa: `grid`, the best of a cell's values on seeds that are not reported; `ratio`, the
+            preset's own κ or ratio of bonus to loss.
+        judge: The judge of AlpacaEval and coherence; unset, both are left out.
+        rehearse: Run the full table on tiny models, with a hub and a judge on this machine.
         config: What is to differ from the cells' configurations in all runs.
     """
-    name = f"paper-{scale}"
+    name, scale = (NAME, "full") if rehearse else (f"paper-{scale}", scale)
     try:
-        asked, rows = paper_rows(scale, only), paper_rows(scale)
         store = open_store(store_of(config), create=True)
-        with inputs_resolved_once():
+        with ExitStack() as stack:
+            cells: Callable[[Sequence[str]], list[study.Row]]
+            cells = partial(paper_rows, scale, kappa=kappa, judge=judge)
+            if rehearse:
+                cells = stack.enter_context(rehearsal(store.root / NAME))
+            asked, rows = cells(only), cells(_ALL)
+            stack.enter_context(inputs_resolved_once())
             errors = _compute(study.tuning_runs(asked, config, seeds), parallel_runs)
             tuning = study.finished(study.tuning_runs(rows, config))
             done = {each.name: each.figures() for each in tuning}
@@ -62,7 +77,8 @@ def paper(
             chosen = study.choose(tuning, rewards)
             errors |= _compute(study.reported_runs(asked, config, chosen, seeds), parallel_runs)
             reported = study.finished(study.reported_runs(rows, config, chosen))
-        found = Findings(scale, rows, reported, tuning, chosen, errors)
+        caution = NOT_SHOWN if rehearse else ""
+        found = Findings(scale, rows, reported, tuning, chosen, errors, caution)
         written = write_report(store, name, found, _bandit(rows, asked, config))
         page = written.document["page"]
         survives_outage(create_markdown_artifact)(
@@ -89,6 +105,7 @@ def _bandit(
         if row.experiment == BANDIT:
             path = configs_folder() / f"{row.configuration}.yaml"
             named = [f"store={json.dumps(store_of(overrides))}"]
+            named += [f"{name}={value}" for name, value in row.fields.items()]
             settings = load_settings(path, named, bandit.BanditConfig)
             if row in asked:
                 return bandit.bandit(settings)

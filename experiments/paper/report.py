@@ -76,6 +76,7 @@ def write_report(
     headline, covered = coverage(found)
     document: dict[str, Any] = {
         "scale": found.scale,
+        "caution": found.caution,
         "coverage": headline,
         "failed": dict(found.failed),
         "tables": [

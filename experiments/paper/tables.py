@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from experiments.study import Row, StudyRun, listed, read_rows
+from flows.pipeline.loading import merged, read_sections
 from flows.pipeline.presets import configs_folder
 from flows.pipeline.strict_yaml import read_yaml
 from flows.report.prompt_figures import LENGTH_CONTROLLED
@@ -23,6 +24,10 @@ SCALES: tuple[str, ...] = get_args(Scale)
 BANDIT = "bandit"
 """Experiment that is a run of the flow of the same name."""
 BASELINE = "f-DPO"
+TRAINING = "training"
+Kappa = Literal["grid", "ratio"]
+JUDGED = {("main", "LLaMA-3-8B-SFT"): ("alpaca-eval", "coherence")}
+"""Files of the suites that need a judge, by the experiment and setting that report them."""
 DIVERGENCES = ("KL", "Hellinger", "forward KL")
 PASS = "pass@16"
 AVERAGE = "average"
@@ -36,7 +41,8 @@ class Figure(NamedTuple):
     """A figure of the paper among those of a run.
 
     Attributes:
-        suite: Suite that it is measured on; None for held-out prompts.
+        suite: Suite that it is measured on; None for held-out prompts, ``TRAINING`` for the
+            responses that the last iteration sampled for training.
         name: Its name in ``metrics.json``.
         whole: The largest share in the paper's unit, 1 or 100; None for any other figure.
         form: Format with as many decimals as the paper gives.
@@ -52,16 +58,59 @@ _FIGURES = {
     "WR": Figure(None, "win_rate"),
     "AvgR": Figure(None, "mean_reward", None, ".4f"),
     PASS: Figure(None, PASS),
-    **{f"dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    **{f"dist-{n}": Figure(TRAINING, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
+    **{f"held-out dist-{n}": Figure(None, f"distinct_{n}", 1.0, ".4f") for n in range(1, 5)},
     "Alpaca": Figure("alpaca_eval", LENGTH_CONTROLLED),
     "Math": Figure("math500", "accuracy"),
     "coherence": Figure("coherence", "mean_reward", None),
 }
 
 
-def paper_rows(scale: str, only: Sequence[str] = ()) -> list[Row]:
-    """The cells of a scale, ``small`` or ``full``; see :func:`experiments.study.read_rows`."""
-    return read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+class Judge(Settings):
+    """The chat model that judges AlpacaEval and coherence."""
+
+    model: str
+    """Its name at the server."""
+    url: str = "https://api.openai.com/v1/chat/completions"
+    """Address of the server's chat completions."""
+    key_env: str | None = None
+    """Variable that holds the server's key."""
+
+
+def paper_rows(
+    scale: str, only: Sequence[str] = (), kappa: Kappa = "grid", judge: Judge | None = None
+) -> list[Row]:
+    """The cells of a scale, ``small`` or ``full``.
+
+    Args:
+        scale: The scale.
+        only: See :func:`experiments.study.read_rows`.
+        kappa: ``ratio`` leaves reported cells the κ or ``target_ratio`` of their presets.
+        judge: Judge of the suites in ``JUDGED``; without one they are not run.
+    """
+    rows = read_rows(configs_folder() / "paper" / "cells" / f"{scale}.csv", only, "paper")
+    if kappa == "ratio":
+        rows = [_without_search(each) for each in rows]
+    return [each if judge is None else _judged(each, judge) for each in rows]
+
+
+def _without_search(row: Row) -> Row:
+    if not row.seeds or list(row.grid) != ["train.kappa"]:
+        return row
+    fields = {name: value for name, value in row.fields.items() if name != "train.target_ratio"}
+    return replace(row, fields=fields, grid={}, tuning_seeds=())
+
+
+def _judged(row: Row, judge: Judge) -> Row:
+    if row.names()[:2] not in JUDGED:
+        return row
+    sections: dict[str, Any] = {}
+    for suite in JUDGED[row.names()[:2]]:
+        read = read_sections(configs_folder() / "suites" / f"{suite}.yaml")
+        for each in read["suites"].values():
+            each["score"]["judge"] |= judge.model_dump(exclude_none=True)
+        sections = merged(sections, read)
+    return replace(row, sections=sections)
 
 
 def published() -> Published:
@@ -90,6 +139,7 @@ class Findings:
         tuning: Finished runs by which coefficients were chosen, and those of the κ experiment.
         chosen: Coefficients that were chosen.
         failed: Errors by the names of runs that failed.
+        caution: What a reader has to know first; empty if there is nothing.
     """
 
     scale: str
@@ -98,6 +148,7 @@ class Findings:
     tuning: Sequence[StudyRun]
     chosen: Mapping[Row, Mapping[str, Any]]
     failed: Mapping[str, str]
+    caution: str = ""
 
     def results(self, cell: Names) -> list[StudyRun]:
         """Finished runs of one cell, one for each seed."""
@@ -108,7 +159,13 @@ class Findings:
 
         Its interval is Student's over seeds; that over prompts if there is one run.
         """
-        found = [figure_of(run.figures(figure.suite), figure.name) for run in self.results(cell)]
+        found = [
+            figure_of(
+                run.training_figures if figure.suite == TRAINING else run.figures(figure.suite),
+                figure.name,
+            )
+            for run in self.results(cell)
+        ]
         known, unit = [each for each in found if each is not None], figure.whole or 1.0
         values = [unit * each.value for each in known]
         if len(known) == 1:

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import Scale, paper_rows
+from experiments.paper.tables import Judge, Kappa, Scale, paper_rows
 from experiments.study import KINDS
 from flows.commands.common import (
     AsJson,
@@ -29,7 +29,9 @@ from flows.commands.common import (
 )
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.loading import load_settings, overrides_of
+from flows.pipeline.presets import store_of
 from flows.report.table import FittedTable
+from stages.contract.errors import UserError
 
 
 def paper(
@@ -46,6 +48,31 @@ def paper(
         int | None, typer.Option(min=1, metavar="N", help="The first N seeds of each cell alone.")
     ] = None,
     parallel_runs: ParallelRuns = 1,
+    kappa: Annotated[
+        Kappa,
+        typer.Option(
+            help="grid: the best of each cell's values, on seeds that are not reported; "
+            "ratio: no search, each preset's own κ or ratio of bonus to loss."
+        ),
+    ] = "grid",
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Judge of AlpacaEval and coherence; both are left out without."
+        ),
+    ] = None,
+    judge_url: Annotated[
+        str, typer.Option(metavar="URL", help="Address of the judge's chat completions.")
+    ] = Judge.model_fields["url"].default,
+    judge_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable that holds the judge's key.")
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="The full table on tiny models, with a hub and a judge made here."
+        ),
+    ] = False,
     overrides: Overrides = None,
     store: ConfigStore = None,
     dry_run: DryRun = False,
@@ -54,24 +81,31 @@ def paper(
 ) -> None:
     """Compute the paper's tables and figures; whatever the store has already is reused."""
     laid_over = overrides_of(chosen(overrides, store=store))
-    rows = paper_rows(scale, only or ())
-    with inputs_resolved_once():
-        expected = budget(rows, laid_over, seeds, parallel_runs)
-    lines = budget_lines(expected)
-    if dry_run:
-        header = (*KINDS, "configuration", "fields", "seeds", "tunes")
-        cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
-        table = FittedTable("", header, cells, kept=len(header), left=len(header))
-        answer(as_json, expected, table, *lines)
-        return
-    for line in lines:
-        watched(as_json).print(escape(line))
+    asked = None if judge is None else Judge(model=judge, url=judge_url, key_env=judge_key_env)
+    if not rehearse:
+        rows = paper_rows(scale, only or (), kappa, asked)
+        with inputs_resolved_once():
+            expected = budget(rows, laid_over, seeds, parallel_runs)
+        lines = budget_lines(expected)
+        if dry_run:
+            header = (*KINDS, "configuration", "fields", "seeds", "tunes")
+            cells = [[str(cell[name]) for name in header] for cell in expected["cells"]]
+            table = FittedTable("", header, cells, kept=len(header), left=len(header))
+            answer(as_json, expected, table, *lines)
+            return
+        for line in lines:
+            watched(as_json).print(escape(line))
+    elif dry_run:
+        raise UserError("--rehearse has no dry run", "leave --dry-run out: it takes half an hour")
     quiet_prefect()
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from experiments.paper.flow import paper as paper_flow
 
-    with prefect_session(expected["store"], f"paper-{scale}", as_json):
-        written = paper_flow(scale, only or [], seeds, parallel_runs, laid_over)
+    name = "rehearsal" if rehearse else f"paper-{scale}"
+    with prefect_session(store_of(laid_over), name, as_json):
+        written = paper_flow(
+            scale, only or [], seeds, parallel_runs, kappa, asked, rehearse, laid_over
+        )
     if out is not None:
         written.copy_to(out)
     found = written.document

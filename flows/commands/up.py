@@ -12,6 +12,7 @@ import typer
 from flows.commands.common import StorePath, console, quiet_prefect
 from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
+from stages.store.base import Store
 from stages.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -51,17 +52,17 @@ def up(
     With PREFECT_API_URL set that server is used, and none is started.
     """
     place = Home(home)
-    root = open_store(store, create=True).location
+    opened = open_store(store, create=True)
     # Imported here: it takes half a second, and the other commands do without it.
     from flows.standing.database import check_database, parse_database
 
     url = None if database is None else parse_database(database)
     if not place.claim():
-        _show_running(place, root, url)
+        _show_running(place, opened.location, url)
         return
     if url is not None:
         check_database(url)
-    _run(place, root, port, limit, url, password)
+    _run(place, opened, port, limit, url, password)
 
 
 def down(home: HomePath = DEFAULT_HOME) -> None:
@@ -88,7 +89,7 @@ def automations() -> None:
 
 
 def _run(
-    home: Home, store: str, port: int, limit: int, database: URL | None, password: bool
+    home: Home, store: Store, port: int, limit: int, database: URL | None, password: bool
 ) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -113,14 +114,14 @@ def _run(
             require_access()
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
-            ui = services.start_server(port, database, password)
-        deployments = register_deployments(store, Path.cwd(), limit)
+            ui = services.start_server(port, database, password, store.root / "runs")
+        deployments = register_deployments(store.location, Path.cwd(), limit)
         services.start_worker()
         standing = Standing(
             pid=os.getpid(),
             ui=ui,
             api=str(get_current_settings().api.url),
-            store=store,
+            store=store.location,
             database=None if database is None else database.render_as_string(),
             password_file=str(home.password_file) if password and not configured else None,
         )

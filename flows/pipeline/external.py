@@ -27,8 +27,6 @@ from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.locks import exclusive_lock
 from stages.store.opening import cache_home
 
-# Revision in shipped configurations that a person has to choose.
-_UNPINNED = "COMMIT"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
@@ -94,12 +92,6 @@ def _resolve(place: str, repo_type: RepoType, generator: str) -> External:
         state = state_of(path)
         return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
     repo, _, revision = place.partition("@")
-    if revision == _UNPINNED:
-        raise UserError(
-            f"{place} names no revision: this project knows none that it has tried",
-            f"write the commit that you evaluate on in its place (`{repo}@<40 hex digits>`; the "
-            f"data set's page lists its commits), or `{repo}@main` for the present one",
-        )
     if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
         raise UserError(
             f"no such file or folder: {place}", "correct the path, or name a hub id (owner/name)"

@@ -47,7 +47,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
     Raises:
         UserError: The file cannot be read or a value is wrong; the message names all of them.
     """
-    values = {} if path is None else _read(path, ())
+    values = {} if path is None else read_sections(path)
     said = {_apply(values, override, schema): override for override in overrides}
     place = "the command line" if path is None else str(path.absolute())
     return _with_absolute_store(_check(values, place, schema, said))
@@ -78,7 +78,7 @@ def load_overridden(path: Path, overrides: Mapping[str, Any], place: str) -> Run
     """
     current = copy.deepcopy(dict(overrides))
     anchor_paths(current, Path.cwd())
-    return _with_absolute_store(check_config(merged(_read(path, ()), current), place))
+    return _with_absolute_store(check_config(merged(read_sections(path), current), place))
 
 
 def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,16 @@ def _invalid(place: str, problems: Sequence[str], remedy: str) -> UserError:
     return UserError(f"{place} is not a valid configuration:\n  " + "\n  ".join(shown), remedy)
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The sections of a file laid over those that it extends; they are not checked.
+
+    Args:
+        path: A YAML file.
+        seen: Files that extend it.
+
+    Raises:
+        UserError: It cannot be read, or extends itself.
+    """
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path} extends itself", "remove it from its own `extends`")
@@ -167,7 +176,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             f"{path}: extends names no files: {_shown(parents)}", "write `extends: other.yaml`"
         )
     for parent in named:
-        _merge(merged, _read(path.parent / parent, (*seen, path)))
+        _merge(merged, read_sections(path.parent / parent, (*seen, path)))
     anchor_paths(values, path.parent)
     _merge(merged, values)
     return merged

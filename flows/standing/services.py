@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from sqlalchemy.engine import URL
 
+from flows.report.pages import SERVED_RUNS
 from flows.standing.database import for_prefect
 from flows.standing.deployments import POOL
 from flows.standing.home import Home
@@ -48,13 +49,14 @@ class Services:
         self._home = home
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_server(self, port: int, database: URL | None, password: bool) -> str:
+    def start_server(self, port: int, database: URL | None, password: bool, runs: Path) -> str:
         """Starts a server and returns the address of its UI.
 
         Args:
             port: Its port.
             database: Its database; None is a file in the home.
             password: Let it ask for the home's password.
+            runs: Folder of a store's runs, whose reports it shows.
 
         Raises:
             UserError: Something else has the port.
@@ -74,6 +76,8 @@ class Services:
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = self._home.password()
             os.environ["PREFECT_API_AUTH_STRING"] = self._home.password()
+        # The worker's flow runs read it too: their artifacts link to the pages.
+        os.environ[SERVED_RUNS] = str(runs)
         self._running["server"] = start_server(address, self._home.log("server"), settings)
         use_server(f"{address}/api")
         return address

@@ -123,9 +123,10 @@ class JudgeSettings(ServerSettings):
     passes: int = added_later(1, ge=1)
     """Times that each question is asked; the score is the mean. With several, components tell how
     far the judge repeats itself: `repeat_agreement` and, pairwise, `order_agreement`."""
-    template: Literal["default", "coherence"] = added_later("default")
-    """Shipped prompt template, if the input ``code`` brings none: that of `mode`, or the
-    paper's coherence judge, which marks from 0 (coherent) to 3 (nonsense)."""
+    template: Literal["default", "coherence", "alpaca_eval"] = added_later("default")
+    """Shipped prompt template, if the input ``code`` brings none: that of `mode`, the paper's
+    coherence judge, which marks from 0 (coherent) to 3 (nonsense), or that of AlpacaEval's default
+    annotator, which compares by the probabilities of one token."""
     lowest: float = 1.0
     """Scored: the worst mark."""
     highest: float = 10.0
@@ -142,6 +143,8 @@ class JudgeSettings(ServerSettings):
                 "the template coherence marks from 0 to 3: set mode to scored, lowest to 0 and "
                 "highest to 3"
             )
+        if self.template == "alpaca_eval" and self.mode != "pairwise":
+            raise ValueError("the template alpaca_eval compares: set mode to pairwise")
         if self.lowest >= self.highest:
             raise ValueError(f"lowest is {self.lowest:g}: set it below highest, {self.highest:g}")
         if self.against == "reference" and self.mode != "pairwise":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.paper.budget import budget, budget_lines
-from experiments.paper.tables import BANDIT, SCALES, paper_rows, published
+from experiments.paper.tables import BANDIT, SCALES, Judge, paper_rows, published
 from experiments.study import (
     Row,
     choose,
@@ -46,6 +46,48 @@ def test_the_full_table_has_every_cell_of_the_paper() -> None:
     assert counted[BANDIT] == 1
     repeated = [row for row in rows if row.experiment == "main" and len(row.seeds) == 5]
     assert {row.method for row in repeated} == {"f-DPO", "GEB-π", "GEB-1/π", "GEB-arctanh"}
+
+
+def test_kappa_is_the_best_of_the_papers_grid_or_the_presets_ratio() -> None:
+    grid = [1, 1e-2, 1e-4, 1e-6, 1e-8]
+    searched = {row.names() for row in paper_rows("full") if row.grid}
+    for row in paper_rows("full"):
+        geb = row.method.startswith("GEB") and row.experiment != "hard"
+        other = row.method == "VPO" or (row.method == "FEB" and row.divergence != "KL")
+        values = [float(each) for each in row.grid.get("train.kappa", ())]
+        assert values == (grid if geb or other else [])
+        assert row.tuning_seeds == ((100,) if row.grid else ())
+        assert dict(row.fields).get("train.target_ratio", "own") == (None if geb else "own")
+    cheap = paper_rows("full", kappa="ratio")
+    assert {row.names() for row in cheap} >= searched
+    for run in reported_runs(cheap, {}, {}):
+        assert not run.row.grid
+        if run.row.method.startswith("GEB") and run.row.experiment != "hard":
+            assert run.cell.config.train.target_ratio == 1e-3
+    # The experiment on κ is one on κ.
+    assert {row.experiment for row in cheap if row.grid} == {"kappa"}
+
+
+def test_a_judge_adds_its_suites_where_the_paper_reports_them() -> None:
+    judge = Judge(model="mine", url="http://127.0.0.1:9/v1/chat/completions", key_env="KEY")
+    names = []
+    for rows in (paper_rows("full", judge=judge), paper_rows("full")):
+        first = {row: row.coefficients()[0] for row in rows if row.grid}
+        runs = reported_runs(rows, {}, first)
+        names.append([each.name for each in runs])
+    assert names[0] == names[1]
+    assert not any("coherence" in each.cell.config.suites for each in runs)
+    rows = paper_rows("full", judge=judge)
+    first = {row: row.coefficients()[0] for row in rows if row.grid}
+    for run in reported_runs(rows, {}, first):
+        suites = run.cell.config.suites
+        reported = run.row.names()[:2] == ("main", "LLaMA-3-8B-SFT")
+        assert {"alpaca_eval", "coherence"} & set(suites) == (
+            {"alpaca_eval", "coherence"} if reported else set()
+        )
+        for name in ("alpaca_eval", "coherence") if reported else ():
+            asked = suites[name].score.judge
+            assert (asked.model, asked.url, asked.key_env) == ("mine", judge.url, "KEY")
 
 
 def test_what_the_paper_figures_has_a_cell() -> None:
@@ -160,6 +202,19 @@ def test_the_budget_counts_steps_that_runs_share_once(tmp_path: Path) -> None:
     # 1; its pairs. Two runs have each of the four seeds.
     assert budget_lines(found)[0].startswith("8 runs: ")
     assert found["steps"] - found["different_steps"] == 4 * 7
+
+
+def test_the_budget_s_hours_add_up_by_part() -> None:
+    asked = ["Mistral-7B-Instruct-v0.3", "f-DPO", "KL"]
+    one, two = (budget(paper_rows("full", asked), {}, seeds) for seeds in (1, 2))
+    hours = one["gpu_hours_by_part"]
+    assert sum(hours.values()) == pytest.approx(one["gpu_hours"])
+    shards = {"generate", "score", "evaluate/generate", "evaluate/score"}
+    assert shards | {"train", "evaluate"} == {part for part, found in hours.items() if found}
+    # Two seeds share nothing but what has no seed.
+    assert two["gpu_hours_by_part"]["train"] == pytest.approx(2 * hours["train"])
+    largest = max(hours, key=lambda part: hours[part])
+    assert f"GPU-hours by part: {largest} " in "\n".join(budget_lines(one))
 
 
 def test_the_bandit_alone_has_no_runs_and_the_store_that_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from flows.pipeline.grid import Cell
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS, SuiteFigures
 from stages.store.opening import open_store
+from stages.tables.schemas import RESPONSES, write_table
+from tests.flows.evaluations import artifact_in
+from tests.stage_calls import response
 
 MISTRAL = "Mistral-7B-Instruct-v0.3"
 FDPO, GEB = [0.50, 0.52, 0.51], [0.61, 0.60, 0.62]
@@ -215,4 +218,26 @@ def test_the_interval_of_a_share_ends_at_0_and_100() -> None:
     shown = figures(table(found, "in-domain"), "GEB-π")
     assert shown["KL WR"].interval == "[64.65, 100.00]"
     assert shown["KL AvgR"].interval == "[0.6465, 1.2202]", "a reward is no share"
-    assert figures(table(found, "distinct"), "GEB-π")["KL dist-1"].interval == "[0.6465, 1.0000]"
+    shown = figures(table(found, "distinct"), "GEB-π")
+    assert shown["KL held-out dist-1"].interval == "[0.6465, 1.0000]"
+
+
+def test_distinct_n_is_of_the_responses_that_the_last_iteration_trained_on(tmp_path: Path) -> None:
+    row = main("GEB-π")
+    run = result(row, 0, distinct_1=0.9)
+    assert run.summary is not None
+    sampled = {
+        "iteration-1/generate/0": "a a a a",
+        "iteration-3/generate/0": "a b",
+        "iteration-3/generate/1": "a c",
+        "iteration-3/evaluate/generate/0": "d d d d",
+    }
+    for step, text in sampled.items():
+        folder = tmp_path / step
+        folder.mkdir(parents=True)
+        write_table(folder / "responses.parquet", RESPONSES, [response("q", 0, text)])
+        run.summary.artifacts[step] = artifact_in(folder)
+    shown = figures(table(findings([row], run), "distinct"), "GEB-π")
+    # Words a, b and c of four; "a b" and "a c" of two.
+    assert [shown[f"KL dist-{n}"].text for n in (1, 2, 3)] == ["0.7500", "1.0000", "–"]
+    assert shown["KL held-out dist-1"].text == "0.9000"

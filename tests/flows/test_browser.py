@@ -49,6 +49,14 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         expect(page.get_by_role("columnheader", name="mean reward")).to_be_visible()
         _expect_captioned_plots(page)
         picture(page, "report")
+        with page.expect_popup() as opened:
+            page.get_by_role("link", name="The whole report").click()
+        report = opened.value
+        expect(report.get_by_role("heading", name="Samples of the last iteration")).to_be_visible()
+        assert report.url == f"{standing.ui}/reports/small/report.html"
+        # What a model wrote into the page could otherwise read the password that the UI keeps.
+        assert report.evaluate("window.origin") == "null"
+        report.close()
 
         _open_form(page, standing)
         _fill_small(page, "mended")
@@ -88,8 +96,8 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
     rows = [{"iteration": number} | row for number in (0, 1)]
     write(record, Summary("wide", config, "store", rows=rows), [])
     with browser_page() as page:
-        # Portrait A4 within its margins, at 96 dots an inch.
-        page.set_viewport_size({"width": 718, "height": 1000})
+        # Landscape A4 within its margins, at 96 dots an inch.
+        page.set_viewport_size({"width": 1047, "height": 718})
         page.goto((record.path / "report.html").as_uri())
         box = page.locator(".scroll").first
         hidden = "box => box.scrollWidth - box.clientWidth"
@@ -97,7 +105,7 @@ def test_a_printed_report_keeps_all_columns_of_a_wide_table(tmp_path: Path) -> N
         page.emulate_media(media="print")
         assert box.evaluate(hidden) == 0
         assert box.evaluate("box => getComputedStyle(box).overflowX") == "visible"
-        assert page.evaluate("document.documentElement.scrollWidth") <= 718
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1047
         picture(page, "printed")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import socket
 import struct
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import docker
 import requests
 import urllib3
+from docker.constants import DEFAULT_UNIX_SOCKET
 from docker.errors import APIError, DockerException
 
 from flows.runners.attempt_log import left_log
@@ -44,12 +46,28 @@ def connect(timeout_seconds: int = 120) -> docker.DockerClient:
         UserError: No engine answers.
     """
     try:
+        _knock()
         return docker.from_env(timeout=timeout_seconds)
-    except DockerException as error:
+    except (DockerException, OSError) as error:
         raise UserError(
             f"no Docker engine answers: {error}",
             "start it, allow this user to use its socket, or set DOCKER_HOST",
         ) from error
+
+
+def _knock() -> None:
+    """Connects to the engine's socket once: the client forgets to close one that does not connect.
+
+    Raises:
+        OSError: It does not connect.
+    """
+    kind, _, path = (os.environ.get("DOCKER_HOST") or DEFAULT_UNIX_SOCKET).partition("://")
+    if kind.endswith("unix"):
+        with socket.socket(socket.AF_UNIX) as tried:
+            try:
+                tried.connect(path)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from None
 
 
 # For a stage that a dead orchestrator left, between SIGTERM and SIGKILL.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -158,3 +159,41 @@ def test_several_passes_tell_how_far_the_judge_repeats_itself(serve, score):
 def test_one_response_alone_has_no_score(serve, score):
     [row] = score(serve(prefer_longer).url, samples("q", "a"), max_null_share=1)
     assert "no second response" in row["error"]
+
+
+def test_alpaca_eval_s_annotator_compares_by_the_probabilities_of_its_token(serve, score):
+    shares = {("aye", "no"): (0.6, 0.2), ("no", "aye"): (0.1, 0.3)}
+
+    def behave(number, request):
+        system, asked = request["messages"]
+        assert system["role"] == "system"
+        assert system["content"].startswith("You are a highly efficient assistant")
+        assert '"instruction": """q""",' in asked["content"]
+        assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 5)
+        order = tuple(re.findall(r'"output": """(.*)"""', asked["content"]))
+        told = [
+            {"token": token, "logprob": math.log(share)}
+            for token, share in zip(("m", "M"), shares[order], strict=True)
+        ]
+        status, answer = verdict("m")
+        answer["choices"][0]["logprobs"] = {"content": [{"top_logprobs": told}]}
+        return status, answer
+
+    annotator = {"template": "alpaca_eval", "max_tokens": 1}
+    found = score(serve(behave).url, samples("q", "aye", "no"), judge=annotator)
+    # "aye" is shown first and has 0.6 of 0.8; shown second, 1 - 0.1 / 0.4.
+    assert points(found) == pytest.approx([(0.75 + 0.75) / 2, 0.25])
+
+
+@pytest.mark.parametrize(("token", "expected"), [("m", 0.5), ("B", None)])
+def test_a_server_without_probabilities_is_taken_at_its_word(serve, score, token, expected):
+    def behave(number, request):
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        return 200, {"choices": [{"message": {"content": token}}], "usage": usage}
+
+    annotator = {"template": "alpaca_eval", "max_tokens": 1}
+    rows = samples("q", "aye", "no")
+    found = score(serve(behave).url, rows, judge=annotator, max_null_share=1)
+    # Always the first: so it does not survive the swap.
+    assert points(found) == [expected, expected]
+    assert expected is not None or "'B', not 'm' or 'M'" in found[0]["error"]

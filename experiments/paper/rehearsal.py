@@ -1,0 +1,120 @@
+"""The cells of the full table at a size that two cores run in minutes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from experiments.paper.rehearsal_server import CHAT_PATH, serve
+from experiments.paper.tables import BANDIT, Judge, Kappa, paper_rows
+from experiments.study import Row
+from flows.pipeline.loading import merged
+from flows.pipeline.presets import configured
+from stages.contract.errors import GebError
+
+NAME = "rehearsal"
+"""Name of the rehearsal's report, with which the names of its runs begin."""
+NOT_SHOWN = (
+    "This is a rehearsal on tiny models and made-up rows: its figures mean nothing. It cannot show "
+    "that the hub's repositories still have these names and columns, that models of billions of "
+    "weights fit and how fast they are, vLLM, DeepSpeed on several GPUs, answers of thousands of "
+    "tokens, what URM and a paid judge say, and any gain."
+)
+"""What a reader of its report has to know first."""
+_MAKE = Path(__file__).parents[2] / "data/rehearsal/make.py"
+_SEEDS = _VALUES = 2
+_TOKENS = 16
+_END_OF_TURN = 1
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_SECTIONS: Mapping[str, Any] = {
+    "generate": {"backend": "transformers", "max_new_tokens": _TOKENS, "num_shards": 1},
+    "evaluation": {"num_samples": 4, "max_new_tokens": _TOKENS, "num_shards": 1},
+    "train": {
+        "global_batch_pairs": 4,
+        "learning_rate": 1e-4,
+        "micro_batch_tokens": 1024,
+        "deepspeed": {"zero_stage": "off"},
+    },
+    "resources": {stage: {"gpus": 0} for stage in ("generate", "score", "train", "evaluate")},
+    "execution": {"interpreters": {"generate": sys.executable}},
+}
+
+
+@contextmanager
+def rehearsal(folder: Path) -> Iterator[Callable[[Sequence[str]], list[Row]]]:
+    """Serves the hub and the judge to this process and its stages.
+
+    Args:
+        folder: Folder for the hub's repositories and its client's cache.
+
+    Yields:
+        What makes the cells of some names, all if there are none.
+    """
+    hub, before = folder / "hub", dict(os.environ)
+    made = subprocess.run(
+        [sys.executable, str(_MAKE), str(hub)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise GebError(f"the rehearsal's models cannot be made: {made.stderr[-2000:]}")
+    with serve(hub) as address:
+        os.environ |= {
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(folder / "huggingface"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        for name in _OFFLINE:
+            os.environ.pop(name, None)
+        try:
+            yield partial(_cells, hub, Judge(model=NAME, url=f"{address}{CHAT_PATH}"))
+        finally:
+            os.environ.clear()
+            os.environ |= before
+
+
+def _cells(hub: Path, judge: Judge, only: Sequence[str]) -> list[Row]:
+    """The cells of some names. Those that Figure 3 is of choose κ; others have their presets'."""
+    searched, plain = (paper_rows("full", only, kappa, judge) for kappa in get_args(Kappa))
+    drawn = {row.names()[1:] for row in paper_rows("full") if row.experiment == "kappa"}
+    return [
+        _small(one if one.names()[1:] in drawn and one.experiment != "responses" else other, hub)
+        for one, other in zip(searched, plain, strict=True)
+    ]
+
+
+def _small(row: Row, hub: Path) -> Row:
+    if row.experiment == BANDIT:
+        return replace(row, fields={"bandit.num_iterations": 50, "bandit.num_seeds": 2})
+    config = configured(row.configuration, row.sections)
+    own: dict[str, Any] = {
+        "suites": {
+            name: {
+                "max_new_tokens": _TOKENS,
+                "num_samples": min(suite.num_samples or 1, 16),
+                "num_shards": 1,
+            }
+            for name, suite in config.suites.items()
+        }
+    }
+    if "alpaca_eval" in own["suites"]:
+        own["suites"]["alpaca_eval"] |= {
+            "length_control": str(hub / "datasets/tatsu-lab/alpaca_eval"),
+            "evaluate": {"length_control_resamples": 2},
+        }
+    if row.experiment == "hard":
+        # The end of a turn has another number than in the paper's model.
+        own["prepare"] = {"test_prompts": 4}
+        own["generate"] = {"stop_token_ids": [_END_OF_TURN]}
+    return replace(
+        row,
+        prefix=NAME,
+        sections=merged(merged(row.sections, _SECTIONS), own),
+        grid={name: values[:_VALUES] for name, values in row.grid.items()},
+        seeds=row.seeds[:_SEEDS],
+    )

@@ -1,0 +1,142 @@
+"""A hub and a judge on the loopback interface.
+
+The hub answers the calls that `huggingface_hub` and `datasets` make of the real one: a repository's
+record, its tree, and its files. The judge answers chat completions; what it says depends on the
+question alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import log, log1p
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+CHAT_PATH = "/v1/chat/completions"
+# Answers to a question that asks for one of that form.
+_ANSWERS = {
+    "Score: <number>": [f"Score: {mark}" for mark in range(4)],
+    "Verdict: A": ["Verdict: A", "Verdict: B", "Verdict: tie"],
+    "m or M": ["m", "M"],
+}
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serves the repositories in a folder, each at any revision, and the judge.
+
+    Args:
+        folder: It holds ``models/OWNER/NAME`` and ``datasets/OWNER/NAME``.
+
+    Yields:
+        The server's address.
+    """
+    files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
+    commit = hashlib.sha1("".join(_digest(each.read_bytes()) for each in files).encode())
+    own = {"folder": folder, "commit": commit.hexdigest()}
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), own)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    folder: Path
+    commit: str
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answers a call of the hub."""
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        match parts:
+            case ["api", kind, owner, name, *call]:
+                self._describe(f"{owner}/{name}", self.folder / kind / owner / name, call)
+            case ["datasets", owner, name, "resolve", _, *path]:
+                self._file(self.folder.joinpath("datasets", owner, name, *path))
+            case [owner, name, "resolve", _, *path]:
+                self._file(self.folder.joinpath("models", owner, name, *path))
+            case _:
+                self._missing("RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """Answers a question to the judge."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        question = asked["messages"][-1]["content"]
+        answers = next((each for form, each in _ANSWERS.items() if form in question), ["?"])
+        number = hashlib.sha256(question.encode()).digest()[0]
+        said = {"role": "assistant", "content": answers[number % len(answers)]}
+        usage = {"prompt_tokens": len(question.split()), "completion_tokens": 2, "total_tokens": 0}
+        choice: dict[str, Any] = {"index": 0, "message": said}
+        if asked.get("logprobs"):
+            share = (number + 1) / 257
+            told = [{"token": "m", "logprob": log(share)}, {"token": "M", "logprob": log1p(-share)}]
+            choice["logprobs"] = {"content": [{"top_logprobs": told}]}
+        self._json({"choices": [choice], "usage": usage})
+
+    def _describe(self, repo: str, place: Path, call: list[str]) -> None:
+        files = [each for each in sorted(place.rglob("*")) if each.is_file()]
+        if not files:
+            self._missing("RepoNotFound")
+        elif call[:1] == ["tree"]:
+            folder = place.joinpath(*call[2:])
+            is_whole = "recursive=true" in urlsplit(self.path).query.lower()
+            found = folder.rglob("*") if is_whole else folder.glob("*")
+            self._json([_entry(each, place) for each in sorted(found)])
+        else:
+            names = [{"rfilename": each.relative_to(place).as_posix()} for each in files]
+            self._json({"id": repo, "sha": self.commit, "tags": [], "siblings": names})
+
+    def _file(self, path: Path) -> None:
+        if not path.is_file():
+            self._missing("EntryNotFound")
+            return
+        content = path.read_bytes()
+        headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": self.commit}
+        first, last, status = 0, len(content) - 1, 200
+        if asked := self.headers.get("Range"):
+            start, _, end = asked.removeprefix("bytes=").partition("-")
+            first, last, status = int(start), min(int(end or last), last), 206
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        self._send(status, content[first : last + 1], headers)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _missing(self, code: str) -> None:
+        self._send(404, b'{"error": "not found"}', {"X-Error-Code": code})
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Keeps the terminal for the runs."""
+
+
+def _entry(path: Path, place: Path) -> dict[str, Any]:
+    name = path.relative_to(place).as_posix()
+    if path.is_dir():
+        return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
+    content = path.read_bytes()
+    return {"type": "file", "oid": _digest(content), "size": len(content), "path": name}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()

@@ -1,0 +1,92 @@
+"""`geb paper --rehearse`: the presets as they are, with models and data from a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from subprocess import run
+
+import httpx
+import pytest
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+from experiments.paper.rehearsal import NOT_SHOWN
+from experiments.paper.rehearsal_server import CHAT_PATH, serve
+from tests.flows.loop import ROOT
+
+
+def test_the_client_of_the_hub_finds_repositories_and_a_judge_answers_in_its_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("models/owner/one/config.json", "datasets/owner/two/data/rows.jsonl"):
+        place = tmp_path / "hub" / name
+        place.parent.mkdir(parents=True)
+        place.write_text(name)
+    with serve(tmp_path / "hub") as address:
+        api = HfApi(endpoint=address)
+        commit = api.model_info("owner/one").sha
+        assert commit == api.dataset_info("owner/two").sha
+        own = {"cache_dir": tmp_path / "cache", "endpoint": address, "revision": commit}
+        found = snapshot_download("owner/one", **own)
+        assert (Path(found) / "config.json").read_text() == "models/owner/one/config.json"
+        rows = hf_hub_download("owner/two", "data/rows.jsonl", repo_type="dataset", **own)
+        assert Path(rows).read_text() == "datasets/owner/two/data/rows.jsonl"
+        answers = {}
+        for form in ("Score: <number>", "Verdict: A", "m or M"):
+            asked = {"messages": [{"role": "user", "content": f"One line:\n{form}"}]}
+            answer = httpx.post(f"{address}{CHAT_PATH}", json=asked | {"logprobs": True}).json()
+            answers[form] = answer["choices"][0]["message"]["content"]
+            told = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            assert sum(math.exp(each["logprob"]) for each in told) == pytest.approx(1)
+    assert answers["Score: <number>"] in {f"Score: {mark}" for mark in range(4)}
+    assert answers["Verdict: A"] in {"Verdict: A", "Verdict: B", "Verdict: tie"}
+    assert answers["m or M"] in {"m", "M"}
+
+
+@pytest.mark.slow
+def test_its_models_and_data_are_made_alike_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run([sys.executable, ROOT / "data/rehearsal/make.py", tmp_path / name], check=True)
+    one, two = (
+        {
+            path.relative_to(tmp_path / name): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file()
+        }
+        for name in ("one", "two")
+    )
+    assert one == two
+    assert {str(path.parent) for path in one} >= {
+        "models/RLHFlow/LLaMA3-SFT",
+        "models/mistralai/Mistral-7B-Instruct-v0.3",
+        "models/Qwen/Qwen2.5-7B",
+        "models/LxzGordon/URM-LLaMa-3.1-8B",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
+    # No fork: the hub's client reads the address of the hub when it is imported.
+    geb = [sys.executable, "-m", "flows.commands.cli", "paper", "--rehearse", "--json"]
+    done = run([*geb, "--store", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failed"] == {}
+    assert found["caution"] == NOT_SHOWN
+    empty = []
+    for table in found["tables"]:
+        for place, title in enumerate(table["header"][1:]):
+            column = [row["figures"][place] for row in table["rows"]]
+            # What the paper does not print either has no run: SELM under Hellinger.
+            if not any(figure["ours"] != "–" for figure in column):
+                empty.append((table["title"], table["setting"], title))
+    assert empty == []
+    page = Path(found["page"])
+    drawn = {path.stem for path in page.parent.glob("*.png")}
+    assert {"bandit-reference", "bandit-policies"} < drawn
+    assert any(name.startswith("kappa") for name in drawn)
+    assert any(name.startswith("log-pi-ref") for name in drawn)
