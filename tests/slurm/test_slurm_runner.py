@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,45 +33,6 @@ from tests.slurm.jobs import (
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 SHARDS = 20
-# Takes apptainer's arguments; the image is a folder whose file `holds` names what is in it. The
-# program has a root of its own with that and what is bound, and nothing else of the node.
-APPTAINER = r"""#!/bin/bash
-set -euo pipefail
-[ "$1" = exec ] && shift
-binds=${APPTAINER_BINDPATH-}
-while [[ $1 == --* ]]; do
-    case $1 in
-        --nv) shift ;;
-        --bind) binds+=,$2; shift 2 ;;
-        *) echo "unknown flag $1" >&2; exit 255 ;;
-    esac
-done
-image=$1
-shift
-export binds image
-exec unshare --mount --propagation private bash -c '
-    set -euo pipefail
-    root=$(mktemp -d)
-    mount -t tmpfs image "$root"
-    show() { # FROM TO OPTIONS
-        mkdir -p "$(dirname "$root$2")"
-        if [ -d "$1" ]; then mkdir -p "$root$2"; else touch "$root$2"; fi
-        mount --bind "$1" "$root$2"
-        [ "$3" != ro ] || mount -o remount,ro,bind "$root$2"
-    }
-    while read -r each; do show "$each" "$each" ro; done <"$image/holds"
-    for each in bin lib lib64 sbin; do ln -s "usr/$each" "$root/$each"; done
-    mkdir "$root/tmp"
-    for each in proc dev; do mkdir -p "$root/$each"; mount --rbind "/$each" "$root/$each"; done
-    IFS=,
-    for each in ${binds#,}; do
-        IFS=: read -r from to options <<<"$each"
-        show "$from" "${to:-$from}" "${options:-rw}"
-    done
-    unset IFS
-    exec /usr/sbin/chroot "$root" "$@"
-' apptainer "$@"
-"""
 
 
 def test_a_stage_gets_its_gpus_and_none_of_the_orchestrator_s_environment(
@@ -210,9 +172,7 @@ def test_a_stage_in_an_image_sees_store_code_and_cache_and_no_more(
     commands, image, cache = tmp_path / "bin", tmp_path / "image", tmp_path / "cache"
     for each in (commands, image, cache):
         each.mkdir()
-    stand_in = commands / "apptainer"
-    stand_in.write_text(APPTAINER)
-    stand_in.chmod(0o755)
+    shutil.copy(Path(__file__).with_name("apptainer.sh"), commands / "apptainer")
     # What the image holds: a system, and a Python with the stages' packages.
     holds = {"/usr", "/etc", sys.prefix, sys.base_prefix}
     (image / "holds").write_text("\n".join(sorted(holds)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from flows.runners.base import LOOK_STEP, OnEvent, Runner
@@ -16,7 +17,7 @@ from stages.contract.errors import DamagedArtifactError, StoreError
 from stages.contract.request import FileInput, Input, Request
 from stages.store.opening import open_store
 from stages.store.remote.store import RemoteStore
-from stages.store.remote.sync import compute, key_held, sent_input, signs_of_life, with_inputs
+from stages.store.remote.sync import Sync, sent_input, signs_of_life, with_inputs
 
 # Most time that a stopping run waits for the state of its stages to reach the bucket.
 _LAST_PUSH_SECONDS = 600.0
@@ -58,10 +59,11 @@ class BucketSyncRunner:
         with self._ended:
             self._number_running += 1
         try:
+            sync = Sync(store, request, on_event, self._stopping)
             if self._sees(store.root):
-                self._run_here(store, request, on_event)
+                sync.compute(partial(self._start, store, on_event), self._sync_seconds)
             else:
-                self._run_there(store, request, on_event)
+                self._run_there(sync)
         finally:
             with self._ended:
                 self._number_running -= 1
@@ -80,36 +82,25 @@ class BucketSyncRunner:
         local = str(open_store(request.store).root)
         return self._runner.has_running(request.model_copy(update={"store": local}))
 
-    def _run_here(self, store: RemoteStore, request: Request, on_event: OnEvent) -> None:
-        """Fetches and sends for a stage that sees the local folder."""
-        compute(
-            store,
-            request,
-            lambda local: self._start(store, local, on_event),
-            sync_seconds=self._sync_seconds,
-            on_event=on_event,
-            stopping=self._stopping,
-        )
-
-    def _run_there(self, store: RemoteStore, request: Request, on_event: OnEvent) -> None:
+    def _run_there(self, sync: Sync) -> None:
         """Runs a stage that fetches and sends by itself.
 
         Raises:
             DamagedArtifactError: It ended well, and the bucket has no artifact.
         """
+        store, request = sync.store, sync.request
 
         def sent(source: Input) -> Input:
             if isinstance(source, FileInput) and not self._sees(Path(source.location)):
                 return sent_input(store, source)
             return source
 
-        with key_held(store, request, on_event, self._stopping) as is_wanted:
+        with sync.held() as is_wanted:
             if not is_wanted:
                 return
-            local = with_inputs(request, sent)
-            local = local.model_copy(update={"store": str(store.root)})
+            local = with_inputs(request, sent).model_copy(update={"store": str(store.root)})
             with signs_of_life(store, request):
-                self._start(store, local, on_event)
+                self._start(store, sync.on_event, local)
             looks = request.step.startswith(LOOK_STEP)
             if not looks and store.load(request.stage, request.key) is None:
                 raise DamagedArtifactError(
@@ -117,7 +108,7 @@ class BucketSyncRunner:
                     f"{request.stage}/{request.key[:12]}"
                 )
 
-    def _start(self, store: RemoteStore, local: Request, on_event: OnEvent) -> None:
+    def _start(self, store: RemoteStore, on_event: OnEvent, local: Request) -> None:
         try:
             self._runner.run(local, on_event)
         finally:

@@ -14,6 +14,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.digests import files_of
@@ -34,81 +35,71 @@ _REGISTRY_ATTEMPTS = 20
 _INPUTS = "inputs"
 
 
-@contextlib.contextmanager
-def key_held(
-    store: RemoteStore, request: Request, on_event: OnEvent, stopping: threading.Event
-) -> Iterator[bool]:
-    """Holds a key among the runs of this host; yields whether its artifact has to be computed."""
-    lease = store.lease(request.stage, request.key)
-    lease.acquire(
-        waiting=lambda holder: on_event(
-            Log(message=f"computed by pid {holder['pid']} on {holder['host']}; waiting for it")
-        ),
-        stopping=stopping,
-    )
-    with lease:
-        found = store.find(request.stage, request.key, warn=_warner(on_event))
-        if found is not None:
-            on_event(Log(message="the store has it by now"))
-        yield found is None
+@dataclass(frozen=True)
+class Sync:
+    """Transfers of one attempt at a request, whose key is held among the runs of this host.
 
-
-def compute(
-    store: RemoteStore,
-    request: Request,
-    run: Callable[[Request], object],
-    *,
-    sync_seconds: float,
-    on_event: OnEvent,
-    stopping: threading.Event,
-) -> None:
-    """Makes the artifact of a request in this host's local folder, and uploads it.
-
-    Args:
+    Attributes:
         store: The store.
         request: What to compute.
-        run: Runs the stage on a request whose store is the local folder.
-        sync_seconds: How often the state of a running stage (checkpoints, chunks) goes to the
-            bucket.
         on_event: Gets messages and the progress of transfers.
         stopping: Ends waits and transfers.
     """
-    with key_held(store, request, on_event, stopping) as is_wanted:
-        if not is_wanted:
-            return
-        attempt = _Attempt(store, request, on_event, stopping)
-        if request.writes_registry:
-            # Nobody knows whether the registry records of an unpushed artifact were pushed.
-            store.drop_local(request.stage, request.key)
-        artifact = store.unpushed(request.stage, request.key)
-        if artifact is None:
-            artifact = attempt.made(run, sync_seconds)
-        store.push(artifact, attempt.shown("MiB uploaded"))
-        store.work(request.stage, request.key).drop()
 
+    store: RemoteStore
+    request: Request
+    on_event: OnEvent
+    stopping: threading.Event
 
-class _Attempt:
-    """One attempt at a request that the bucket does not have; arguments as of :func:`compute`."""
+    @contextlib.contextmanager
+    def held(self) -> Iterator[bool]:
+        """Holds the key; yields whether its artifact has to be computed."""
+        store, request = self.store, self.request
+        lease = store.lease(request.stage, request.key)
+        lease.acquire(
+            waiting=lambda holder: self._say(
+                f"computed by pid {holder['pid']} on {holder['host']}; waiting for it"
+            ),
+            stopping=self.stopping,
+        )
+        with lease:
+            found = store.find(request.stage, request.key, warn=self._warn)
+            if found is not None:
+                self._say("the store has it by now")
+            yield found is None
 
-    def __init__(
-        self, store: RemoteStore, request: Request, on_event: OnEvent, stopping: threading.Event
-    ) -> None:
-        self._store = store
-        self._request = request
-        self._on_event = on_event
-        self._stopping = stopping
+    def compute(self, run: Callable[[Request], object], sync_seconds: float) -> None:
+        """Makes the artifact in this host's local folder, and uploads it.
 
-    def made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact:
+        Args:
+            run: Runs the stage on a request whose store is the local folder.
+            sync_seconds: How often the state of a running stage (checkpoints, chunks) goes to the
+                bucket.
+        """
+        store, request = self.store, self.request
+        with self.held() as is_wanted:
+            if not is_wanted:
+                return
+            if request.writes_registry:
+                # Nobody knows whether the registry records of an unpushed artifact were pushed.
+                store.drop_local(request.stage, request.key)
+            artifact = store.unpushed(request.stage, request.key)
+            if artifact is None:
+                artifact = self._made(run, sync_seconds)
+            store.push(artifact, self._shown("MiB uploaded"))
+            store.work(request.stage, request.key).drop()
+
+    def _made(self, run: Callable[[Request], object], sync_seconds: float) -> Artifact:
         """The artifact as the stage left it in the local folder."""
-        store, request = self._store, self._request
+        store, request = self.store, self.request
         local = with_inputs(request, self._fetched)
         local = local.model_copy(update={"store": str(store.local.root)})
         work = store.work(request.stage, request.key)
         try:
-            if work.pull(self.shown("MiB of the last attempt")):
-                self._on_event(Log(message="goes on from where an attempt on another host ended"))
+            if work.pull(self._shown("MiB of the last attempt")):
+                self._say("goes on from where an attempt on another host ended")
         except DamagedArtifactError as error:
-            _warner(self._on_event)(f"{error}; this attempt begins from the start")
+            self._warn(f"{error}; this attempt begins from the start")
         for attempt in range(1, _REGISTRY_ATTEMPTS + 1):
             registry = (
                 store.exclusive("models") if request.writes_registry else contextlib.nullcontext()
@@ -122,8 +113,7 @@ class _Attempt:
                 store.drop_local(request.stage, request.key)
                 if attempt == _REGISTRY_ATTEMPTS:
                     raise
-                message = "another host changed the model registry; decides again"
-                self._on_event(Log(message=message))
+                self._say("another host changed the model registry; decides again")
         artifact = store.local.load(request.stage, request.key)
         if artifact is None:
             raise DamagedArtifactError(
@@ -138,33 +128,39 @@ class _Attempt:
         Raises:
             DamagedArtifactError: The bucket does not have it as the request names it.
         """
-        store = self._store
+        store = self.store
         if isinstance(source, FileInput) and "://" in source.location:
             place = store.root / source.location.removeprefix(f"{store.location}/")
             folder = place.parent.relative_to(store.root).as_posix()
-            download_folder(store.bucket, folder, place.parent, self.shown("MiB of inputs"))
+            download_folder(store.bucket, folder, place.parent, self._shown("MiB of inputs"))
             return source.model_copy(update={"location": str(place)})
         if not isinstance(source, ArtifactInput):
             return source
-        artifact = store.find(source.stage, source.key, warn=_warner(self._on_event))
+        artifact = store.find(source.stage, source.key, warn=self._warn)
         if artifact is None or artifact.manifest.digest(source.path) != source.digest:
             raise DamagedArtifactError(
                 f"{store.location} has no artifact {source.stage}/{source.key[:12]} with digest "
                 f"{source.digest[:12]} any more; run again to make it anew"
             )
-        artifact.file(source.path, on_bytes=self.shown("MiB of inputs"))
+        artifact.file(source.path, on_bytes=self._shown("MiB of inputs"))
         return source
 
-    def shown(self, unit: str) -> OnBytes:
+    def _shown(self, unit: str) -> OnBytes:
         """Shows the progress of a transfer, and ends it with the run."""
 
         def show(done: int, total: int) -> None:
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 raise StoppedError(f"stopped at {done} of {total} bytes")
             if total >= _MIB:
-                self._on_event(Progress(done=done // _MIB, total=total // _MIB, unit=unit))
+                self.on_event(Progress(done=done // _MIB, total=total // _MIB, unit=unit))
 
         return show
+
+    def _say(self, message: str) -> None:
+        self.on_event(Log(message=message))
+
+    def _warn(self, message: str) -> None:
+        self.on_event(Log(level="warning", message=message))
 
 
 def with_inputs(request: Request, change: Callable[[Input], Input]) -> Request:
@@ -177,7 +173,8 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     """A file or folder from outside the store, uploaded unless the bucket has it."""
     place, folder = Path(source.location), f"{_INPUTS}/{source.digest}"
     there = store.bucket.list(folder)
-    names = {each.relative_to(place.parent).as_posix(): each for each in _files_at(place)}
+    files = [place] if place.is_file() else files_of(place)
+    names = {each.relative_to(place.parent).as_posix(): each for each in files}
     missing = [
         (path, f"{folder}/{name}")
         for name, path in names.items()
@@ -187,10 +184,6 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     # A state that no file has: whoever brings it down hashes it, however large it is.
     location = f"{store.location}/{folder}/{place.name}"
     return source.model_copy(update={"location": location, "state": "sent"})
-
-
-def _files_at(place: Path) -> Iterator[Path]:
-    return iter([place]) if place.is_file() else iter(files_of(place))
 
 
 @contextlib.contextmanager
@@ -235,7 +228,3 @@ def signs_passed_on(store: RemoteStore, request: Request, sign: Path) -> Iterato
 
 def _sign_name(request: Request) -> str:
     return f"orchestrators/{request.stage}/{request.key}"
-
-
-def _warner(on_event: OnEvent) -> Callable[[str], None]:
-    return lambda message: on_event(Log(level="warning", message=message))
