@@ -1,7 +1,5 @@
 """The flow `bandit`: the bandit experiment, its table and figures as Prefect artifacts."""
 
-from __future__ import annotations
-
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 

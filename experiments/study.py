@@ -5,8 +5,6 @@ preset. Runs that several cells ask for have one name, and are computed once. do
 steps of a study of one's own.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The flow `compare`: runs side by side, with intervals, tests, curves and distributions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import flow
@@ -10,7 +8,8 @@ from prefect.states import State
 
 from flows.execution.cancellation import ends_cancelled
 from flows.pipeline.presets import store_of
-from flows.report.comparison import Comparison, compare_runs
+from flows.report.comparison import Comparison
+from flows.report.comparison_files import compare_runs
 from flows.report.prefect_artifacts import failed, publish_comparison
 from stages.contract.errors import GebError
 from stages.store.opening import open_store

@@ -5,8 +5,6 @@ oracle is asked what it gives for bad answers; suites say what was lost elsewher
 cannot be made is told and counts for nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -164,9 +162,9 @@ class _Sceptic:
             Samples of base and policy.
         """
         take = partial(sample_and_score, steps, self._tasks.submit)
-        base = take(f"{place}/base", 0, sampling, self._base, prompts, None, sampled[0])
-        own = take(f"{place}/policy", 0, sampling, self._policy, prompts, base, sampled[1])
-        self._tasks.submit(steps.evaluate(place, 0, own, base, self._base))
+        base = take(f"{place}/base", sampling, self._base, prompts, None, sampled[0])
+        own = take(f"{place}/policy", sampling, self._policy, prompts, base, sampled[1])
+        self._tasks.submit(steps.evaluate(place, own, base, self._base))
         return base, own
 
     def _candidates(self, prompts: str) -> bool:
@@ -218,7 +216,7 @@ class _Sceptic:
         """The step that scores them; an answer that the oracle refuses has no score."""
         score = self._config.score.model_copy(update={"max_null_share": 1.0})
         config = self._config.model_copy(update={"score": score})
-        step = Steps(config, self._external).score("doubt", 0, 0, answers)
+        step = Steps(config, self._external).score("doubt", 0, answers)
         return type(step)("bad-answers", step.params, step.inputs)
 
     def _gain(self, name: str, artifacts: Mapping[str, Artifact], place: str) -> DoubtCheck:

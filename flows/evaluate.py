@@ -1,7 +1,5 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,15 +29,13 @@ from flows.pipeline.step import Model
 from flows.pipeline.steps import Steps
 from flows.report.files import render
 from flows.report.prefect_artifacts import failed
-from flows.report.rows import Paired, adjusted, against_base, p_text
+from flows.report.rows import Paired, adjusted, against_base, p_text, told
 from flows.report.summary import evaluated_row
 from flows.report.table import BASE, POLICY, SUITE_COLUMNS, Cell, FittedTable, SuiteFigures
 from stages.contract.atomic import write_atomically
 from stages.contract.errors import GebError, UserError
 from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
-
-_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -101,16 +97,10 @@ class ModelComparison:
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""
         found = next((each for each in self.differences if each.figure == "mean_reward"), None)
-        if found is None:
-            return f"{self.models.policy} and its base have the same rewards on every prompt."
-        p_value = found.adjusted_p_value
-        how = "better" if found.difference > 0 else "worse"
-        if p_value is None or p_value >= _SIGNIFICANT:
-            how = "not shown to differ from"
-        than = " than" if how in ("better", "worse") else ""
-        said = f"{found.shown()}, {p_text(p_value)}, {found.prompts} prompts"
-        name = self.models.base or "its base"
-        return f"{self.models.policy} is {how}{than} {name} by mean reward: {said}."
+        test = (found.estimate(), found.adjusted_p_value) if found else (None, None)
+        said = told(self.models.policy, *test)
+        prompts = f", {found.prompts} prompts" if found else ""
+        return f"By mean reward against {self.models.base or 'its base'}, {said}{prompts}."
 
     def tests(self) -> FittedTable:
         """A row for each figure in which the models differ."""
@@ -187,20 +177,16 @@ def _evaluate(config: RunConfig, models: Models) -> ModelComparison:
     with step_tasks(StepExecutor(config)) as tasks:
         _compare(config, external, tasks)
         artifacts = tasks.wait()
-    found = _written(store, config.name, _read(config, models, artifacts))
+    found = _read(config, models, artifacts)
+    path = store.run_path(config.name) / "evaluation.html"
+    write_atomically(path, render("evaluation.html.jinja", found=found))
+    found = replace(found, page=store.share(path))
     survives_outage(create_table_artifact)(
         found.table().records(),
         key=artifact_key(config.name),
         description=f"{models.policy} against {models.base or 'the base'}: {found.artifact}",
     )
     return found
-
-
-def _written(store: Store, name: str, found: ModelComparison) -> ModelComparison:
-    """The same with its page, in the folder of the evaluation."""
-    path = store.run_path(name) / "evaluation.html"
-    write_atomically(path, render("evaluation.html.jinja", found=found))
-    return replace(found, page=store.share(path))
 
 
 def _read(config: RunConfig, models: Models, artifacts: Mapping[str, Artifact]) -> ModelComparison:
@@ -255,6 +241,6 @@ def _compare(config: RunConfig, external: dict[str, list[External]], tasks: Step
     prompts = tasks.submit(steps.prepare()).at("test.parquet")
     policy, base = Model(*external["policy"]), Model(*external["base"])
     sampling, do = steps.for_evaluation(), tasks.submit
-    base_samples = sample_and_score(steps, do, "base", 0, sampling, base, prompts)
-    own = sample_and_score(steps, do, "policy", 0, sampling, policy, prompts, base_samples)
-    do(steps.evaluate("evaluate", 0, own, base_samples, base))
+    base_samples = sample_and_score(steps, do, "base", sampling, base, prompts)
+    own = sample_and_score(steps, do, "policy", sampling, policy, prompts, base_samples)
+    do(steps.evaluate("evaluate", own, base_samples, base))

@@ -1,7 +1,5 @@
 """The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

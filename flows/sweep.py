@@ -1,7 +1,5 @@
 """The flow `sweep`: a grid of settings over seeds, each cell a run, and their comparison."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -21,7 +19,8 @@ from flows.iterate import NOTHING, Preset, Shared, iterate_resolved
 from flows.pipeline.external import inputs_resolved_once
 from flows.pipeline.grid import Cell, cells, parse_axes
 from flows.pipeline.presets import DEFAULT_PRESET, configured
-from flows.report.comparison import Comparison, compare_summaries, write_comparison
+from flows.report.comparison import Comparison, compare_summaries
+from flows.report.comparison_files import write_comparison
 from flows.report.prefect_artifacts import failed, publish_comparison
 from flows.report.status import duration, run_status
 from flows.report.summary import Summary
@@ -124,8 +123,10 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
         begun = time.monotonic()
         found = _run(cell)
         # One that failed, or that the store had, tells nothing of the others' time.
-        if found.summary and not _is_found(cell):
-            taken.append(time.monotonic() - begun)
+        if found.summary:
+            record = RunRecord(open_store(cell.config.store), cell.config.name)
+            if not run_status(record).is_found:
+                taken.append(time.monotonic() - begun)
         done = next(ended)
         message = f"{done} of {len(planned)} runs have ended"
         if done < len(planned) and taken:
@@ -150,10 +151,6 @@ def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep")
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _is_found(cell: Cell) -> bool:
-    return run_status(RunRecord(open_store(cell.config.store), cell.config.name)).is_found
 
 
 def _run(cell: Cell) -> Finding:

@@ -1,7 +1,5 @@
 """Stages at work in any runner, while a test looks at them."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Azurite, a real Azure Blob server, on loopback."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

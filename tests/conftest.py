@@ -1,7 +1,5 @@
 """Fixtures and settings that several tests share."""
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid
@@ -13,7 +11,7 @@ from hypothesis import settings
 
 from stages.store.remote.store import RemoteStore
 from tests.azure_storage import CONTAINER, azure_environment, azurite, make_container
-from tests.flows.loop import geb, write_config
+from tests.flows.loop import geb_ok, write_config
 from tests.flows.prefect_server import Server
 from tests.object_storage import BUCKET, aws_environment, host, make_bucket, s3_server
 
@@ -71,8 +69,7 @@ def finished(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> P
     """Configuration of a small run that went through undisturbed; do not change its store."""
     folder = tmp_path_factory.mktemp("finished")
     config = write_config(folder)
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     return config
 
 

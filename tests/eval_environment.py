@@ -3,8 +3,6 @@
 ``GEB_EVAL_PYTHON`` names another interpreter than ``.venv-eval/bin/python``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

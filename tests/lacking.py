@@ -1,7 +1,5 @@
 """Needs of some tests that a machine may lack."""
 
-from __future__ import annotations
-
 import os
 from typing import NoReturn
 

@@ -1,7 +1,5 @@
 """A real S3 server on loopback, as a process of its own, and hosts that share its bucket."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

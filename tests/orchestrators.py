@@ -1,7 +1,5 @@
 """Orchestrators in processes of their own, for tests that kill them."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Requests for probes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from stages.contract.request import Request, Resources, make_request

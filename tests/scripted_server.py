@@ -1,7 +1,5 @@
 """A scripted HTTP server on loopback, for what asks one."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

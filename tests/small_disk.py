@@ -1,7 +1,5 @@
 """A disk that has no room: the kernel refuses to let a file grow, as a full disk would."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

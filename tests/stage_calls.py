@@ -1,7 +1,5 @@
 """Calling stages in tests as the flow does: a request in, an artifact or an error out."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path

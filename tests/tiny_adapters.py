@@ -1,7 +1,5 @@
 """Adapters of a small checkpoint, saved as a training saves them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

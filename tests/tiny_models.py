@@ -1,7 +1,5 @@
 """Small checkpoints made on the spot: word-level tokenizer with a chat template, tiny Llamas."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

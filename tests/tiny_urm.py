@@ -4,8 +4,6 @@ Its tensors are written by their names in that checkpoint, without the model cla
 a sequence classifier's of ten outputs, and the gate's ``weights.fc.{0,2,4}``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Training on two nodes of a cluster, both on this machine; the second one is disturbed."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

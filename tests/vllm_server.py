@@ -1,7 +1,5 @@
 """``vllm serve`` on loopback, in vLLM's own environment."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import urllib.error

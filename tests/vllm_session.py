@@ -5,8 +5,6 @@ after the other and answers each with a JSON line: the exit code that the stage'
 have, and its events.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import io

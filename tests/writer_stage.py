@@ -1,7 +1,5 @@
 """A stage that writes a few files, for tests of the store and of the stage program."""
 
-from __future__ import annotations
-
 import io
 from typing import ClassVar
 

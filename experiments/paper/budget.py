@@ -1,7 +1,5 @@
 """Budget of the paper's cells: steps that several runs share are counted once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The flow `paper`: the paper's cells, what they share computed once, and one report of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

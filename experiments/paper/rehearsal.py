@@ -1,7 +1,5 @@
 """The cells of the full table at a size that two cores run in minutes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The paper's report: one page with every table and figure, and its Markdown and JSON."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The paper's cells, figures and tables: ours over seeds, beside the paper's own."""
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Commands ``geb why``, ``geb what-if`` and ``geb doubt``: causes of a result, and its trust."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The ``geb`` command."""
 
-from __future__ import annotations
-
 import errno
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Command ``geb doctor``: health of this machine and the place of a runner."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import shutil

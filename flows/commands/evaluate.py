@@ -1,7 +1,5 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Command ``geb fetch``: a small chat model, or the checkpoint of a GGUF file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Command ``geb images``: build the container images and list them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

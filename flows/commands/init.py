@@ -1,7 +1,5 @@
 """Command ``geb init``: the folder of a new task, which runs as it is."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

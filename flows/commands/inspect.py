@@ -1,7 +1,5 @@
 """Commands ``geb compare``, ``lineage`` and ``fields``: runs, artifacts, settings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated
@@ -75,7 +73,7 @@ def compare(
     A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
     """
     # Imported here: the other commands do without scipy and matplotlib.
-    from flows.report.comparison import compare_runs
+    from flows.report.comparison_files import compare_runs
 
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))
 

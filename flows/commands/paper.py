@@ -1,7 +1,5 @@
 """Commands ``geb paper`` and ``geb bandit``: the experiments of the paper."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Annotated

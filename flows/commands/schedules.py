@@ -1,7 +1,5 @@
 """Commands ``geb schedule`` and ``geb schedules``: runs that start by the clock."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

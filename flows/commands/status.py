@@ -1,7 +1,5 @@
 """Commands ``geb status`` and ``geb logs``: the course of runs."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Commands ``geb verify`` and ``geb gc``: damage in a store, and what nothing in it refers to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import suppress

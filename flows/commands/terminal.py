@@ -4,8 +4,6 @@ An escape sequence in a response may overwrite lines or write to the clipboard, 
 make one word look like another.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ Prefect's worker ends the flow run's process when it is cancelled; a flow run th
 terminal has no worker that could. So every run polls its own state, every two seconds.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """Observers that show a run in a terminal."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

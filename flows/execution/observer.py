@@ -1,7 +1,5 @@
 """Observers of runs, and steps to compute again, each set for a block of code."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

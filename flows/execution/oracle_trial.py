@@ -1,7 +1,5 @@
 """Trial of an oracle of one's own before the first stage: imported, and called once."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

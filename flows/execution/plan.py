@@ -1,7 +1,5 @@
 """Dry run: the artifacts that a run would reuse, those that it would compute, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

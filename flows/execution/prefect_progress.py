@@ -1,7 +1,5 @@
 """Events of a stage in Prefect: its log, and a progress artifact; outages of the server."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

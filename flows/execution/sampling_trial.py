@@ -4,8 +4,6 @@ A run learns from prompts whose responses get different scores. If the base is h
 rewarded, nearly all pairs tie, which a run would tell after its first iteration only.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -113,7 +111,7 @@ def try_sampling(config: RunConfig, prompts: int) -> SamplingTrial:
         table = do(steps.prepare()).at("iteration-1.parquet")
         warm = bool(config.inputs.warm_start)
         base = Model(do(steps.warm_start()).at("checkpoint") if warm else external["policy"][0])
-        sample_and_score(steps, do, "trial", 1, steps.for_training(1), base, table)
+        sample_and_score(steps, do, "trial", steps.for_training(1, base), base, table)
     finally:
         executor.stop()
     return _read(made["trial/generate/0"], made["trial/score/0"], config.generate.num_samples)

@@ -1,7 +1,5 @@
 """Execution of a step: its artifact is found in the store, or a stage computes it."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Mapping

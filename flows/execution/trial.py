@@ -1,7 +1,5 @@
 """Trial of code of the user's in its stage's environment, before the first stage."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

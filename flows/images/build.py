@@ -4,8 +4,6 @@ The host's pip knows the way to an index (mirrors, certificates, credentials), s
 Dockerfile nor the image has to.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

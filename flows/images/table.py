@@ -1,7 +1,5 @@
 """The table of images: what each is for, which packages it holds, and what pins them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Algorithm 1 of the paper, over steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from flows.pipeline.config import RunConfig
@@ -30,7 +28,7 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
     assert first is not None
     base = Model(first)
     evaluation, test_prompts = steps.for_evaluation(), prompts.at("test.parquet")
-    base_samples = sample_and_score(steps, do, "base", 0, evaluation, base, test_prompts)
+    base_samples = sample_and_score(steps, do, "base", evaluation, base, test_prompts)
     suites = _base_of_suites(config, steps, do, base, test_prompts, base_samples)
     train_prompts = {
         iteration: _train_prompts(config, steps, do, iteration, base, prompts)
@@ -45,8 +43,8 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
         if config.inputs.preferences:
             paired = do(steps.preferences(iteration, table, base))
         else:
-            training = steps.for_training(iteration)
-            samples = sample_and_score(steps, do, place, iteration, training, policy, table)
+            training = steps.for_training(iteration, reference)
+            samples = sample_and_score(steps, do, place, training, policy, table)
             paired = do(steps.pair(iteration, samples))
         history.append(paired.at("pairs.parquet"))
         pairs = history if config.pair_data == "accumulate" else history[-1:]
@@ -58,10 +56,8 @@ def iterative_geb(config: RunConfig, steps: Steps, start: Source | None, do: Do)
             "ema": Model(trained.at("ema")),
         }[config.train.reference]
         evaluate = f"{place}/evaluate"
-        own = sample_and_score(
-            steps, do, evaluate, iteration, evaluation, policy, test_prompts, base_samples
-        )
-        metrics = do(steps.evaluate(evaluate, iteration, own, base_samples, base, policy))
+        own = sample_and_score(steps, do, evaluate, evaluation, policy, test_prompts, base_samples)
+        metrics = do(steps.evaluate(evaluate, own, base_samples, base, policy))
         of_suites = _run_suites(config, suites, do, iteration, policy, base, own)
         gates = metrics.at("metrics.json"), promoted, of_suites
         promoted = do(steps.promote(iteration, policy, *gates))
@@ -71,7 +67,6 @@ def sample_and_score(
     steps: Steps,
     do: Do,
     place: str,
-    iteration: int,
     sampling: Sampling,
     policy: Model,
     prompts: Source,
@@ -84,7 +79,6 @@ def sample_and_score(
         steps: What to ask of each stage.
         do: See :func:`iterative_geb`.
         place: Prefix of the steps' names.
-        iteration: Iteration t; 0 before the first.
         sampling: Settings of the sampling.
         policy: Model that samples.
         prompts: Table of prompts.
@@ -95,12 +89,12 @@ def sample_and_score(
     samples = Samples()
     for shard in range(sampling.params.num_shards):
         if sampled is None:
-            made = do(steps.generate(place, iteration, shard, sampling, policy, prompts))
+            made = do(steps.generate(place, shard, sampling, policy, prompts))
             samples.responses.append(made.at("responses.parquet"))
         else:
             samples.responses.append(sampled.responses[shard])
         opponents = (base or samples).responses[shard] if sampling.against_opponents else None
-        scores = do(steps.score(place, iteration, shard, samples.responses[-1], opponents))
+        scores = do(steps.score(place, shard, samples.responses[-1], opponents))
         samples.scores.append(scores.at("scores.parquet"))
     return samples
 
@@ -123,7 +117,7 @@ def _base_of_suites(
         if suite.prompts is not None:
             prompts = do(own.prepare(f"{place}/prepare")).at("test.parquet")
         sampling = own.for_evaluation()
-        samples = sample_and_score(own, do, place, 0, sampling, base, prompts, sampled=sampled)
+        samples = sample_and_score(own, do, place, sampling, base, prompts, sampled=sampled)
         suites[name] = own, prompts, samples
     return suites
 
@@ -158,10 +152,8 @@ def _run_suites(
         place = suite_place(f"iteration-{iteration}/evaluate", name)
         sampling = own.for_evaluation()
         sampled = held_out if config.suites[name].prompts is None else None
-        samples = sample_and_score(
-            own, do, place, iteration, sampling, policy, prompts, base_samples, sampled
-        )
-        made = do(own.evaluate(place, iteration, samples, base_samples, base))
+        samples = sample_and_score(own, do, place, sampling, policy, prompts, base_samples, sampled)
+        made = do(own.evaluate(place, samples, base_samples, base))
         found[name] = made.at("metrics.json")
     return found
 
@@ -217,5 +209,5 @@ def _train_prompts(
     if config.screen.num_samples == 0:
         return table
     place, sampling = f"screen/iteration-{iteration}", steps.for_screening(iteration)
-    samples = sample_and_score(steps, do, place, iteration, sampling, base, table)
+    samples = sample_and_score(steps, do, place, sampling, base, table)
     return do(steps.screen(iteration, table, samples)).at("prompts.parquet")

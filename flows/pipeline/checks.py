@@ -1,7 +1,5 @@
 """Checks of settings against each other, and of names, before anything is read or started."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -92,14 +90,10 @@ def _check_samples(config: RunConfig) -> None:
             "train.reference_logprobs is 'sampler', and inputs.preferences names pairs that no "
             "policy of the run sampled: set train.reference_logprobs to 'model'"
         )
-    if config.train.lora.save == "adapter":
-        _check_rank(config)
-
-
-def _check_rank(config: RunConfig) -> None:
-    if "vllm" in config.backends() and config.train.lora.rank > _VLLM_RANK:
+    lora = config.train.lora
+    if lora.save == "adapter" and "vllm" in config.backends() and lora.rank > _VLLM_RANK:
         raise ValueError(
-            f"train.lora.save is 'adapter' and train.lora.rank {config.train.lora.rank}: vLLM "
+            f"train.lora.save is 'adapter' and train.lora.rank {lora.rank}: vLLM "
             f"samples from adapters of rank {_VLLM_RANK} at most; lower the rank, or set "
             "train.lora.save to 'merged'"
         )

@@ -4,8 +4,6 @@ A model in a GGUF file is converted once, into a checkpoint in this host's cache
 reasoning-gym are files there, made for each plan; rows hold task, settings and library's version.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +20,8 @@ from typing import Any, Literal
 from flows.pipeline.places import GENERATED
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.digests import digest_of, sha256_file, state_of
-from stages.contract.errors import EXIT_USER, StoreError, UserError
+from stages.contract.errors import StoreError, UserError
+from stages.contract.events import Failure, parse_event
 from stages.contract.request import ArtifactInput, FileInput, HubInput
 from stages.store.locks import exclusive_lock
 from stages.store.opening import cache_home
@@ -192,15 +191,11 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=models) as scratch:
                 made = Path(scratch) / "checkpoint"
-                _convert(file, made, dtype)
+                # In a process of its own: an orchestrator loads no torch.
+                arguments = ["stages.modeling.gguf", str(file), str(made), dtype]
+                run_helper(sys.executable, arguments, f"the conversion of {file}", os.environ)
                 made.replace(target)
     return target
-
-
-def _convert(file: Path, target: Path, dtype: str) -> None:
-    # In a process of its own: an orchestrator loads no torch.
-    arguments = ["stages.modeling.gguf", str(file), str(target), dtype]
-    _run(sys.executable, arguments, f"the conversion of {file}")
 
 
 def _generated(place: str, interpreter: str) -> Path:
@@ -220,26 +215,40 @@ def _generated(place: str, interpreter: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "prompts.jsonl"
         asked = json.dumps({"place": place, "task": task, "settings": settings}, default=str)
-        _run(interpreter, ["stages.prepare.reasoning_gym", asked, str(made)], place)
+        arguments = ["stages.prepare.reasoning_gym", asked, str(made)]
+        # A set of text has another order in each process otherwise.
+        run_helper(interpreter, arguments, place, os.environ | {"PYTHONHASHSEED": "0"})
         # Containers of other users read it.
         made.chmod(0o644)
         return made.replace(folder / f"{task}-{sha256_file(made)[:16]}.jsonl")
 
 
-def _run(interpreter: str, arguments: Sequence[str], what: str) -> None:
-    """Runs a program of a stage that ends a mistake with two lines: message and remedy."""
-    # A set of text has another order in each process otherwise.
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+def run_helper(
+    interpreter: str, arguments: Sequence[str], what: str, environment: Mapping[str, str]
+) -> None:
+    """Runs a program of a stage's environment to its end.
+
+    Args:
+        interpreter: The environment's Python.
+        arguments: Module and arguments.
+        what: What it does, for messages.
+        environment: All environment variables.
+
+    Raises:
+        UserError: It told a mistake, or there is no such interpreter.
+        StoreError: It ended otherwise.
+    """
     command = [interpreter, "-m", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     except OSError as error:
         raise UserError(
             f"no Python interpreter at {interpreter} ({error.strerror})",
-            "run `make setup-eval`, or correct execution.interpreters",
+            "set its environment up, or correct execution.interpreters",
         ) from error
-    said = done.stderr.strip().splitlines()
-    if done.returncode == EXIT_USER:
-        raise UserError("\n".join(said[-2:-1]), said[-1])
+    said = parse_event(done.stdout.strip().rpartition("\n")[2])
+    if isinstance(said, Failure) and said.kind == "user":
+        raise UserError(said.message, said.remedy)
     if done.returncode:
-        raise StoreError(f"{what} ended with code {done.returncode}: " + "\n".join(said[-5:]))
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise StoreError(f"{what} ended with code {done.returncode}: {last}")

@@ -1,7 +1,5 @@
 """The fields of the configuration as a table: names, defaults, kinds and meanings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ defaults, which move into the help texts. All other fields of the configuration 
 like those that ``--set`` takes, or by parameters given as JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

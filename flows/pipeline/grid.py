@@ -1,7 +1,5 @@
 """The runs of a sweep: a grid over fields of the configuration, times seeds. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Inputs of a run from outside the store: policy, prompts, oracles, those of its suites."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configuration files: sparse YAML in, a checked RunConfig out, errors that help."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import json

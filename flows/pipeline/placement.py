@@ -1,7 +1,5 @@
 """Settings of execution and of its estimate: how and where stages are started."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """Paths in a configuration: each is relative to the file, or the folder, that names it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

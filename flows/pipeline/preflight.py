@@ -1,7 +1,5 @@
 """Checks of what a run needs of this machine, before any stage starts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

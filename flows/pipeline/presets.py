@@ -1,7 +1,5 @@
 """The shipped configurations by name, and the dated runs that schedules start from them."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Mapping
@@ -91,7 +89,9 @@ def _presets_in(folder: Path) -> dict[str, Path]:
     found = {}
     for place in _PLACES:
         for path in sorted((folder / place).glob("*.yaml")):
-            if _is_of_a_run(path):
+            # Configurations of other flows have other sections.
+            loaded = read_yaml(path)
+            if isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}:
                 found[path.stem] = path
     if not found:
         raise UserError(
@@ -99,12 +99,6 @@ def _presets_in(folder: Path) -> dict[str, Path]:
             f"set {_FOLDER_VARIABLE} to a folder of them",
         )
     return found
-
-
-def _is_of_a_run(path: Path) -> bool:
-    """Tells configurations of runs from those of other flows by their sections."""
-    loaded = read_yaml(path)
-    return isinstance(loaded, dict) and set(loaded) <= {*RunConfig.model_fields, "extends"}
 
 
 _STAMP = "%Y%m%d-%H%M%S"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,6 @@ class Step:
         params: The stage's parameters.
         inputs: Outputs of earlier steps, and what comes from outside.
         seed: Seed of the call.
-        iteration: Iteration t; 0 outside of iterations.
         after: Names of steps that must have ended well first, although this one reads nothing of
             theirs: both write to the registry, in this order.
     """
@@ -80,7 +80,6 @@ class Step:
     params: StageParams
     inputs: Mapping[str, Sequence[Source]]
     seed: int = 0
-    iteration: int = 0
     after: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -102,6 +101,12 @@ class Step:
     def stage(self) -> str:
         """Name of the stage."""
         return self.params.stage
+
+    @property
+    def iteration(self) -> int:
+        """Iteration t, which the name tells; 0 outside of iterations."""
+        found = re.search(r"(?:^|/)iteration-(\d+)(?:/|$)", self.name)
+        return int(found[1]) if found else 0
 
     def upstream(self) -> list[str]:
         """Names of the steps whose artifacts this one reads."""

@@ -33,11 +33,13 @@ class Sampling:
         params: Settings of every shard but for its index.
         seed: Seed of every shard.
         against_opponents: Whether the oracle compares each response with one of another policy.
+        reference: Model that some of the samples are mixed with.
     """
 
     params: GenerateParams
     seed: int
     against_opponents: bool = False
+    reference: Model | None = None
 
 
 class Steps:
@@ -74,9 +76,10 @@ class Steps:
         inputs = {"data": self._external["warm_start"], "policy": self._external["policy"]}
         return Step("sft", self._config.sft, _given(inputs), self._seed("sft"))
 
-    def for_training(self, iteration: int) -> Sampling:
-        """K responses to each prompt of D_t."""
-        return Sampling(self._config.generate, self._seed("generate", iteration))
+    def for_training(self, iteration: int, reference: Model) -> Sampling:
+        """K responses to each prompt of D_t, some of a mixture with ``reference`` if asked for."""
+        params, seed = self._config.generate, self._seed("generate", iteration)
+        return Sampling(params, seed, reference=reference if params.mixture else None)
 
     def for_screening(self, iteration: int) -> Sampling:
         """A few responses, to see which prompts the starting policy solves."""
@@ -88,21 +91,18 @@ class Steps:
         return Sampling(params, seed, against_opponents=self._config.score.compares)
 
     def generate(
-        self,
-        place: str,
-        iteration: int,
-        shard: int,
-        sampling: Sampling,
-        policy: Model,
-        prompts: Source,
+        self, place: str, shard: int, sampling: Sampling, policy: Model, prompts: Source
     ) -> Step:
         """Samples responses to one shard of a table of prompts."""
         return Step(
             f"{place}/generate/{shard}",
             sampling.params.model_copy(update={"shard_index": shard}),
-            {**policy.inputs("policy"), "prompts": [prompts]},
+            {
+                **policy.inputs("policy"),
+                **(sampling.reference.inputs("reference") if sampling.reference else {}),
+                "prompts": [prompts],
+            },
             sampling.seed,
-            iteration,
         )
 
     def screen(self, iteration: int, prompts: Output, samples: Samples) -> Step:
@@ -111,16 +111,10 @@ class Steps:
             f"screen/iteration-{iteration}",
             self._config.screen,
             {"prompts": [prompts], "responses": samples.responses, "scores": samples.scores},
-            iteration=iteration,
         )
 
     def score(
-        self,
-        place: str,
-        iteration: int,
-        shard: int,
-        responses: Source,
-        opponents: Source | None = None,
+        self, place: str, shard: int, responses: Source, opponents: Source | None = None
     ) -> Step:
         """Scores one shard of responses with the oracle; a comparing one against ``opponents``."""
         inputs = {
@@ -133,8 +127,7 @@ class Steps:
                 if self._config.score.reads(name)
             },
         }
-        name = f"{place}/score/{shard}"
-        return Step(name, self._config.score, _given(inputs), iteration=iteration)
+        return Step(f"{place}/score/{shard}", self._config.score, _given(inputs))
 
     def pair(self, iteration: int, samples: Samples) -> Step:
         """Chooses a chosen and a rejected response per prompt."""
@@ -147,7 +140,6 @@ class Steps:
                 **self._own_code("strategy_code", asked=self._config.pair.strategy == "python"),
             },
             self._seed("pair", iteration),
-            iteration,
         )
 
     def preferences(self, iteration: int, prompts: Output, policy: Model) -> Step:
@@ -163,7 +155,7 @@ class Steps:
         inputs = {"data": self._external["preferences"], "prompts": [prompts]}
         # In the place of `pair`, whose figures reports show.
         step = f"iteration-{iteration}/pair"
-        return Step(step, params, {**inputs, "policy": [policy.base]}, iteration=iteration)
+        return Step(step, params, {**inputs, "policy": [policy.base]})
 
     def train(
         self, iteration: int, policy: Model, reference: Model, pairs: Sequence[Output]
@@ -180,7 +172,6 @@ class Steps:
                 **self._own_code("objective_code", asked=params.objective == "python"),
             },
             self._seed("train", iteration),
-            iteration,
         )
 
     def _own_code(self, name: str, *, asked: bool) -> dict[str, Sequence[Source]]:
@@ -196,7 +187,6 @@ class Steps:
     def evaluate(
         self,
         name: str,
-        iteration: int,
         policy: Samples,
         base: Samples,
         reference: Model,
@@ -206,7 +196,6 @@ class Steps:
 
         Args:
             name: Name of the step.
-            iteration: Iteration t.
             policy: The policy's samples.
             base: The base's samples.
             reference: The base.
@@ -223,7 +212,7 @@ class Steps:
             "text": text,
             **(model.inputs("policy") if model and text else {}),
         }
-        return Step(name, self._config.evaluate, _given(inputs), iteration=iteration)
+        return Step(name, self._config.evaluate, _given(inputs))
 
     def promote(
         self,
@@ -250,7 +239,6 @@ class Steps:
             f"iteration-{iteration}/promote",
             params,
             _given(inputs),
-            iteration=iteration,
             after=(previous.step,) if previous else (),
         )
 

@@ -1,7 +1,5 @@
 """Strict YAML: plain values only, each key once, of bounded depth and size."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Settings of the trackers of a run, and the check that they can be used."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Cautions before a run: settings that are valid and cannot work, with the numbers that say so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec

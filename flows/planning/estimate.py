@@ -1,7 +1,5 @@
 """Estimate of a run: the cost of each of its steps, what the store saves, and what cannot fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

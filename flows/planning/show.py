@@ -1,7 +1,5 @@
 """Tables and JSON of an estimate."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 No weights and no torch are loaded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,35 +1,26 @@
-"""Comparison of runs: figures, tests against the first run and its method, and their files.
+"""Comparison of runs: figures, and tests against the first run and its method.
 
 Runs whose configurations differ only in seed and name are repetitions of one method; in a sweep,
 runs of one combination of the grid are. Methods are in the order in which their first runs are
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from flows.execution.plan import differences
-from flows.execution.run_record import RunRecord, recorded, run_of
-from flows.pipeline.checks import is_name, require_name
-from flows.report.files import csv_text, json_text, render, write_file
 from flows.report.plots import (
     RESULTS,
     RESULTS_AXIS,
     course_figure,
     histogram_figure,
-    png,
     results_line,
     spread_figure,
-    svg,
 )
 from flows.report.rows import (
     HELD_OUT,
@@ -42,8 +33,9 @@ from flows.report.rows import (
     method_rows,
     p_text,
     run_rows,
+    told,
 )
-from flows.report.summary import Summary, last_iteration, summarise
+from flows.report.summary import Summary, last_iteration
 from flows.report.table import (
     COLUMNS,
     DROPPED_FIRST,
@@ -54,7 +46,6 @@ from flows.report.table import (
     ordered,
 )
 from stages.contract.errors import UserError
-from stages.store.base import Store
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.
 _TESTED = ("mean_reward", "win_rate", "accuracy", "mean_log_pi_ref")
@@ -67,7 +58,6 @@ _DRAWN = {
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
-_SIGNIFICANT = 0.05
 _COLUMNS = {each.name: each for each in (*COLUMNS, *SUITE_COLUMNS)}
 _CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
@@ -108,10 +98,7 @@ class Comparison:
         }
 
     def verdict(self) -> str:
-        """Which runs, or methods over seeds, are better than the first, and how far to trust it.
-
-        A difference can be told if its p-value, by Holm, is below 0.05.
-        """
+        """Which runs, or methods over seeds, are better than the first, and how far to trust it."""
         methods, names = list(dict.fromkeys(self.methods.values())), list(self.methods)
         # Repetitions of one method alone are compared as runs are.
         own = self.over_seeds if len(methods) > 1 else []
@@ -122,12 +109,12 @@ class Comparison:
         for row in self.over_seeds:
             tested[row.method, row.evaluation, row.figure] = row.difference, row.adjusted_p_value
         for each in self.paired:
-            found = Estimate(each.difference, each.low, each.high)
-            tested[each.run, each.evaluation, each.figure] = found, each.adjusted_p_value
-        told = [_told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
+            place = each.run, each.evaluation, each.figure
+            tested[place] = each.estimate(), each.adjusted_p_value
+        found = [told(each, *tested.get((each, *_DECISIVE), (None, None))) for each in others]
         fewest = min((len(each.values) for each in own), default=_ENOUGH_SEEDS)
         few = f" A method has {fewest} runs: too few." if fewest < _ENOUGH_SEEDS else ""
-        return f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(told)}.{few}"
+        return f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(found)}.{few}"
 
     def tables(self) -> list[FittedTable]:
         """The tables: methods over seeds with their tests, runs, and differences by prompt."""
@@ -225,16 +212,6 @@ class Comparison:
         return drawn
 
 
-def _told(name: str, difference: Estimate | None, p_value: float | None) -> str:
-    """A run or method in the verdict."""
-    if difference is None:
-        return f"{name}: no difference can be told, no shared prompt's reward differs"
-    found = f"{Cell.of(difference, '+.3f')}, {p_text(p_value)}"
-    if p_value is None or p_value >= _SIGNIFICANT:
-        return f"{name}: no difference can be told, {found}"
-    return f"{name} is {'better' if difference.value > 0 else 'worse'}, {found}"
-
-
 def _table(
     evaluation: str,
     title: str,
@@ -328,88 +305,3 @@ def training_log_pi_ref(run: Summary) -> list[float]:
     table = pq.read_table(trained.file("reference_logprobs.parquet"))
     sides = ("chosen_logprobs", "rejected_logprobs")
     return [sum(each) for side in sides for each in table[side].to_pylist()]
-
-
-def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Comparison:
-    """Compares runs and writes the comparison into the store; see :func:`write_comparison`.
-
-    Args:
-        store: The store.
-        runs: Names of two or more runs, or of models of their last iterations.
-        name: Name of the comparison; empty makes one of the runs' names.
-
-    Raises:
-        UserError: There is no such run, nothing to compare, or the name is that of a run.
-    """
-    summaries = [_summary(store, each) for each in runs]
-    names = [each.run for each in summaries]
-    if len(set(names)) < 2 or len(set(names)) != len(names):
-        raise UserError(
-            f"{', '.join(names) or 'nothing'} cannot be compared",
-            "name two or more runs, each once; `geb status` lists them",
-        )
-    chosen = name or _name(names)
-    # It becomes the name of a folder beside those of runs.
-    require_name(chosen, "comparison")
-    if chosen in recorded(store):
-        raise UserError(f"{chosen!r} is a run of the store", "give the comparison another name")
-    return write_comparison(store, compare_summaries(summaries), chosen)
-
-
-def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
-    """Writes the files of a comparison into a folder among the store's runs.
-
-    Returns:
-        The comparison with its name and the address of its page; other files are beside it.
-    """
-    folder = store.run_path(name)
-    named = replace(comparison, name=name)
-    page, *_ = write_files(named, folder)
-    store.share(folder)
-    return replace(named, page=store.share(page))
-
-
-def _summary(store: Store, name: str) -> Summary:
-    run, version = run_of(store, name)
-    found = summarise(RunRecord.existing(store, run))
-    last = last_iteration(found)
-    if version and last and not version.step.startswith(f"iteration-{last}/"):
-        raise UserError(
-            f"{name} is of {version.step} of the run {run}, whose last iteration is {last}",
-            f"runs are compared after their last iterations: name {run}, or compare any two models "
-            "with `geb evaluate CONFIG MODEL --base MODEL`",
-        )
-    return found
-
-
-def _name(runs: Sequence[str]) -> str:
-    plain = "-".join(["compare", *runs])
-    digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
-    return plain if is_name(plain) else f"{plain[:80]}-{digest}"
-
-
-def write_files(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes everything into a folder, which is made, and returns the page first.
-
-    Args:
-        comparison: The comparison.
-        folder: Where files of an earlier comparison of the same name are replaced.
-    """
-    drawn, tables, document = comparison.drawings(), comparison.tables(), comparison.to_json()
-    page = render(
-        "comparison.html.jinja",
-        title=comparison.name,
-        comparison=comparison,
-        tables=tables,
-        plots=[svg(each) for each in drawn.values()],
-    )
-    content: dict[str, str | bytes] = {
-        "comparison.html": page,
-        "comparison.json": json_text(document),
-        **{f"{name}.png": png(figure) for name, figure in drawn.items()},
-        **{f"{table.name}.tex": table.latex() for table in tables},
-    }
-    for name, rows in document.items():
-        if isinstance(rows, list) and rows:
-            content[f"{name.replace('_', '-')}.csv"] = csv_text(rows)
-    return [write_file(folder / name, each) for name, each in content.items()]

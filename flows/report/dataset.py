@@ -3,8 +3,6 @@
 Pairs are in TRL's preference format, conversational, with the prompt in a column of its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that a person reads or hands on: pages, CSV, JSON, responses in AlpacaEval's format."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

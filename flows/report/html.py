@@ -1,11 +1,9 @@
 """The HTML report of a run, one file without network, and the verdict that it begins with."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,13 +14,13 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.steps import suite_place
 from flows.report.files import render
 from flows.report.plots import Plot
+from flows.report.prompt_figures import components, means
 from flows.report.rows import parted
 from flows.report.status import duration
 from flows.report.summary import Summary, last_iteration
 from flows.report.table import Cell, figure_of, interval_text
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
-from stages.tables.schemas import SCORES, read_rows
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
 _GROUPS = (
@@ -80,36 +78,20 @@ def _samples(summary: Summary, suite: str | None = None) -> list[dict[str, Any]]
     if step is None:
         return []
     rows = [row for _, row in read_data_file(summary.artifacts[step].file("samples.jsonl"))]
-    known = _components_of(summary, step, {row["prompt_id"] for row in rows})
+    scores = [
+        artifact.file("scores.parquet")
+        for name, artifact in summary.artifacts.items()
+        if name.startswith(f"{step}/score/")
+    ]
+    known = {name.partition(".")[2]: means(each) for name, each in components(scores).items()}
     for row in rows:
         sides = ([each["score"] for each in row[side]] for side in ("policy", "base"))
         own, base = ([score for score in side if score is not None] for side in sides)
         row["gain"] = statistics.fmean(own) - statistics.fmean(base) if own and base else None
         row["score"] = statistics.fmean(own) if own else None
-        row["components"] = known.get(row["prompt_id"], {})
+        prompt = row["prompt_id"]
+        row["components"] = {name: each[prompt] for name, each in known.items() if prompt in each}
     return sorted(rows, key=lambda row: -abs(row["gain"] or 0.0))
-
-
-def _components_of(
-    summary: Summary, step: str, prompts: Collection[str]
-) -> dict[str, dict[str, float]]:
-    """Means of the oracle's components over the policy's samples, by prompt."""
-    values: dict[str, dict[str, list[float]]] = {}
-    shards = (
-        artifact
-        for name, artifact in summary.artifacts.items()
-        if name.startswith(f"{step}/score/")
-    )
-    for artifact in shards:
-        columns = ["prompt_id", "components"]
-        for row in read_rows(artifact.file("scores.parquet"), SCORES, columns=columns):
-            if row["prompt_id"] in prompts:
-                for name, value in row["components"] or ():
-                    values.setdefault(row["prompt_id"], {}).setdefault(name, []).append(value)
-    return {
-        prompt: {name: statistics.fmean(each) for name, each in found.items()}
-        for prompt, found in values.items()
-    }
 
 
 def _changed(
@@ -288,7 +270,17 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("computed in", f"{duration(sum(spans.values()))} of stages, {len(spans)} of them"),
         ("on", ", ".join(machines)),
         ("with", ", ".join(known)),
+        *_correlations(summary),
     ]
+
+
+def _correlations(summary: Summary) -> Iterator[tuple[str, str]]:
+    """How the rewards that the last iteration's pairs weigh go together."""
+    paired = summary.last("pair")
+    found = paired.read_json("metrics.json").get("reward_correlations") if paired else None
+    if found:
+        shown = (f"{one} with {other} {value:+.2f}" for one, other, value in found)
+        yield "correlation of rewards", ", ".join(shown)
 
 
 def _percent(value: float, interval: tuple[float, float] | None) -> str:

@@ -1,7 +1,5 @@
 """Ancestors of an artifact, each once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The reports of a store, served beside Prefect's UI, and the links that lead to them."""
 
-from __future__ import annotations
-
 import base64
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Plots of reports, as SVG text or PNG images, and the figures that a run has."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence
@@ -145,7 +143,9 @@ def failed(error: GebError, name: str, command: str | None = None) -> State[Any]
     """
     if isinstance(error, RunCancelledError):
         raise error
-    lines = _last_lines(error) if isinstance(error, StageFailedError) else []
+    said = error.last_lines if isinstance(error, StageFailedError) else ()
+    # Without the lines in which Python underlines the one above.
+    lines = [line for line in said if line.strip(" ^~")][-_SHOWN_LINES:]
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     is_deployed = context.flow_run.deployment_id is not None
@@ -172,9 +172,3 @@ def _remedy(error: GebError, is_deployed: bool, command: str | None) -> str:
     if isinstance(error, UserError):
         return f"If a parameter is wrong, start a new run; if a file is, correct it and {again}"
     return f"Fix the cause, then {again}"
-
-
-def _last_lines(error: StageFailedError) -> list[str]:
-    """End of the stage's log, without the lines in which Python underlines the one above."""
-    telling = [line for line in error.last_lines if line.strip(" ^~")]
-    return telling[-_SHOWN_LINES:]

@@ -109,7 +109,7 @@ class Samples:
         samples = self._table(self.model, ["log_pi_ref", "num_tokens"])
         found["mean_log_pi_ref"] = _grouped(samples["prompt_id"], samples["log_pi_ref"])
         found["mean_response_tokens"] = _grouped(samples["prompt_id"], samples["num_tokens"])
-        found |= _components(self.scores)
+        found |= components(self.scores)
         return {name: figure for name, figure in found.items() if figure}
 
     def _table(self, model: Model, columns: Sequence[str]) -> pa.Table:
@@ -165,7 +165,8 @@ def length_controlled(metrics: Mapping[str, Any], model: Model) -> dict[str, Est
     return {LENGTH_CONTROLLED: Estimate(value, *(metrics.get(f"{name}_interval") or ()))}
 
 
-def _components(scores: Sequence[Path]) -> Figures:
+def components(scores: Sequence[Path]) -> Figures:
+    """The oracle's components among scores, as figures ``components.NAME``."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for path in scores:
         for row in pq.read_table(path, columns=["prompt_id", "components"]).to_pylist():

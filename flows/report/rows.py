@@ -1,7 +1,5 @@
 """Figures of finished runs as one long table; over seeds; differences of runs by prompt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ HELD_OUT = "held-out prompts"
 _NOT_OF_THE_METHOD = (
     *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
 )
+_SIGNIFICANT = 0.05
 _SHARES = {each.name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share}
 _SHARES |= {ACCURACY, LENGTH_CONTROLLED}
 
@@ -200,6 +199,19 @@ def _methods(
         yield MethodRow(evaluation, method, figure, values, over_seeds(values, whole), *tested)
 
 
+def told(name: str, difference: Estimate | None, p_value: float | None) -> str:
+    """A model, run or method in a verdict, by its difference from the first.
+
+    A difference can be told if its p-value, by Holm, is below 0.05.
+    """
+    if difference is None:
+        return f"{name}: no difference can be told, shared prompts have equal rewards"
+    found = f"{Cell.of(difference, '+.3f')}, {p_text(p_value)}"
+    if p_value is None or p_value >= _SIGNIFICANT:
+        return f"{name}: no difference can be told, {found}"
+    return f"{name} is {'better' if difference.value > 0 else 'worse'}, {found}"
+
+
 def p_text(p_value: float | None) -> str:
     """``p = 0.031``, ``p < 0.001``, or ``no test``."""
     if p_value is None:
@@ -241,9 +253,13 @@ class Paired:
     p_value: float | None
     adjusted_p_value: float | None = None
 
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high)
+
     def shown(self) -> Cell:
         """The difference with its interval, for a person."""
-        return Cell.of(Estimate(self.difference, self.low, self.high), "+.3f")
+        return Cell.of(self.estimate(), "+.3f")
 
 
 def compared(

@@ -7,8 +7,6 @@ seeds the unit is the run.
 Shapes: ``P`` prompts, ``S`` seeds, ``M`` comparisons.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """State of a run and of its steps: what is done, for how long, and about how long is left."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import statistics

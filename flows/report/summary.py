@@ -1,7 +1,5 @@
 """A run's results, iteration by iteration, read from the artifacts that its steps stand for."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,10 +5,7 @@ each iteration. After the first iteration a run with other settings would sample
 policy: what is said of later ones holds for the stored samples.
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,7 +18,7 @@ from flows.execution.plan import differences
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import inputs_resolved_once
+from flows.pipeline.external import inputs_resolved_once, run_helper
 from flows.pipeline.placement import Execution
 from flows.planning.estimate import estimate
 from flows.planning.show import summary_line
@@ -29,8 +26,7 @@ from flows.report.table import FittedTable
 from flows.runners.choose import make_runner
 from flows.runners.local.environment import stage_environment
 from stages.contract.digests import digest_of
-from stages.contract.errors import EXIT_USER, GebError, UserError
-from stages.contract.events import Failure, parse_event
+from stages.contract.errors import UserError
 from stages.contract.request import FileInput, make_request
 from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, read_rows
@@ -232,19 +228,9 @@ def _figures(
     question, answer = scratch / "asked.json", scratch / "found.json"
     question.write_text(json.dumps({"cases": cases}))
     interpreter = asked.execution.interpreters.get("train", sys.executable)
-    done = subprocess.run(
-        [interpreter, "-m", "stages.train.what_if", str(question), str(answer)],
-        env=stage_environment(in_bucket=False),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = parse_event(done.stdout.strip().rpartition("\n")[2])
-    if done.returncode == EXIT_USER and isinstance(said, Failure):
-        raise UserError(said.message, said.remedy)
-    if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise GebError(f"the objective could not be evaluated by {interpreter}: {last}")
+    program = ["stages.train.what_if", str(question), str(answer)]
+    environment = stage_environment(in_bucket=False)
+    run_helper(interpreter, program, "the evaluation of the objective", environment)
     return [(before, after) for before, after in json.loads(answer.read_text())]
 
 

@@ -5,8 +5,6 @@ above its mean, a length. Its part of a gain is the change of its share on the h
 times the difference that it makes to the score.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -222,16 +220,12 @@ def _kinds_of(
     for name, mean in means.items():
         if components.get(name, mean) > mean:
             yield f"{name} above {mean:.2g}"
-    words = _words(text)
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
     yield from (f"at most {most} words" for most in _LENGTHS if len(text.split()) <= most)
     yield f"begins with “{words[0]}”" if words else "is empty"
     for number in (1, 2):
         for first in range(min(len(words), _MOST_WORDS) - number + 1):
             yield f"says “{' '.join(words[first : first + number])}”"
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def _kinds(base: Sequence[Answer], policy: Sequence[Answer]) -> list[Kind]:

@@ -1,7 +1,5 @@
 """Log and request file of each attempt at a stage, kept in the store."""
 
-from __future__ import annotations
-
 import calendar
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The table of runners, and what the command ``geb doctor`` asks of the places behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any

@@ -3,8 +3,6 @@
 A program that looks around runs there as a stage would, once for each kind of stage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

@@ -4,8 +4,6 @@ A :class:`Place` says how a stage is found, submitted, followed and ended there;
 :class:`PlaceRunner` does the rest, which is the same everywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

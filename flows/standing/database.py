@@ -1,7 +1,5 @@
 """PostgreSQL behind a Prefect server: its address in Prefect's form, and a first connection."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

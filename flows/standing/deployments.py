@@ -1,7 +1,5 @@
 """Work pool, deployments and automations that `geb up` puts on a Prefect server."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -7,8 +7,6 @@ another host than this machine, is refused.
     python -m uvicorn --factory flows.standing.guarded_server:create_app --port 4200
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Home folder of a `geb up`: its database, its logs, its password, and the record of what runs."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

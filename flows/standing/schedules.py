@@ -3,8 +3,6 @@
 A schedule has parameters of its own, the whole configuration among them, and its name is its slug.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

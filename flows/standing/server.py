@@ -5,8 +5,6 @@ it before the run has reported that it stops, and the run would wait minutes for
 session of its own under the supervisor: it outlives Ctrl-C, serves the UI, and ends with the run.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

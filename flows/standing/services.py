@@ -1,7 +1,5 @@
 """Processes of `geb up`: a Prefect server and a worker, started and ended together."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -4,8 +4,6 @@ It looks into a file for what the session is to have, until stdin has ended. It 
 library and one tracker, so that any environment with the tracker's package can run it by its path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

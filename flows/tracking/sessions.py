@@ -4,8 +4,6 @@ A tracker that fails, or does not answer, costs a warning and nothing else. The 
 has on record what each session has got, so that a run which goes on adds to it what it lacks.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Figures of a run as a tracker takes them, read from its summary. Pure but for the artifacts."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

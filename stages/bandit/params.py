@@ -4,16 +4,14 @@ The paper gives arms, iterations, rollouts and learning rate. Everything else it
 the outcome (docs/bandit.md), so it is here: the landscape, the optimizer, clipping, ties, κ and β.
 """
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from stages.contract.params import OutputSpec, Settings, StageParams
 
 Method = Literal[
-    "none", "one_minus_pi", "inverse_pi", "arctanh", "feb", "selm", "xpo", "vpo", "se_popo"
+    "none", "feb", "selm", "xpo", "vpo", "se_popo", "one_minus_pi", "inverse_pi", "arctanh"
 ]
 BanditDivergence = Literal["reverse_kl", "hellinger", "forward_kl"]
 
@@ -66,19 +64,9 @@ class BanditParams(StageParams):
 
     landscape: LandscapeParams = LandscapeParams()
     """The arms."""
-    methods: tuple[Method, ...] = (
-        "none",
-        "feb",
-        "selm",
-        "xpo",
-        "vpo",
-        "se_popo",
-        "one_minus_pi",
-        "inverse_pi",
-        "arctanh",
-    )
+    methods: tuple[Method, ...] = get_args(Method)
     """Exploratory bonuses to compare; `none` is f-DPO."""
-    divergences: tuple[BanditDivergence, ...] = ("reverse_kl", "hellinger", "forward_kl")
+    divergences: tuple[BanditDivergence, ...] = get_args(BanditDivergence)
     """Divergences; a method that is not defined under one is left out there."""
     kappas: tuple[float, ...] = (0.1, 1.0, 10.0)
     """Values of κ > 0, each a cell of its own; f-DPO has none."""

@@ -3,8 +3,6 @@
 Shapes: `C` cells, `S` seeds, `N` arms, `K` recorded iterations.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bandit: parameters in; metrics, a table and two figures out."""
 
-from __future__ import annotations
-
 from stages.bandit.params import BanditParams
 from stages.bandit.report import draw, summarise, table
 from stages.bandit.simulate import cells, make_landscape, simulate

@@ -4,8 +4,6 @@ Shapes: `C` cells (method × divergence × κ), `S` seeds, `N` arms, `R` rollout
 Everything is float64: a reference floor of 1e-12 is below float32's resolution of a sum near one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

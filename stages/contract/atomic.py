@@ -1,7 +1,5 @@
 """Atomic writes: a file appears whole or not at all, and a disk that takes nothing is named."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

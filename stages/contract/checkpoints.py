@@ -4,8 +4,6 @@ No machine-learning library is needed, and no weight is read. Whatever is missin
 a ``UserError`` that names the file.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

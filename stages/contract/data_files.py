@@ -1,7 +1,5 @@
 """Rows of a person's JSON-lines and Parquet files, streamed, each with its place for messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

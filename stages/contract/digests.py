@@ -4,8 +4,6 @@ A sealed file has its digest beside it (``.<name>.sha256``), a sealed folder lis
 files in ``digests.json``, so that damage is noticed before use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import uuid

@@ -1,7 +1,5 @@
 """Events that a stage prints, one JSON object a line, and that a runner reads."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

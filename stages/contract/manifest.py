@@ -1,7 +1,5 @@
 """Manifest of an artifact, the software that made it, and checks of its files."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -1,7 +1,5 @@
 """Signature of a stage: its parameters, inputs and outputs, and the checks of a request by them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

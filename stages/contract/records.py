@@ -1,7 +1,5 @@
 """Small records of a store, read with care: one that is damaged is named, never waited for."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -5,8 +5,6 @@ Runs if ``alpaca_eval`` is installed: the environment and the image `eval`, whic
 Shapes: ``R`` annotations, one for each compared response.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

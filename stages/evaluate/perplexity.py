@@ -3,8 +3,6 @@
 Its rise shows what a policy loses elsewhere while the reward rises.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 

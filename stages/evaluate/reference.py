@@ -4,8 +4,6 @@ Shapes: ``R`` responses, ``B`` sequences of a pass, ``T`` their padded length, `
 of a pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Evaluate: scored samples of policy and base in, metrics, kept samples and plot data out."""
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Shapes: ``R`` responses of a batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from array import array

@@ -3,8 +3,6 @@
 Shapes: ``K`` responses per prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

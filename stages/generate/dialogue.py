@@ -5,8 +5,6 @@ Reads a message a line from stdin and prints each model's answer. An empty line 
 conversation, end-of-file ends. Uses transformers; each model has its own side of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass, field

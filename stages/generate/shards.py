@@ -3,8 +3,6 @@
 Shapes: ``N`` prompts.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampling with vLLM: paged attention, continuous batching, prompts shared between samples."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Context of a stage, the argument of its ``run`` function."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -10,8 +10,6 @@ line as a JSON array, with the descriptors of its stdin, stdout and stderr. That
 the supervisor writes its process id there, as a line, and at its end its exit code, as another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

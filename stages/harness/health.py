@@ -3,8 +3,6 @@
 An orchestrator runs it where it would run a stage, and reads the JSON object that it tells.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@
 scratch folder; the manifest is written last and one rename publishes the whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import io

@@ -14,8 +14,6 @@ so they are neither on a command line nor in a container's configuration.
 Standard library only, Linux: a subreaper, so that daemonised grandchildren are found as well.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """A function in a Python file of the user's: loaded as a module, its errors told as the user's."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Iterator

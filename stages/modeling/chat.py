@@ -1,7 +1,5 @@
 """Messages to token ids by the checkpoint's own chat template, with exactly one BOS."""
 
-from __future__ import annotations
-
 import inspect
 import signal
 import threading

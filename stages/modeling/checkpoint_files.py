@@ -1,7 +1,5 @@
 """Weights of a local checkpoint, checked before a library uses them; faults by the file's name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

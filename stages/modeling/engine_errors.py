@@ -3,8 +3,6 @@
 Without torch: processes of a pool set their devices before they import it.
 """
 
-from __future__ import annotations
-
 from stages.contract.errors import GebError
 
 _OUT_OF_MEMORY = (

@@ -4,16 +4,15 @@ It is a program of its own, ``python -m stages.modeling.gguf FILE FOLDER DTYPE``
 load no torch.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
-from stages.contract.errors import EXIT_USER, UserError
-from stages.contract.events import dump_json
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter, dump_json
+from stages.harness.program import run_program
 from stages.modeling.load import DTYPES, Precision
 
 RECORD = "gguf.json"
@@ -66,19 +65,12 @@ def convert(source: Path, target: Path, dtype: Precision) -> None:
         path.chmod(0o644)
 
 
-def main() -> int:
-    """Converts as the command line says; 64 for a file that cannot be converted."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("source", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("dtype", choices=DTYPES)
-    try:
-        convert(**vars(parser.parse_args()))
-    except UserError as error:
-        sys.stderr.write(f"{error.message}\n{error.remedy}\n")
-        return EXIT_USER
-    return 0
+def _convert(events: Emitter) -> None:
+    """Converts as the command line says."""
+    source, target, dtype = sys.argv[1:]
+    convert(Path(source), Path(target), cast(Precision, dtype))
+    events.info("converted")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(_convert)

@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub as streams of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of a checkpoint, whole or refused: safetensors only, no remote code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal

@@ -6,8 +6,6 @@ time; the backward pass computes the chunks again unless they are small.
 Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -198,7 +196,9 @@ class _TokenLogprobs(torch.autograd.Function):
         frozen = wants_hidden and not (wants_weight or wants_bias)
         # The slope of a cap needs the logits themselves.
         keep = keep and (wants_weight or wants_bias) and mapped.cap is None
-        dtype = _compute_dtype(hidden)
+        kind, dtype = hidden.device.type, hidden.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         log_normalizers = torch.empty_like(logprobs)
         d_hidden = torch.empty_like(hidden) if frozen else None
@@ -284,11 +284,6 @@ def _add_product(total: Tensor, d_logits: Tensor, inputs: Tensor) -> None:
         total.addmm_(d_logits.T, inputs)
     else:
         total += d_logits.T @ inputs
-
-
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:

@@ -6,8 +6,6 @@ training mode, and behind the head. Each check compares two ways to compute the 
 Shapes: `R` rows, `T` tokens of a row, `N` response tokens of all rows, `H` width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

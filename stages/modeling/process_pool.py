@@ -4,8 +4,6 @@ The number of processes changes no result. If a process ends, the others take it
 limit the item has no result, and another process takes the place of the one that ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import multiprocessing

@@ -1,7 +1,5 @@
 """Checkpoints written whole: weights under the names and shapes that transformers expects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

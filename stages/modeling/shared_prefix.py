@@ -10,8 +10,6 @@ family is needed here.
 Shapes: `T` tokens of the row, `A` attention heads, `D` width of a head, `L` queries, `S` keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizer of a checkpoint: loaded whole or refused, and compared with model and reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoTokenizer

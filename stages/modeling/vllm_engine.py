@@ -1,7 +1,5 @@
 """vLLM's engine in the process of a stage: its start, its memory, and the meaning of its errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib.util

@@ -4,8 +4,6 @@
 environment and calls it once on made-up responses, before a run pays for anything.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import sys

@@ -4,8 +4,6 @@ To add a strategy: one function, one row in ``STRATEGIES`` or ``UNCERTAIN``, its
 the tests run over the tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, permutations
 from random import Random

@@ -1,7 +1,5 @@
 """Parameters of the preferences stage."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """From a row of a preference data set to a prompt with two ranked responses. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

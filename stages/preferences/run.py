@@ -3,8 +3,6 @@
 Kept are the pairs of an iteration's prompts, so that held-out prompts stay held out. Rows stream.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From one row of a source to one prompt. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping

@@ -4,8 +4,6 @@ It is a program of its own, ``python -m stages.prepare.reasoning_gym ASKED FILE`
 environment lacks the library. ASKED is a JSON object with the arguments of :func:`rows`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib.metadata
@@ -16,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.contract.errors import EXIT_USER, UserError
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.harness.program import run_program
 
 
 def rows(place: str, task: str, settings: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -76,17 +76,13 @@ def _require_known(place: str, message: str, names: Iterable[str], known: Sequen
             raise UserError(f"{place}: {message} {name!r}", hint)
 
 
-def main() -> int:
-    """Writes the rows as the command line says; 64 for a mistake in it."""
+def _make(events: Emitter) -> None:
+    """Writes the rows that the command line asks for."""
     asked, place = sys.argv[1:]
-    try:
-        with Path(place).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows(**json.loads(asked)))
-    except UserError as error:
-        sys.stderr.write(f"{error.message}\n{error.remedy}\n")
-        return EXIT_USER
-    return 0
+    with Path(place).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows(**json.loads(asked)))
+    events.info("made")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(_make)

@@ -5,8 +5,6 @@ Two passes over the sources: the first keeps 16 bytes a row (the prompt's identi
 that memory hardly grows with the number of prompts. Rows of a part keep the order of their source.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack

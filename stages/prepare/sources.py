@@ -1,7 +1,5 @@
 """Rows of JSON-lines files, Parquet files and hub data sets, streamed, each with its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +58,8 @@ def open_source(source: ResolvedInput, params: PrepareParams, split: str) -> Sou
     if isinstance(source.source, HubInput):
         if params.hub_file is not None:
             return _open_file(_fetch(source.source, params.hub_file), columns)
-        return _open_hub(source.source, columns, params.subset, split)
+        found = open_hub_data(source.source, params.subset, split, columns)
+        return Source(found.name, len(found.data), found.read, tuple(found.data.column_names))
     assert source.path is not None
     if not source.path.is_dir():
         return _open_file(source.path, columns)
@@ -88,11 +87,6 @@ def _open_file(path: Path, columns: tuple[str, ...]) -> Source:
     return Source(
         str(path), count_rows(path), lambda: read_data_file(path, columns), column_names(path)
     )
-
-
-def _open_hub(source: HubInput, columns: tuple[str, ...], subset: str | None, split: str) -> Source:
-    found = open_hub_data(source, subset, split, columns)
-    return Source(found.name, len(found.data), found.read, tuple(found.data.column_names))
 
 
 def _fetch(source: HubInput, name: str) -> Path:

@@ -6,8 +6,6 @@ Every decision looks only at the seed and the prompt's identity, so that it does
 order of rows. At 16 bytes a row, a million prompts cost tens of MiB here, not their texts.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Gates of a promotion: verdicts with their reasons. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parameters of the promote stage."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator

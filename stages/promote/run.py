@@ -6,8 +6,6 @@ before and changes nothing. Numbers of versions and places of aliases go to ``re
 is telemetry.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ cannot interrupt a single long operation (``9^{9^{9}}`` is one). So they work in
 killed when they take too long: the stage's signals stay its own.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

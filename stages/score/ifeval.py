@@ -3,8 +3,6 @@
 Runs if ``lm_eval`` is installed: the environment and the image `eval`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ``judge`` oracle: a chat model at an OpenAI-compatible address marks or compares."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

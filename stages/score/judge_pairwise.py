@@ -6,8 +6,6 @@ asked twice with the answers swapped, and what does not survive the swap counts 
 Shapes: ``K`` responses per prompt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing

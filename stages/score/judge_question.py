@@ -1,7 +1,5 @@
 """Questions to a chat model at an OpenAI-compatible address, and its answers."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The time limits of the library ``math-verify`` are off, since its processes have one.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Interface of oracles, and the loader of the one that the parameters name."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ nothing. A trial that comes to its end says so, and whether it got the same rewa
 to each prompt: an oracle may end the process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import reprlib

@@ -4,8 +4,6 @@ Runs if ``reasoning_gym`` is installed: the environment and the image `eval`. So
 an answer as Python or with sympy, so an answer can hang or end the process that scores it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests to a server: several at once, each retried with growing pauses."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Generator, Iterable
@@ -109,7 +107,8 @@ class Remote:
             except httpx.RequestError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
-                if not _is_passing(response.status_code):
+                # Other statuses are no matter of the moment, which a retry may cure.
+                if response.status_code != _TOO_MANY_REQUESTS and response.status_code < 500:
                     return self._accepted(response)
                 reason = f"status {response.status_code}: {_start_of(response.content)}"
                 wait_seconds = max(wait_seconds, _retry_after(response))
@@ -156,11 +155,6 @@ class Remote:
 def _start_of(body: bytes) -> str:
     """The first words of an answer, for messages."""
     return repr(body[:200].decode(errors="replace"))
-
-
-def _is_passing(status: int) -> bool:
-    """True for a status that a retry may cure."""
-    return status == _TOO_MANY_REQUESTS or status >= 500
 
 
 def _retry_after(response: httpx.Response) -> float:

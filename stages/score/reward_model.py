@@ -3,8 +3,6 @@
 Shapes: ``B`` conversations of a batch, ``T`` tokens of the longest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

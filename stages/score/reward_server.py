@@ -78,21 +78,18 @@ class HttpOracle:
         with closing(self.remote.post_each(payloads, Answer)) as answers:
             for number, answer in answers:
                 if answer.oracle != self.server_identity:
-                    raise self._misnamed(answer.oracle)
+                    raise UserError(
+                        f"the server at {self.remote.url} calls itself {answer.oracle!r}, expected "
+                        f"is {self.server_identity!r}",
+                        "set score.http.identity to the oracle that shall score; it is part of the "
+                        "artifact's key, the address is not",
+                    )
                 if len(answer.scores) != len(batches[number]):
                     raise self.remote.disagreement(
                         f"{len(answer.scores)} scores for {len(batches[number])} responses"
                     )
                 for place, item in enumerate(answer.scores, number * size):
                     yield place, Verdict(item.score, item.error, item.components)
-
-    def _misnamed(self, name: str) -> UserError:
-        return UserError(
-            f"the server at {self.remote.url} calls itself {name!r}, expected is "
-            f"{self.server_identity!r}",
-            "set score.http.identity to the oracle that shall score; it is part of the "
-            "artifact's key, the address is not",
-        )
 
 
 def load(ctx: StageContext[ScoreParams]) -> HttpOracle:

@@ -4,8 +4,6 @@
 plain sequence classifier reads from the same checkpoint as its first output.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

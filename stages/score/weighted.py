@@ -1,7 +1,5 @@
 """The ``weighted`` oracle: a weighted sum of other oracles' scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

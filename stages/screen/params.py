@@ -1,7 +1,5 @@
 """Parameters of the screen stage."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

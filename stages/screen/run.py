@@ -3,8 +3,6 @@
 Memory holds 16 bytes and some overhead for each solved prompt.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

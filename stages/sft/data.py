@@ -1,7 +1,5 @@
 """Conversations of JSONL and Parquet files, a word-level tokenizer for them, and their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

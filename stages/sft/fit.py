@@ -1,7 +1,5 @@
 """Training on conversations, from data files to a warm-started policy."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +9,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError
 from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.chat import require_chat_template
@@ -75,17 +72,15 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
-        if self._source is None and ctx.params.lora.save != "merged":
-            raise UserError(
-                f"sft.lora.save = {ctx.params.lora.save!r} without a policy: adapters are for a "
-                "model that is kept, which a new one is not",
-                "leave sft.lora.save out, or name a policy",
-            )
         self.tokenizer = self._tokenizer()
         self._examples, self._num_dropped = make_examples(
             self.tokenizer, self._conversations(), self._max_length()
         )
-        self._tell_dropped()
+        if self._num_dropped:
+            process.events.warning(
+                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
+                f"are longer than {self._max_length()} tokens and are left out"
+            )
         self.plan = self.plan_of(self._examples, global_batch=ctx.params.global_batch_rows)
         self.check_lengths(filter(None, [self._source]))
         self._num_parameters = 0
@@ -143,13 +138,6 @@ class ConversationFit(Fit[SftParams]):
 
     def _conversations(self) -> Iterator[Placed]:
         return read_conversations(self.ctx.paths("data"), self.ctx.params)
-
-    def _tell_dropped(self) -> None:
-        if self._num_dropped:
-            self.process.events.warning(
-                f"{self._num_dropped} of {self._num_dropped + len(self._examples)} conversations "
-                f"are longer than {self._max_length()} tokens and are left out"
-            )
 
     def _max_length(self) -> int:
         """The model's context or the smaller limit asked for; some models have no context."""

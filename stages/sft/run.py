@@ -1,7 +1,5 @@
 """Stage `sft`: conversations, and a policy or an architecture, to a warm-started checkpoint."""
 
-from __future__ import annotations
-
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.sft.params import SftParams

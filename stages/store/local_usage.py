@@ -1,7 +1,5 @@
 """Space used in a store's folder, for garbage collection."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import stat

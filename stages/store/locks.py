@@ -10,8 +10,6 @@ another file locked for as long as it lives: its lease ends with it at once, and
 while it lives, however long its threads are held up.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

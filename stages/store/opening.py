@@ -1,7 +1,5 @@
 """Opening a store, wherever it is."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

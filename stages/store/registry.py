@@ -11,8 +11,6 @@ Files appear by rename: a reader needs no lock and never sees half of one. The a
 no file; it means the version registered last, whatever a crash may have interrupted.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Training on preference pairs, from tables to the next policy."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from stages.objectives.kappa import KappaController
 from stages.train import reference
 from stages.train.data import Pair, PairBatch, RefLogprobs, load_pairs, pair_batch
 from stages.train.objective import PairObjective, check_objective
-from stages.train.own_objective import OwnObjective, load_file
+from stages.train.own_objective import load_file
 from stages.train.params import TrainParams
 from stages.train.reference import save_average
 from stages.training.adapters import wear_adapters
@@ -37,7 +35,9 @@ class PairFit(Fit[TrainParams]):
     def __init__(self, ctx: StageContext[TrainParams], process: Process) -> None:
         super().__init__(ctx, process)
         check_objective(ctx.params)
-        self._own = self._own_objective()
+        own = ctx.params.python
+        is_own = ctx.params.objective == "python"
+        self._own = load_file(ctx.path("code"), own.function, own.settings) if is_own else None
         self._models = {name: ctx.model(name) for name in ("policy", "reference")}
         if ctx.model_digests("policy") == ctx.model_digests("reference"):
             self._models["reference"] = self._models["policy"]
@@ -47,7 +47,9 @@ class PairFit(Fit[TrainParams]):
         )
         self.tokenizer = load_tokenizer(self._models["policy"])
         self._pairs, self._counts = load_pairs(ctx.paths("pairs"), ctx.params)
-        self._check_tokenizers()
+        models, is_read = self._models, ctx.params.reference_logprobs == "model"
+        if is_read and models["policy"] != models["reference"]:
+            require_same_tokenizer(models["policy"], models["reference"])
         self.plan = self.plan_of(self._pairs, global_batch=ctx.params.global_batch_pairs)
         self.check_lengths(self._models.values())
         self._loaded: ResponseLogprobs | None = None
@@ -158,18 +160,6 @@ class PairFit(Fit[TrainParams]):
         if models["policy"] == models["reference"] and params.deepspeed.zero_stage == "off":
             # The same weights: training starts from this very model.
             self._loaded = whole
-
-    def _own_objective(self) -> OwnObjective | None:
-        if self.ctx.params.objective != "python":
-            return None
-        own = self.ctx.params.python
-        return load_file(self.ctx.path("code"), own.function, own.settings)
-
-    def _check_tokenizers(self) -> None:
-        models = self._models
-        is_read = self.ctx.params.reference_logprobs == "model"
-        if is_read and models["policy"] != models["reference"]:
-            require_same_tokenizer(models["policy"], models["reference"])
 
     def _reference_logprobs(self) -> RefLogprobs:
         params = self.ctx.params

@@ -7,8 +7,6 @@ pays for anything that its objective cannot work: it ends as a stage does.
 Shapes: `B` pairs, `T` tokens.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

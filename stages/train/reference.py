@@ -4,8 +4,6 @@ Computed in parts that survive a failed attempt; each process computes its share
 ZeRO-3 the reference lies in shards as the policy does, and both are never in memory at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Stage `train`: request to artifact."""
 
-from __future__ import annotations
-
 from stages.contract.adapters import write_base
 from stages.harness.context import StageContext
 from stages.harness.program import Stage

@@ -1,7 +1,5 @@
 """LoRA adapters: refused if they could not be merged, merged by peft's arithmetic, saved."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ Shapes: `B` samples of `k` responses each, `R` rows, `T` tokens of a row, `S` to
 `N` response tokens of all samples.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ written: there are never more than two. A training goes on from the newest whole
 can use.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ Several keep the model whole under torch's DDP, or in shards by DeepSpeed, in th
 `zero.ZeroEngine`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """One process of a training, from samples to checkpoint."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Every process of a training has the context of the stage call. A training that l
 again with half the tokens.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 from dataclasses import replace

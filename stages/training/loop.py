@@ -1,7 +1,5 @@
 """The training loop: from a step's micro-batches to updated weights, a record and a checkpoint."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

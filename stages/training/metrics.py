@@ -1,7 +1,5 @@
 """Metrics of training steps: one JSON object a line, means of an epoch, and what a step costs."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

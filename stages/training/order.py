@@ -1,7 +1,5 @@
 """Order in which a training sees its samples; without torch, for reports too."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

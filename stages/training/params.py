@@ -1,7 +1,5 @@
 """Parameters that the stages `train` and `sft` share."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

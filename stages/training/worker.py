@@ -4,8 +4,6 @@ A node (`stages/training/node.py`), whose process id is ``PARENT``, starts it wi
 that ``torchrun`` sets, too, and hears on its stdout what it reports and why it failed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -5,8 +5,6 @@ its own. DeepSpeed writes one file of optimizer state per process. Its converter
 one tensor per weight, the universal form, which any number of processes can load.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import shutil

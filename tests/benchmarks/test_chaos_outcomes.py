@@ -1,7 +1,5 @@
 """Outcomes of a campaign of faults: what a file of them keeps, and how they are counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

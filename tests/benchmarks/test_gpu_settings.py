@@ -1,7 +1,5 @@
 """Settings of the benchmark on GPUs: what it offers are trainings that the stage takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

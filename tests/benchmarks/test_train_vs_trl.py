@@ -1,7 +1,5 @@
 """Training against TRL's: the command runs, and the loss curves are compared."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

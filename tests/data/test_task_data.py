@@ -1,7 +1,5 @@
 """Data of the tasks beside the quickstart: as generators make them, and as the tasks need them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

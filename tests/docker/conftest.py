@@ -1,7 +1,5 @@
 """The images, built once, and an image with the probe stage on top of one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

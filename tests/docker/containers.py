@@ -1,7 +1,5 @@
 """Probes in containers, and what a test wants to know of the engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

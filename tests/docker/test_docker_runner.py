@@ -1,7 +1,5 @@
 """The docker runner with a real engine: exit codes, events, limits, stopping, what is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import docker

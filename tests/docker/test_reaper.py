@@ -1,7 +1,5 @@
 """Containers whose orchestrator died: ended, taken over or removed; an engine that is restarted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Limits of a stage's container. A change that loosens one must change its test as well."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

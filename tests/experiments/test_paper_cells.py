@@ -1,8 +1,5 @@
 """Tables of the paper's cells: complete, readable, and planned with what they share."""
 
-from __future__ import annotations
-
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from experiments.study import (
     tuning_runs,
 )
 from stages.contract.errors import UserError
-from tests.flows.loop import geb
+from tests.flows.loop import geb_json
 
 HEAD = "experiment,setting,method,divergence,configuration,fields,grid,tuning_seeds,seeds"
 FDPO = "main,front desk,f-DPO,KL,quickstart,train.design=none,,,0 1"
@@ -104,7 +101,10 @@ def test_what_the_paper_figures_has_a_cell() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scale: str) -> None:
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
-    designs |= {"GEB-arctanh": "arctanh"}
+    designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
+    designs |= {"COPO": "feb"}
+    losses = {"IPO": "ipo", "RPO": "rpo", "REBEL": "rebel"}
+    designs |= dict.fromkeys(losses, "none")
     divergences = {"KL": "reverse_kl", "Hellinger": "hellinger", "forward KL": "forward_kl"}
     rows = cells(scale)
     first = {row: row.coefficients()[0] for row in rows if row.grid}
@@ -115,6 +115,8 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
         train = each.cell.config.train
         is_plain = scale == "full" and (method, each.row.divergence) == ("FEB", "KL")
         assert train.design == ("none" if is_plain else designs.get(method, method.lower()))
+        assert train.loss == losses.get(method, "sigmoid")
+        assert (train.bonus_weight == "count") == (method == "COPO")
         assert train.divergence == divergences[each.row.divergence]
 
 
@@ -224,12 +226,10 @@ def test_the_bandit_alone_has_no_runs_and_the_store_that_is_named(tmp_path: Path
 
 
 def test_a_dry_run_of_the_paper_needs_no_hub(tmp_path: Path) -> None:
-    done = geb(
-        *("paper", "--scale", "full", "--dry-run", "--json", "--store", tmp_path / "store"),
+    found = geb_json(
+        *("paper", "--scale", "full", "--dry-run", "--store", tmp_path / "store"),
         HF_HUB_OFFLINE="1",
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
     assert found["hub_asked"] is False
     shown: list[dict[str, object]] = found["cells"]
     assert {each["configuration"] for each in shown} == {

@@ -1,7 +1,5 @@
 """The paper's settings, field by field, in the configurations of its experiments."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,14 +1,12 @@
 """`geb paper` at a tiny scale, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.flows.loop import ROOT, SMALL, geb
+from tests.flows.loop import ROOT, SMALL, geb_ok
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -35,8 +33,7 @@ def configs(tmp_path: Path) -> Path:
 def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "results"
     arguments = ("paper", "--store", store, "--json", "--out", out)
-    done = geb(*arguments, GEB_CONFIGS=str(configs))
-    assert done.returncode == 0, done.stderr
+    done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     found = json.loads(done.stdout)
     # GEB's reported run is one of the two that chose its κ: the seeds are the same here.
     assert {each["run"]: each["tunes"] for each in found["runs"]}.keys() == {
@@ -48,8 +45,7 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
     assert (made["sft"], made["prepare"], made["pair"], made["train"]) == (1, 1, 1, 3)
     assert "### front desk" in (out / "report.md").read_text()
     assert Path(found["page"]).exists()
-    again = geb(*arguments, GEB_CONFIGS=str(configs))
-    assert again.returncode == 0, again.stderr
+    again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
     assert json.loads(again.stdout)["runs"] == found["runs"]
 
@@ -65,8 +61,7 @@ def test_a_run_whose_keys_have_changed_is_computed_again(configs: Path, tmp_path
         values = yaml.safe_load((configs / "tiny.yaml").read_text())
         values["sft"] = {**values.get("sft", {}), "learning_rate": factor * 1e-3}
         (configs / "tiny.yaml").write_text(yaml.safe_dump(values))
-        done = geb(*arguments, GEB_CONFIGS=str(configs))
-        assert done.returncode == 0, done.stderr
+        done = geb_ok(*arguments, GEB_CONFIGS=str(configs))
         [run] = json.loads(done.stdout)["runs"]
         rewards.append(run["figures"])
     assert rewards[0] != rewards[1]

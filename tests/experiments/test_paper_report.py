@@ -1,7 +1,5 @@
 """The paper's report: every table in its order, ours beside the paper's, and what was found."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

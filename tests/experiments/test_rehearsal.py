@@ -1,7 +1,5 @@
 """`geb paper --rehearse`: the presets as they are, with models and data from a hub on loopback."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

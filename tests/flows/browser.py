@@ -1,7 +1,5 @@
 """The Prefect UI as a person uses it: where things are on its pages."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Fixtures of several flow tests: a `geb up`, and a finished run to change."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluations written by hand, as far as reports read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

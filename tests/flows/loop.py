@@ -1,7 +1,5 @@
 """The whole loop at small size, as a person runs it: the `geb` command in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -48,6 +46,18 @@ MANY_STEPS: dict[str, Any] = {
     "global_batch_pairs": 4,
 }
 
+# vLLM's CPU attention wants heads of 32.
+VLLM_WARM_START: dict[str, Any] = {
+    "architecture": {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+    "epochs": 1,
+    "global_batch_rows": 128,
+}
+
 
 def write_config(folder: Path, **changes: Any) -> Path:
     """Writes a small configuration whose store is in ``folder``; sections are merged."""
@@ -68,6 +78,28 @@ def geb(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
         env=os.environ | environment,
         check=False,
     )
+
+
+def geb_ok(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``geb`` as :func:`geb` does; it must end well."""
+    done = geb(*arguments, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def geb_json(*arguments: str | Path, **environment: str) -> Any:
+    """The document that ``geb`` prints with ``--json``."""
+    return json.loads(geb_ok(*arguments, "--json", **environment).stdout)
+
+
+def geb_refused(*arguments: str | Path, **environment: str) -> str:
+    """What ``geb`` says of a person's mistake, in words with one space between them."""
+    done = geb(*arguments, **environment)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 64, said
+    assert "Traceback" not in said
+    assert "remedy" in said
+    return said
 
 
 @contextmanager
@@ -140,18 +172,18 @@ def inputs(step: Step) -> dict[str, list[str]]:
 
 def steps(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
     """The run's steps by name, as ``geb status --json`` tells them."""
-    done = geb("status", run, "--store", store, "--json")
-    assert done.returncode == 0, done.stderr
-    return {each["step"]: each for each in json.loads(done.stdout)[run]["steps"]}
+    return {each["step"]: each for each in geb_json("status", run, "--store", store)[run]["steps"]}
 
 
-def hosts(store: Path, run: str) -> dict[str, str]:
-    """Host name of the machine, or pod, that computed each of a run's artifacts, by step."""
-    found = {}
-    for name, record in steps(store, run).items():
-        manifest = store / "artifacts" / record["stage"] / record["key"] / "manifest.json"
-        found[name] = json.loads(manifest.read_text())["host"]
-    return found
+def manifests(store: Path, run: str = "small") -> dict[str, dict[str, Any]]:
+    """Manifest of every finished step's artifact."""
+    return {
+        name: json.loads(
+            (store / "artifacts" / each["stage"] / each["key"] / "manifest.json").read_text()
+        )
+        for name, each in steps(store, run).items()
+        if each["state"] in ("done", "reused")
+    }
 
 
 def warm_started(finished: Path) -> dict[str, Any]:
@@ -163,20 +195,14 @@ def warm_started(finished: Path) -> dict[str, Any]:
 
 def plan(config: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     """The lines of ``geb plan --json`` by step."""
-    done = geb("plan", config, "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    return {each["step"]: each for each in json.loads(done.stdout)}
+    return {each["step"]: each for each in geb_json("plan", config, *arguments)}
 
 
 def result_digests(store: Path, run: str = "small") -> dict[str, str]:
     """Digest of every finished step's artifact, telemetry left out."""
-    found = {}
-    for name, record in steps(store, run).items():
-        if record["state"] not in ("done", "reused"):
-            continue
-        text = (store / "artifacts" / record["stage"] / record["key"] / "manifest.json").read_text()
-        files = json.loads(text)["files"]
-        found[name] = json.dumps(
-            {file: each["sha256"] for file, each in files.items() if not each["telemetry"]}
+    return {
+        name: json.dumps(
+            {file: it["sha256"] for file, it in each["files"].items() if not it["telemetry"]}
         )
-    return found
+        for name, each in manifests(store, run).items()
+    }

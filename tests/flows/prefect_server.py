@@ -1,7 +1,5 @@
 """A Prefect server of a test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

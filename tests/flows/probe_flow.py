@@ -1,7 +1,5 @@
 """A flow of probe stages: as quick as orchestration can be, for tests of what surrounds a stage."""
 
-from __future__ import annotations
-
 from prefect import flow
 
 from flows.execution.cancellation import ends_cancelled

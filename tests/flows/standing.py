@@ -1,7 +1,5 @@
 """A `geb up` at work, and what a test asks of it through Prefect's API."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

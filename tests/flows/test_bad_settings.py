@@ -1,7 +1,5 @@
 """Settings of every field as nobody should write them: refused by the field's name."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

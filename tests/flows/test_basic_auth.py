@@ -1,7 +1,5 @@
 """A Prefect server behind basic authentication: runs that know the password, and that do not."""
 
-from __future__ import annotations
-
 import base64
 import threading
 from collections.abc import Iterator

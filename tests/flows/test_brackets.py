@@ -1,7 +1,5 @@
 """Paths with brackets, which are the terminal's markup, in what commands say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.flows.loop import geb, write_config

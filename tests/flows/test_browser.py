@@ -1,7 +1,5 @@
 """The pipeline from the Prefect UI: fill the form, watch the run, read its report, press Retry."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

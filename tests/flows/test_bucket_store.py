@@ -1,7 +1,5 @@
 """A run whose store is a bucket, on hosts that have nothing else in common."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,6 +11,9 @@ import pytest
 from stages.store.opening import open_store
 from tests.flows.loop import (
     geb,
+    geb_json,
+    geb_ok,
+    geb_refused,
     plan,
     result_digests,
     stage_processes,
@@ -87,8 +88,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
     assert "geb resume small --store s3://" in output
     assert SECRET not in output
     gate.end()
-    done = geb(*resume)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok(*resume)
     assert bucket_digests(url) == {
         name: each
         for name, each in result_digests(finished.parent / "store").items()
@@ -97,8 +97,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
     # Host C finds everything, and fetches only what the report shows.
     use_host(monkeypatch, tmp_path / "host-c")
     assert {each["action"] for each in plan(config).values()} == {"reuse"}
-    again = geb("run", config, "--json")
-    assert again.returncode == 0, again.stdout + again.stderr
+    again = geb_ok("run", config, "--json")
     assert set(states(url).values()) == {"reused"}
     assert not list((tmp_path / "host-c").rglob("*.safetensors"))
     summary = json.loads(again.stdout)
@@ -110,9 +109,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(
 
 def _check_commands(url: str) -> None:
     def ask(*command: str) -> Any:
-        done = geb(*command, "--store", url, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return geb_json(*command, "--store", url)
 
     assert ask("status")["small"]["state"] == "completed"
     [[version]] = [each["versions"] for each in ask("models").values()]
@@ -121,11 +118,9 @@ def _check_commands(url: str) -> None:
     assert ask("verify")["damaged"] == {}
     assert ask("report", "small")["report"].startswith("s3://")
     assert ask("gc") == []
-    moved = geb("promote", "small:1", "--alias", "candidate", "--store", url)
-    assert moved.returncode == 0
+    moved = geb_ok("promote", "small:1", "--alias", "candidate", "--store", url)
     assert f"{url}/artifacts/train/{key}/" in moved.stdout
-    refused = geb("rollback", "small", "--alias", "candidate", "--store", url)
-    assert refused.returncode == 64
+    geb_refused("rollback", "small", "--alias", "candidate", "--store", url)
     assert all(each["ok"] for each in ask("doctor") if each["name"] in ("store", "disk"))
 
 

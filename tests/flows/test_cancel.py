@@ -1,7 +1,5 @@
 """Cancelling through Prefect's API: the stages end, the run ends Cancelled, nothing is left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

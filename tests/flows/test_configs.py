@@ -1,7 +1,5 @@
 """Every shipped configuration is read and checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

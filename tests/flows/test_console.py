@@ -1,7 +1,5 @@
 """Lines that a run prints where there is no terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,12 +1,9 @@
 """Damaged artifacts are noticed before use, and a run repairs itself."""
 
-from __future__ import annotations
-
-import json
 import os
 from pathlib import Path
 
-from tests.flows.loop import geb, result_digests, steps
+from tests.flows.loop import geb, geb_json, geb_ok, result_digests, steps
 
 
 def artifact_of(store: Path, step: str) -> Path:
@@ -30,8 +27,7 @@ def test_every_kind_of_damage_is_repaired_in_one_run(copied: Path, finished: Pat
     truncate(artifact_of(store, "iteration-1/train") / "checkpoint/model.safetensors")
     (artifact_of(store, "iteration-1/score/0") / "scores.parquet").unlink()
     (artifact_of(store, "iteration-1/pair") / "manifest.json").write_text("{")
-    done = geb("run", copied)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = geb_ok("run", copied)
     for said in ("has changed", "is missing", "bytes, not", "missing or unreadable"):
         assert said in done.stdout.replace("\n", " ")
     assert len(list((store / "quarantine").iterdir())) == 4
@@ -42,8 +38,8 @@ def test_gc_keeps_what_runs_and_models_need(copied: Path) -> None:
     store = copied.parent / "store"
     alter(artifact_of(store, "iteration-1/pair") / "pairs.parquet")
     assert geb("run", copied).returncode == 0
-    listed = json.loads(geb("gc", "--store", store, "--json").stdout)
+    listed = geb_json("gc", "--store", store)
     assert [each["why"] for each in listed] == ["set aside"]
     assert geb("gc", "--store", store, "--delete").returncode == 0
     assert geb("verify", "--store", store).returncode == 0
-    assert json.loads(geb("gc", "--store", store, "--json").stdout) == []
+    assert geb_json("gc", "--store", store) == []

@@ -1,7 +1,5 @@
 """Damaged records of a store: every command says in one message which, where, and what to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

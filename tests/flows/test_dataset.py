@@ -1,7 +1,5 @@
 """Preferences from outside to a trained model, and a run's data out of it, into TRL."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
 from stages.tables.schemas import PAIRS, num_rows, read_rows
-from tests.flows.loop import ROOT, geb, inputs, steps, write_config
+from tests.flows.loop import ROOT, geb, geb_ok, inputs, steps, write_config
 
 
 @pytest.fixture
@@ -62,8 +60,7 @@ def test_preferences_train_a_model_whose_data_trl_trains_on(
         inputs={"prompts": [], "preferences": str(preferences)},
         prepare={"prompts_per_iteration": None},
     )
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     table = open_store(str(tmp_path / "store")).load(
         "preferences", steps(tmp_path / "store", "small")["iteration-1/pair"]["key"]
     )
@@ -71,8 +68,7 @@ def test_preferences_train_a_model_whose_data_trl_trains_on(
     assert num_rows(table.file("pairs.parquet")) == 160 - 16
 
     folder = tmp_path / "data-set"
-    done = geb("dataset", "small", folder, "--store", tmp_path / "store")
-    assert done.returncode == 0, done.stderr
+    geb_ok("dataset", "small", folder, "--store", tmp_path / "store")
     pairs = datasets.load_dataset(str(folder), "pairs", split="train", cache_dir=str(tmp_path))
     assert len(pairs) == 144
     given = [json.loads(line) for line in preferences.read_text().splitlines()]
@@ -103,8 +99,7 @@ def test_a_sampled_run_is_written_with_its_responses_and_read_back(
 
     store = finished.parent / "store"
     folder = tmp_path / "data-set"
-    done = geb("dataset", "small", folder, "--store", store)
-    assert done.returncode == 0, done.stderr
+    geb_ok("dataset", "small", folder, "--store", store)
     tables = {
         name: datasets.load_dataset(str(folder), name, split="train", cache_dir=str(tmp_path))
         for name in ("pairs", "responses")

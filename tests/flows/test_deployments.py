@@ -1,7 +1,5 @@
 """`prefect deploy --all` with each shipped file, against a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

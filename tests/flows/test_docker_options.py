@@ -1,7 +1,5 @@
 """Containers without an engine: the image of a stage, its options, its lines and its ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`geb doubt`: a sceptic on a registered model, and a promotion that asks for its verdict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from flows.doubt import BAD_ANSWERS, bad_answers
 from stages.store.base import Store
 from stages.store.registry import DoubtCheck, ModelRegistry
-from tests.flows.loop import geb
+from tests.flows.loop import geb, geb_json, geb_ok, geb_refused
 
 
 def test_ways_to_spoil_an_answer() -> None:
@@ -26,23 +24,19 @@ def test_ways_to_spoil_an_answer() -> None:
 
 def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path: Path) -> None:
     store = copied.parent / "store"
-    refused = geb("promote", "small:1", "--doubted", "--store", store)
-    assert refused.returncode == 64
-    assert "small:1 has not been doubted" in refused.stderr
+    refused = geb_refused("promote", "small:1", "--doubted", "--store", store)
+    assert "small:1 has not been doubted" in refused
     # One prompt that the run has seen, and two that are new.
     seen = pq.read_table(next(store.glob("artifacts/prepare/*/test.parquet")))["messages"][0]
     lines = [json.dumps({"messages": seen.as_py()})]
     lines += [json.dumps({"prompt": f"Please bring {n} to room 7."}) for n in ("tea", "towels")]
     prompts = tmp_path / "fresh.jsonl"
     prompts.write_text("\n".join(lines))
-    wrong = geb("doubt", "small:1", "--prompts", tmp_path / "none.jsonl", "--store", store)
-    assert wrong.returncode == 64
-    assert "none.jsonl" in wrong.stderr
+    wrong = geb_refused("doubt", "small:1", "--prompts", tmp_path / "none.jsonl", "--store", store)
+    assert "none.jsonl" in wrong
     assert not (store / "runs/small-doubt/steps").exists(), "told before anything is sampled"
 
-    shown = geb("doubt", "small:1", "--prompts", prompts, "--store", store, "--json")
-    assert shown.returncode == 0, shown.stderr
-    found = json.loads(shown.stdout)
+    found = geb_json("doubt", "small:1", "--prompts", prompts, "--store", store)
     checks = {each["name"]: each for each in found["checks"]}
     assert list(checks) == [
         "another sampling seed",
@@ -58,13 +52,11 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     assert "mean score 0.000" in checks["oracle on bad answers: empty"]["finding"]
     assert f"small:1 {found['verdict']}" in (store / "runs/small-doubt/doubt.html").read_text()
 
-    refused = geb("promote", "small:1", "--doubted", "--store", store)
-    assert refused.returncode == 64
-    assert "against it: another sampling seed" in refused.stderr
-    listed = json.loads(geb("models", "--store", store, "--json").stdout)
+    refused = geb_refused("promote", "small:1", "--doubted", "--store", store)
+    assert "against it: another sampling seed" in refused
+    listed = geb_json("models", "--store", store)
     assert listed["small"]["doubts"]["1"]["checks"] == found["checks"]
-    exported = geb("export", "small:1", tmp_path / "taken", "--store", store)
-    assert exported.returncode == 0, exported.stderr
+    geb_ok("export", "small:1", tmp_path / "taken", "--store", store)
     assert found["verdict"] in (tmp_path / "taken/README.md").read_text()
 
     prompts.write_text(lines[0])

@@ -1,7 +1,5 @@
 """Suites of a judge and of lm-eval, with AlpacaEval's length control, through a real flow."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.eval_environment import PYTHON, need_eval_environment, write_punkt
-from tests.flows.loop import geb, warm_started, write_config
+from tests.flows.loop import geb_json, warm_started, write_config
 from tests.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.slow
@@ -97,9 +95,7 @@ def test_a_judge_s_and_lm_eval_s_suites_through_a_run(
         execution={"interpreters": {"eval": str(PYTHON)}},
     )
     data = write_punkt(tmp_path / "nltk_data")
-    done = geb("run", config, "--json", NLTK_DATA=str(data))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["suites"]
+    found = geb_json("run", config, NLTK_DATA=str(data))["suites"]
     base, policy = found["compared"]
     for row in (base, policy):
         assert 0 <= row["solved"]["LC win rate"] <= 1

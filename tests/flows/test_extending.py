@@ -1,7 +1,5 @@
 """A toy stage and a toy runner, added as CONTRIBUTING says, and the places that it names."""
 
-from __future__ import annotations
-
 import io
 import re
 from itertools import islice
@@ -78,7 +76,7 @@ class ToyConfig(RunConfig):
 
 def toy(self: Steps, iteration: int, prompts: Output) -> Step:
     params = self._config.toy
-    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]}, iteration=iteration)
+    return Step(f"iteration-{iteration}/toy", params, {"prompts": [prompts]})
 
 
 def algorithm(config: ToyConfig, steps: Any, start: object, do: Do) -> None:

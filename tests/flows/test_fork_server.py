@@ -1,7 +1,5 @@
 """Stages as forks of a server that has loaded their libraries; more in test_process_runner."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor

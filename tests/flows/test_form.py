@@ -1,7 +1,5 @@
 """The form of the Prefect UI, and what is made of what a person fills in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of a schedule: the same run each time, or a fresh one."""
 
-from __future__ import annotations
-
 import datetime
 
 from flows.pipeline.config import RunConfig

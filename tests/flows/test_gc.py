@@ -1,7 +1,5 @@
 """Garbage collection beside runs at work: what is needed by now stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

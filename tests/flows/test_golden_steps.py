@@ -4,8 +4,6 @@ A seed or an input that changes on purpose gets a new line in ``golden_steps.txt
 CHANGELOG.md: what is computed again, and why.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flows.pipeline.algorithm import all_steps

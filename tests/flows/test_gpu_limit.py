@@ -1,7 +1,5 @@
 """Slots of a Prefect limit around the launch of stages with GPUs, against a real server."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The locks on a host's GPUs, with GPUs that are there by name alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

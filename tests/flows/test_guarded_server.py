@@ -1,7 +1,5 @@
 """A Prefect server that we start serves its own UI and clients, and no other site's pages."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

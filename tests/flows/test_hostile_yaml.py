@@ -1,7 +1,5 @@
 """Configuration files as nobody should write them: refused with one short message."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Builds of images that fail, and an engine that does: a program stands for Docker's own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

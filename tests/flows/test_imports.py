@@ -1,7 +1,5 @@
 """The orchestrator stays light: importing it loads no machine-learning library."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """`geb init`: folders that run as they are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from flows.commands.init import Kind, write_task
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.loading import load_config
-from tests.flows.loop import geb
+from tests.flows.loop import geb, geb_ok, geb_refused
 
 KINDS = {
     "function": ("python", []),
@@ -28,8 +26,7 @@ def test_each_kind_of_task_is_a_valid_configuration(
 ) -> None:
     oracle, options = KINDS[kind]
     more = ["--policy", policy] if policy else []
-    done = geb("init", tmp_path / "my task", "--kind", kind, *options, *more)
-    assert done.returncode == 0, done.stderr
+    geb_ok("init", tmp_path / "my task", "--kind", kind, *options, *more)
     config = load_config(tmp_path / "my task/geb.yaml")
     assert config.name == "my-task"
     assert config.store == str(tmp_path / "my task/store")
@@ -81,8 +78,7 @@ def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
 ) -> None:
     folder = tmp_path / "desk"
     assert geb("init", folder).returncode == 0, "without a terminal, a reward function"
-    planned = geb("plan", folder / "geb.yaml")
-    assert planned.returncode == 0, planned.stderr
+    planned = geb_ok("plan", folder / "geb.yaml")
     assert planned.stderr == ""
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -103,15 +99,11 @@ def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = geb("init", tmp_path / "task", *arguments)
-    assert done.returncode == 64
-    assert said in done.stderr
+    assert said in geb_refused("init", tmp_path / "task", *arguments)
     assert not (tmp_path / "task").exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    done = geb("init", tmp_path)
-    assert done.returncode == 64
-    assert f"{tmp_path} is there and not empty" in done.stderr
+    assert f"{tmp_path} is there and not empty" in geb_refused("init", tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]

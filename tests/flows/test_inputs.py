@@ -1,7 +1,5 @@
 """Inputs from outside: hashed once in a block, again where a file has changed."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Figures of a run with their intervals, and differences of two runs, from samples by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

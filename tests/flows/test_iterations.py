@@ -1,7 +1,5 @@
 """Three iterations: the policy, the reference and the pairs that each of them reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pods of one attempt without a cluster: their logs, their ends, and what is left of them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

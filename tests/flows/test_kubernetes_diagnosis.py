@@ -1,7 +1,5 @@
 """Diagnosis of a pod by its state, without a cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

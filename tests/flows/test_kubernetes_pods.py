@@ -1,7 +1,5 @@
 """Pods of a request, without a cluster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal

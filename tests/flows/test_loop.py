@@ -1,7 +1,5 @@
 """The loop at small size against a real Prefect server: results, caching, keys, two at once."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json
@@ -12,12 +10,11 @@ import httpx
 import pytest
 from prefect.client.orchestration import PrefectClient
 
-from tests.flows.loop import geb, plan, started, steps, wait_for_line, write_config
+from tests.flows.loop import geb_ok, plan, started, steps, wait_for_line, write_config
 
 
 def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
-    done = geb("report", "small", "--store", finished.parent / "store")
-    assert done.returncode == 0, done.stderr
+    done = geb_ok("report", "small", "--store", finished.parent / "store")
     header = next(line for line in done.stdout.splitlines() if "distinct-1" in line)
     for column in ("win rate", "distinct-1", "distinct-4", "log π_ref", "ties", "bonus ratio"):
         assert column in header
@@ -48,8 +45,7 @@ def test_the_same_run_again_finds_everything_cached_and_prefect_shows_it(
     finished: Path, prefect_server: str
 ) -> None:
     before = {name: each["key"] for name, each in steps(finished.parent / "store").items()}
-    done = geb("run", finished)
-    assert done.returncode == 0, done.stderr
+    geb_ok("run", finished)
     page = (finished.parent / "store/runs/small/report.html").read_text()
     assert page.count("<svg") > 5
     told = httpx.get(f"{prefect_server}/artifacts/small-report/latest").json()["data"]
@@ -147,8 +143,7 @@ def test_compute_again_on_purpose(copied: Path) -> None:
     assert lines["iteration-1/pair"]["action"] == "reuse"
     assert lines["iteration-1/train"]["because"] == "asked to compute it again"
     store = copied.parent / "store"
-    done = geb("resume", "small", "--store", store, "--from", "train", "--iteration", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("resume", "small", "--store", store, "--from", "train", "--iteration", "1")
     states = {name: each["state"] for name, each in steps(store).items()}
     assert states["iteration-1/pair"] == "reused"
     assert states["iteration-1/train"] == "done"

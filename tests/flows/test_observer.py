@@ -1,7 +1,5 @@
 """Observers and steps to compute again, set for a block of code around a step's execution."""
 
-from __future__ import annotations
-
 import threading
 from contextvars import copy_context
 from pathlib import Path

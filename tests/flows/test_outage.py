@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer

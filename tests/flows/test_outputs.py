@@ -1,7 +1,5 @@
 """Responses in the format of AlpacaEval."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`geb run` where no Prefect server is configured: it brings one for its own time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Faults of a place for stages, as `geb doctor --runner` tells them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

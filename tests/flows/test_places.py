@@ -1,8 +1,5 @@
 """One store and the same paths for every command, whatever folder it is called from."""
 
-from __future__ import annotations
-
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.store.opening import open_store
-from tests.flows.loop import ROOT, geb, write_config
+from tests.flows.loop import ROOT, geb_json, geb_ok, write_config
 
 
 def written(folder: Path, values: dict[str, Any]) -> Path:
@@ -72,21 +69,19 @@ def test_the_store_is_named_alike_for_what_starts_runs_and_for_what_reads_them(
         "flag": (["--store", str(other)], {}),
         "variable": ([], {"GEB_STORE": str(other)}),
     }[how]
-    planned = geb("plan", config, *flag, "--json", **variable)
-    assert planned.returncode == 0, planned.stderr
+    geb_ok("plan", config, *flag, "--json", **variable)
     assert (other / "store.json").exists()
     assert not (tmp_path / "store").exists(), "the configuration's own store"
     RunRecord(open_store(str(other)), "small").save_config(RunConfig(name="small"))
-    assert list(json.loads(geb("status", *flag, "--json", **variable).stdout)) == ["small"]
+    assert list(geb_json("status", *flag, **variable)) == ["small"]
 
 
 def test_set_wins_over_the_variable(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
-    done = geb(
+    geb_ok(
         *("plan", write_config(tmp_path), "--set", f"store={mine}"),
         GEB_STORE=str(tmp_path / "other"),
     )
-    assert done.returncode == 0, done.stderr
     assert (mine / "store.json").exists()
     assert not (tmp_path / "other").exists()
 

@@ -1,7 +1,5 @@
 """A stage whose machine was taken from it: it starts again, and no retry is used up."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

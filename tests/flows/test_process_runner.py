@@ -1,7 +1,5 @@
 """The process runner with real subprocesses: exit codes, events, time limits, dead-man switch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

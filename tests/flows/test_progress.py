@@ -1,7 +1,5 @@
 """Progress in Prefect never makes a stage wait for the server."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from stages.contract.digests import digest_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.store.opening import open_store
-from tests.flows.loop import geb
+from tests.flows.loop import geb, geb_ok, geb_refused
 
 CONFIG = Path(__file__).parents[2] / "configs" / "chat" / "rules.yaml"
 
@@ -83,8 +83,7 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
         "train.global_batch_pairs": "4",
         "pair.ties": "keep",
     }
-    done = geb("run", str(CONFIG), *(f"--set={name}={each}" for name, each in sizes.items()))
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", str(CONFIG), *(f"--set={name}={each}" for name, each in sizes.items()))
     (trained,) = (tmp_path / "store" / "artifacts" / "train").glob("*/checkpoint")
     steps = [
         json.loads(line) for line in (trained.parent / "metrics.jsonl").read_text().splitlines()
@@ -99,9 +98,10 @@ def test_a_damaged_file_is_named(command: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF\0")
     where = [str(file)] if command == "fetch" else [str(CONFIG), f"--set=inputs.policy={file}"]
-    done = geb(command, *where, GEB_CACHE=str(tmp_path / "cache"), GEB_STORE=str(tmp_path / "s"))
-    assert done.returncode == 64
-    assert f"{file} cannot be read as a GGUF file of a language model" in done.stderr
+    said = geb_refused(
+        command, *where, GEB_CACHE=str(tmp_path / "cache"), GEB_STORE=str(tmp_path / "s")
+    )
+    assert f"{file} cannot be read as a GGUF file of a language model" in said
     assert list((tmp_path / "cache" / "models").glob("[!.]*")) == []
 
 

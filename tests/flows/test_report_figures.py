@@ -1,7 +1,5 @@
 """Every figure of a report shows the values of its artifacts, point by point and bar by bar."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The message of a run of which several steps failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shipped suites: what they ask for before a run, and the steps that they make."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

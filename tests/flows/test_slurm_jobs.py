@@ -1,7 +1,5 @@
 """Slurm jobs without a cluster: options, batch programs, what Slurm says and what it means."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

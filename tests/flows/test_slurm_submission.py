@@ -1,7 +1,5 @@
 """Submission of Slurm jobs without a cluster: a full queue, jobs that are there already."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Intervals and tests of reports against published numbers, scipy's own, and cases done by hand."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps of a configuration, and the inputs of each; nothing is started."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from flows.pipeline.algorithm import all_steps
 from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
-from tests.flows.loop import ROOT, geb, steps, warm_started, write_config
+from tests.flows.loop import ROOT, geb_ok, steps, warm_started, write_config
 from tests.flows.planning.test_estimate import write_checkpoint
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -45,6 +43,19 @@ def test_screening_samples_with_the_starting_policy_and_feeds_each_iteration():
         assert sources(made[place], "scores") == [
             f"{place}/score/{shard}:scores.parquet" for shard in (0, 1)
         ]
+
+
+def test_training_samples_alone_are_mixed_with_the_reference():
+    mixed = steps_of("generate.mixture=0.5", "train.reference=ema", "screen.num_samples=2")
+    for name, step in mixed.items():
+        if isinstance(step.params, GenerateParams) and not name.startswith("iteration-2/generate"):
+            trains = name in ("iteration-1/generate/0", "iteration-3/generate/0")
+            assert (step.params.mixture > 0) == ("reference" in step.inputs) == trains, name
+    step = mixed["iteration-2/generate/0"]
+    assert sources(step, "policy") == ["iteration-1/train:checkpoint"]
+    assert sources(step, "reference") == ["iteration-1/train:ema"]
+    with pytest.raises(UserError, match=r"mixture = 0\.5 .*: there is nothing to mix it with"):
+        load_config(QUICKSTART, ["generate.mixture=0.5"])
 
 
 def test_every_sampling_has_a_seed_of_its_own():
@@ -279,8 +290,7 @@ def test_a_run_with_screening_trains_on_what_is_left(finished: Path, tmp_path: P
         screen={"num_samples": 2},
         generate={"num_shards": 2},
     )
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     store = tmp_path / "store"
     records = steps(store)
 

@@ -1,7 +1,5 @@
 """Suites: evaluations beside the one on the held-out prompts, each with artifacts of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,18 @@ from flows.report.summary import Summary, suite_rows
 from flows.report.table import SUITE_COLUMNS
 from stages.contract.errors import UserError
 from tests.flows.evaluations import write_evaluation, write_scores
-from tests.flows.loop import ROOT, geb, inputs, plan, steps, warm_started, write_config
+from tests.flows.loop import (
+    ROOT,
+    geb,
+    geb_json,
+    geb_ok,
+    geb_refused,
+    inputs,
+    plan,
+    steps,
+    warm_started,
+    write_config,
+)
 from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -278,9 +287,7 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
         inputs=warm_started(finished),
         suites={"own": {**suite, "pass_at_k": [1, 2]}, "math": {**math, "prompts": str(own)}},
     )
-    done = geb("run", config, "--json")
-    assert done.returncode == 0, done.stderr
-    [base, row] = json.loads(done.stdout)["suites"]["own"]
+    [base, row] = geb_json("run", config)["suites"]["own"]
     assert base["iteration"] == 0
     assert row["intervals"]["mean_reward"][0] <= row["mean_reward"]
     assert set(row["solved"]) == {"accuracy", "pass@1", "pass@2"}
@@ -294,13 +301,11 @@ def test_a_run_with_suites_and_a_suite_on_any_checkpoint(finished: Path, tmp_pat
     page = (store / "runs/with-suites/report.html").read_text()
     assert "Suite own" in page
     outputs = tmp_path / "out/outputs.json"
-    again = geb(
+    again = geb_ok(
         *("evaluate", config, "with-suites:1", "--suite", "own", "--json"),
         *("--export", f"alpaca_eval={outputs}"),
     )
-    assert again.returncode == 0, again.stderr
     assert len(json.loads(outputs.read_text())) == len(lines)
     assert "policy/generate/0 cached" in " ".join(again.stderr.split()), "of the run's own suite"
-    unknown = geb("evaluate", config, "with-suites:1", "--suite", "other")
-    assert unknown.returncode == 64
-    assert "suites of with-suites: math, own" in unknown.stderr
+    unknown = geb_refused("evaluate", config, "with-suites:1", "--suite", "other")
+    assert "suites of with-suites: math, own" in unknown

@@ -1,7 +1,5 @@
 """Hashes of packages: locks and pins agree, and a file that a lock does not name is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

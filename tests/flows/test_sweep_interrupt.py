@@ -1,8 +1,5 @@
 """An interrupt of a sweep with several runs at a time stops them all."""
 
-from __future__ import annotations
-
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.loop import geb, wait_for_line, write_config
+from tests.flows.loop import geb_json, wait_for_line, write_config
 
 # Else the command starts a server of its own, on the database of the user who runs the tests.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -39,5 +36,5 @@ def test_ctrl_c_stops_all_runs_of_a_sweep(tmp_path: Path) -> None:
     output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    done = json.loads(geb("status", "--store", tmp_path / "store", "--json").stdout)
+    done = geb_json("status", "--store", tmp_path / "store")
     assert {done[run]["state"] for run in RUNS} == {"stopped"}, done

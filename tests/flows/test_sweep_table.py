@@ -1,7 +1,5 @@
 """A sweep's comparison: its combinations over seeds, tested one against another."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -14,7 +12,8 @@ from scipy import stats
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import Cell
-from flows.report.comparison import Comparison, compare_summaries, write_files
+from flows.report.comparison import Comparison, compare_summaries
+from flows.report.comparison_files import write_files
 from flows.report.summary import Summary
 from flows.report.table import COLUMNS
 from flows.sweep import run_cells

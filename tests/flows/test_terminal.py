@@ -1,7 +1,5 @@
 """A run that was started in a terminal, as Prefect shows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Three iterations on real stages: what each of them read, a kill in the second, two more."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,6 +13,9 @@ import pytest
 
 from tests.flows.loop import (
     geb,
+    geb_json,
+    geb_ok,
+    manifests,
     result_digests,
     stage_processes,
     started,
@@ -41,19 +42,8 @@ AVERAGED = SMALLER | {
 def averaged(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Configuration of a finished run: averaged reference, accumulated pairs, ZeRO-2."""
     config = write_config(tmp_path_factory.mktemp("averaged"), **AVERAGED)
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     return config
-
-
-def manifests(store: Path) -> dict[str, dict[str, Any]]:
-    """Manifest of every step's artifact."""
-    return {
-        name: json.loads(
-            (store / "artifacts" / each["stage"] / each["key"] / "manifest.json").read_text()
-        )
-        for name, each in steps(store).items()
-    }
 
 
 def read(manifest: dict[str, Any], name: str) -> list[tuple[str, str]]:
@@ -96,8 +86,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path
     before = steps(store)
     assert before["iteration-1/train"]["state"] == "done"
     assert before["iteration-2/train"]["state"] == "crashed"
-    done = geb("resume", "small", "--store", store)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("resume", "small", "--store", store)
     expected = result_digests(undisturbed)
     del expected["sft"]
     assert result_digests(store) == expected
@@ -105,8 +94,7 @@ def test_a_kill_in_the_second_iteration_changes_nothing(averaged: Path, tmp_path
 
 def test_more_iterations_go_on_from_those_that_are_done(averaged: Path) -> None:
     longer = ("iterations=5", "name=longer", "model=small")
-    done = geb("run", averaged, *(part for each in longer for part in ("--set", each)))
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", averaged, *(part for each in longer for part in ("--set", each)))
     records = steps(averaged.parent / "store", "longer")
     computed = {name for name, each in records.items() if each["state"] == "done"}
     # The prompts are divided anew, into five parts, of which the first three are the same.
@@ -130,8 +118,7 @@ def test_adapters_go_on_over_their_base_and_are_used_with_it(
         }
         | {"iterations": 2},
     )
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     store = tmp_path / "store"
     found = manifests(store)
     adapter = [(found["iteration-1/train"]["key"], "checkpoint")]
@@ -141,9 +128,8 @@ def test_adapters_go_on_over_their_base_and_are_used_with_it(
     first, *_ = (trained / "metrics.jsonl").read_text().splitlines()
     assert json.loads(first)["chosen_logratio"] == pytest.approx(0.0, abs=1e-6)
 
-    compared = geb("evaluate", config, "small:2", "--base", "small:1", "--json")
-    assert compared.returncode == 0, compared.stderr
-    assert json.loads(geb("gc", "--store", store, "--json").stdout) == []
+    geb_ok("evaluate", config, "small:2", "--base", "small:1", "--json")
+    assert geb_json("gc", "--store", store) == []
     said = subprocess.run(
         [
             *(forked_python(), "-m", "flows.commands.cli", "chat", "small:2"),

@@ -1,7 +1,5 @@
 """docs/tutorial.md, command by command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

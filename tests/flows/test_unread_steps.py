@@ -1,7 +1,5 @@
 """Steps of a run whose inputs are not looked at: the same as with them, but for their content."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`geb what-if`: what other settings would change in a finished run, without a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from stages.store.base import Artifact, Store
 from stages.tables.schemas import PAIRS, read_rows, write_table
 from stages.train.what_if import first_step
 from stages.training.order import places_of_step
-from tests.flows.loop import geb
+from tests.flows.loop import geb_json, geb_refused
 
 
 def artifact(store: Path, step: str) -> Artifact:
@@ -25,9 +23,7 @@ def artifact(store: Path, step: str) -> Artifact:
 
 
 def asked(store: Path, *settings: str) -> dict[str, Any]:
-    shown = geb("what-if", "small", "--store", store, "--json", *settings)
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
+    return geb_json("what-if", "small", "--store", store, *settings)
 
 
 def test_the_objective_is_that_of_the_training_s_first_step(finished: Path, tmp_path: Path) -> None:
@@ -57,7 +53,7 @@ def test_twice_the_kappa_is_twice_the_bonus_s_gradient_and_nothing_is_computed(
     assert other["bonus_gradient"] == pytest.approx(2 * own["bonus_gradient"])
     assert other["loss"] == pytest.approx(own["loss"] - own["bonus"])
     assert (only["changed"], only["pairs"][0]) == (0, only["pairs"][1])
-    lines = json.loads(geb("plan", finished, "--set", "train.kappa=2", "--json").stdout)
+    lines = geb_json("plan", finished, "--set", "train.kappa=2")
     assert found["computed"] == sum(line["action"] == "run" for line in lines)
     assert sorted(Store.open(str(store)).artifacts()) == before
     assert "train.kappa 1.0 → 2.0" in (store / "runs/small/what-if.html").read_text()
@@ -71,6 +67,5 @@ def test_ties_that_are_dropped_are_pairs_that_change(finished: Path) -> None:
 
 def test_a_setting_that_does_not_exist_is_refused(finished: Path) -> None:
     store = finished.parent / "store"
-    refused = geb("what-if", "small", "--store", store, "--set", "kappa=2")
-    assert refused.returncode == 64
-    assert "did you mean 'train.kappa'" in refused.stderr
+    refused = geb_refused("what-if", "small", "--store", store, "--set", "kappa=2")
+    assert "did you mean 'train.kappa'" in refused

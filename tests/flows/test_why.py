@@ -1,7 +1,5 @@
 """`geb why`: kinds of answers that changed, and what taught them, of a run written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from stages.tables.schemas import PAIRS, RESPONSES, TABLES, write_table
 from stages.train.reference import REFERENCE_LOGPROBS
 from stages.training.batches import Plan
 from tests.flows.evaluations import write_evaluation, write_scores
-from tests.flows.loop import geb
+from tests.flows.loop import geb_ok, geb_refused
 
 SCORES = {"Yes.": 1.0, "No.": 0.25, "Never.": 0.0}
 SEED = 7
@@ -153,11 +151,9 @@ def test_a_kind_s_first_pair_is_the_one_that_training_saw_first(found: Why) -> N
 
 def test_the_command_traces_a_run_and_writes_its_page(finished: Path) -> None:
     store = finished.parent / "store"
-    shown = geb("why", "small", "--store", store)
-    assert shown.returncode == 0, shown.stderr
+    shown = geb_ok("why", "small", "--store", store)
     assert f"page  {store}/runs/small/why.html" in shown.stdout
     assert (store / "runs/small/why.html").exists()
-    refused = geb("why", "other", "--store", store)
-    assert refused.returncode == 64
+    geb_refused("why", "other", "--store", store)
     with pytest.raises(UserError, match="no evaluated iteration"):
         explain(Summary("empty", CONFIG, "store", rows=[{}]))

@@ -1,7 +1,5 @@
 """Wrongly wired pipelines, refused before anything starts; a stage that leaves out an output."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from collections.abc import Callable

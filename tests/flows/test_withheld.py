@@ -1,7 +1,5 @@
 """The Prefect server's password is in no job, pod or container, whatever the orchestrator has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that a worker of a work pool has started, and its end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

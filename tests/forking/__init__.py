@@ -9,8 +9,6 @@ of a stage's supervisor too, is run by the real interpreter. Tests of kills use 
 all.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shlex

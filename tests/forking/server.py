@@ -4,8 +4,6 @@ The libraries are loaded when the first program is asked for. A program is kille
 process group, when its asker is gone; all programs are when this server's stdin ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

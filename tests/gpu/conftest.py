@@ -1,7 +1,5 @@
 """Tests of what only GPUs compute, against the CPU's numbers: collected for ``-m gpu`` alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Stages started as a runner starts them: as programs that see only the GPUs they are given."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

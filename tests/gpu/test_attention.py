@@ -1,7 +1,5 @@
 """Packed rows and the head on a GPU: values and gradients are those of the CPU in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Sampling on GPUs: seeds, log-probabilities against a forward pass on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Reward models on a GPU in bfloat16, plain and URM, against the CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.contract.request import Resources

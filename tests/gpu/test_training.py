@@ -1,7 +1,5 @@
 """Loss curves on GPUs: those of the CPU, in packed and padded rows, under DeepSpeed and nccl."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ Its nodes see this machine's folders at the same paths. So a pod needs no more o
 root folder: libraries, interpreter, packages and code are mounted from here, through a claim.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The cluster, and a namespace of it for the tests of a process."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator

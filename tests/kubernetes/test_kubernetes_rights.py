@@ -1,7 +1,5 @@
 """Rights of the orchestrator: the shipped role has what it needs, and nothing else."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stages in pods of a real cluster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Training on two nodes of a real cluster: undisturbed, and with a node disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Ray cluster of two nodes on loopback, by the program `ray` that GEB_RAY names."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

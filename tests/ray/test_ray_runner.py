@@ -1,7 +1,5 @@
 """The runner of examples/runners/ray on a real Ray of two nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

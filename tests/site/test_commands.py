@@ -3,8 +3,6 @@
 They are read by the command line's own parser; nothing is executed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ page tells the reader what it needs that a test does not have (:data:`MARK`). Co
 of a sentence are read by `test_commands.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -18,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.flows.loop import SMALL, geb, steps
+from tests.flows.loop import SMALL, geb_ok, steps
 from tests.forking import forked_python
 from tests.site.test_commands import PAGES, ROOT
 
@@ -170,8 +168,7 @@ def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         values = SMALL | {"extends": str(ROOT / f"configs/{name}.yaml"), "name": name}
         config = place / f"configs/{name}.yaml"
         config.write_text(yaml.safe_dump(values | {"store": str(place / "store")}))
-        done = geb("run", config)
-        assert done.returncode == 0, done.stderr
+        geb_ok("run", config)
     return place
 
 

@@ -1,7 +1,5 @@
 """docs/migrate.md: settings that it names are there, and so are the options of TRL's trainer."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

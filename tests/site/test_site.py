@@ -1,7 +1,5 @@
 """The documentation builds into one site, and its links, references and scripts are its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

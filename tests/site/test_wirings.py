@@ -1,7 +1,5 @@
 """The list of wrong changes that `make wirings` tries can be tried: each text stands once."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A Slurm cluster: the one that SLURM_CONF names, or one of two nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Probes and trainings as Slurm jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Jobs of a real Slurm cluster that are preempted, run out of time, or lose their orchestrator."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

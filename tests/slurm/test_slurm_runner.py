@@ -1,7 +1,5 @@
 """Stages as jobs of a real Slurm cluster: their ends told apart, refusals, the whole loop."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -18,7 +16,7 @@ from stages.contract.events import Event, Log
 from stages.contract.request import Request, Resources
 from stages.store.base import Store
 from tests.at_work import AtWork, at_work, hangs, said
-from tests.flows.loop import geb, plan, result_digests, write_config
+from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.probe_requests import probe_request
 from tests.slurm.jobs import (
     is_over,
@@ -96,10 +94,9 @@ def test_a_wrong_setting_is_refused_before_the_first_stage(
     for name, value in (("partition", "nix"), ("time_limit", "30-0")):
         slurm = {"stages": {"evaluate": {name: value}}}
         config = write_config(tmp_path, execution={"runner": "slurm", "slurm": slurm})
-        done = geb(command, config)
-        assert done.returncode == 64
-        assert "evaluate: Slurm refuses the job" in done.stderr
-        assert f"execution.slurm.{name} is '{value}'" in done.stderr
+        said = geb_refused(command, config)
+        assert "evaluate: Slurm refuses the job" in said
+        assert f"execution.slurm.{name} is '{value}'" in said
     assert not (tmp_path / "store/artifacts").exists()
 
 
@@ -108,8 +105,7 @@ def test_the_loop_as_jobs_ends_with_the_digests_of_processes(
 ) -> None:
     slurm = settings().model_dump(mode="json")
     config = write_config(tmp_path, execution={"runner": "slurm", "parallel": 2, "slurm": slurm})
-    done = geb("run", config)
-    assert done.returncode == 0, done.stdout + done.stderr
+    geb_ok("run", config)
     store = tmp_path / "store"
     assert result_digests(store) == result_digests(finished.parent / "store")
     planned = plan(config, "--runner", "process")
@@ -232,8 +228,7 @@ def test_a_job_that_is_pending_is_taken_back(store: Store) -> None:
 def test_doctor_tries_a_job_and_says_what_it_finds(store: Store) -> None:
     place = ("--runner", "slurm", "--store", store.root.with_name("new"))
     assert geb("doctor", *place).returncode == 0, "of a store that the first run makes"
-    reaped = geb("doctor", "--reap", *place)
-    assert reaped.returncode == 0, reaped.stderr
+    reaped = geb_ok("doctor", "--reap", *place)
     assert "jobs were not looked for: no store" in reaped.stdout
     done = geb("doctor", *place, "--set", "execution.slurm.set_up=['exit 1']", "--json")
     assert done.returncode == 1

@@ -1,7 +1,5 @@
 """Training on two nodes of a real Slurm cluster, which takes them away, or which lose one."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fixtures of several stages."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

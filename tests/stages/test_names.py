@@ -1,7 +1,5 @@
 """Names that configurations may use, against the tables of what there is."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules for every stage: its folder, its parameters, its program."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The judge, against a real OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

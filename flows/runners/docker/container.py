@@ -4,8 +4,6 @@ Whoever holds the key's lease in the store looks after a container. Containers o
 process does not see are left alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -120,7 +118,9 @@ class StageContainer:
         )
         self._client.api.start(self.id)
         if secrets:
-            _socket_of(self._stdin).sendall(json.dumps(dict(secrets)).encode() + b"\n")
+            # The socket below what the engine's client makes of it.
+            stream = getattr(self._stdin, "_sock", self._stdin)
+            stream.sendall(json.dumps(dict(secrets)).encode() + b"\n")
 
     def lines(self, stream: Literal["stdout", "stderr"]) -> Iterator[str]:
         """Yields the lines that the container printed and prints, until it ends.
@@ -177,11 +177,6 @@ def stop(container: str, grace_seconds: float) -> None:
     # One that is gone has ended; without an engine there is nothing that could be done.
     with contextlib.suppress(*_ENGINE_ERRORS), contextlib.closing(connect()) as client:
         client.api.stop(container, timeout=math.ceil(grace_seconds + SUPERVISOR_SECONDS))
-
-
-def _socket_of(stream: Any) -> socket.socket:
-    """The socket below what the engine's client makes of it."""
-    return getattr(stream, "_sock", stream)
 
 
 def gpus_in_use(client: docker.DockerClient) -> set[str]:

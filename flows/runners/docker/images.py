@@ -1,7 +1,5 @@
 """The image for a request: chosen by stage, and refused when it holds other code than is here."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -3,8 +3,6 @@
 Pure but for looking at links; ``flows.runners.docker.runner`` does what this says.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

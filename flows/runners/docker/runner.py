@@ -4,8 +4,6 @@ The supervisor is the container's first process. It ends the stage when stdin do
 held open by the orchestrator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,9 +4,8 @@ The first pod runs the stage's program, whose artifact and exit code count. Its 
 of another one, is the end of all: the others are asked to end, and get their grace period.
 """
 
-from __future__ import annotations
-
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -132,8 +131,10 @@ class PodAttempt:
                 self._look(poller)
                 if stopping.is_set() or self._is_decided():
                     self._end_all()
-                else:
-                    self._check_starts()
+                    continue
+                for node in self._nodes:
+                    if node.pod is not None and not has_started(node.pod):
+                        self._check_start(node, node.pod)
         finally:
             for node in self._nodes:
                 if node.reader is not None:
@@ -196,17 +197,13 @@ class PodAttempt:
                 ending = self._taken(node)
             elif ending is not None and not node.is_ended_by_us:
                 ending = ending.or_taken(lambda: why_taken(pod, self._events_of(node)))
-        if ending is not None and ending.is_killed and self._is_grace_over():
+        killed_at = math.inf if self._asked_at is None else self._asked_at + self._grace_seconds
+        if ending is not None and ending.is_killed and killed_at < time.monotonic():
             ending = Ending("exited", EXIT_STOPPED)
         node.ending = ending
 
     def _taken(self, node: _Node) -> Ending:
         return Ending("taken", None, why_taken(node.pod, self._events_of(node)))
-
-    def _is_grace_over(self) -> bool:
-        return (
-            self._asked_at is not None and self._asked_at + self._grace_seconds < time.monotonic()
-        )
 
     def _is_decided(self) -> bool:
         """True once the first pod has ended, or another one failed, and the cause had its time."""
@@ -234,11 +231,6 @@ class PodAttempt:
                 with contextlib.suppress(*_AWAY):
                     self._cluster.delete_pod(node.name)
                     node.is_ended_by_us = True
-
-    def _check_starts(self) -> None:
-        for node in self._nodes:
-            if node.pod is not None and not has_started(node.pod):
-                self._check_start(node, node.pod)
 
     def _check_start(self, node: _Node, pod: Pod) -> None:
         now = time.monotonic()

@@ -4,8 +4,6 @@ Objects are plain dictionaries, as the API has them: the client's models take a 
 time, and refuse what their version of the API did not know.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -62,16 +60,14 @@ class Cluster:
             manifest: The pod.
             dry_run: Let the API server check and admit it, and make none.
         """
-        options = _options() | ({"dry_run": "All"} if dry_run else {})
-        return self._json(
-            self._api.create_namespaced_pod(self.namespace, dict(manifest), **options)
-        )
+        options = {"dry_run": "All"} if dry_run else {}
+        create = self._api.create_namespaced_pod
+        return _asked(create, self.namespace, dict(manifest), **options)
 
     def claim(self, name: str) -> dict[str, Any]:
         """A persistent volume claim."""
-        return self._json(
-            self._api.read_namespaced_persistent_volume_claim(name, self.namespace, **_options())
-        )
+        read = self._api.read_namespaced_persistent_volume_claim
+        return _asked(read, name, self.namespace)
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
         """Asks a pod to end; nothing happens if there is none.
@@ -83,16 +79,14 @@ class Cluster:
         """
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
-            self._api.delete_namespaced_pod(name, self.namespace, **options, **_options())
+            _asked(self._api.delete_namespaced_pod, name, self.namespace, **options)
         except ApiException as error:
             if error.status != NOT_FOUND:
                 raise
 
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Pods with the labels of a selector."""
-        found = self._json(
-            self._api.list_namespaced_pod(self.namespace, label_selector=selector, **_options())
-        )
+        found = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
         pods: list[dict[str, Any]] = found["items"]
         return pods
 
@@ -111,11 +105,8 @@ class Cluster:
 
     def events(self, pod: str) -> list[dict[str, Any]]:
         """Events of a pod, oldest first."""
-        found = self._json(
-            self._api.list_namespaced_event(
-                self.namespace, field_selector=f"involvedObject.name={pod}", **_options()
-            )
-        )
+        own = f"involvedObject.name={pod}"
+        found = _asked(self._api.list_namespaced_event, self.namespace, field_selector=own)
         events: list[dict[str, Any]] = found["items"]
         return sorted(events, key=lambda each: each["metadata"]["creationTimestamp"] or "")
 
@@ -128,15 +119,8 @@ class Cluster:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": wanted},
         }
-        answer = self._json(
-            self._authorization.create_self_subject_access_review(review, **_options())
-        )
+        answer = _asked(self._authorization.create_self_subject_access_review, review)
         return bool(answer["status"]["allowed"])
-
-    @staticmethod
-    def _json(answer: Any) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
 
 
 @contextlib.contextmanager
@@ -184,8 +168,11 @@ def _configuration(settings: KubernetesSettings) -> tuple[client.Configuration, 
     return made, settings.namespace or context.get("namespace") or "default"
 
 
-def _options() -> dict[str, Any]:
-    return {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
+def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """The object that a request of the API answers with, as it is."""
+    options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
+    found: dict[str, Any] = json.loads(request(*arguments, **options).data)
+    return found
 
 
 def _lines(answer: Any) -> Iterator[bytes]:

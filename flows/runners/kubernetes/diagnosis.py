@@ -1,7 +1,5 @@
 """Reasons why a pod is refused, does not start, or has ended, told by what the API says. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Preflight: what a cluster would refuse, found by server-side dry runs before the first stage."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from http.client import NOT_FOUND

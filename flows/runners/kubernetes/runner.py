@@ -5,8 +5,6 @@ stop`` the supervisor in the pod ends the stage when that lease is not renewed a
 orchestrator that wants the key takes over pods that still run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

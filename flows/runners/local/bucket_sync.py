@@ -4,8 +4,6 @@ The stage's program sees the store's local folder and nothing else; where it can
 it fetches and sends by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable

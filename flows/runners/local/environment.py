@@ -1,7 +1,5 @@
 """Environment variables of programs that the orchestrator starts on this machine."""
 
-from __future__ import annotations
-
 import os
 
 # No stage talks to Prefect.

@@ -8,8 +8,6 @@ The limit of Prefect counts GPUs over all runs and hosts of a server. Both are h
 launch alone: a stage whose artifact is in the store, or that another run computes, waits for none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

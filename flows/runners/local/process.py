@@ -1,7 +1,5 @@
 """Runs a stage as a subprocess of this machine, under its supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import threading

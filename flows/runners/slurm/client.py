@@ -3,8 +3,6 @@
 Text formats in place of ``--json``, whose shape changes with each release.
 """
 
-from __future__ import annotations
-
 import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A stage request as a Slurm job: options of sbatch and the text of the batch program. Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

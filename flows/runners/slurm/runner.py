@@ -4,8 +4,6 @@ The store is on a file system that this host and the nodes share. A job's folder
 orchestrator and batch program need of each other; Slurm is asked for the queue, once for all jobs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -4,8 +4,6 @@ Jobs that ask for the same and come together are one array. A full partition is 
 in a poll, and holds up no jobs for others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Wait for one job: its output is passed on as it comes, its end is found out and explained."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -180,14 +178,17 @@ class JobWatch:
             self._read()
             if queued is not None and not gone:
                 self._tell(queued)
-            if limit is not None and not is_overdue and self._ran() > limit:
+            ran = time.monotonic() - self._running_since if self._running_since else 0.0
+            if limit is not None and not is_overdue and ran > limit:
                 is_overdue = True
                 end()
             time.sleep(_LOOK_SECONDS)
 
     def _ending(self, queued: QueuedJob | None, *, asked: bool) -> Ending:
         status, fields = self.folder.status(), dict[str, str]()
-        ended_well = status is not None and status.code == EXIT_OK and self._has_artifact()
+        stage, key, store = self.request.stage, self.request.key, self.request.store
+        ended_well = status is not None and status.code == EXIT_OK
+        ended_well = ended_well and Store.open(store).load(stage, key) is not None
         if not (asked or ended_well):
             # A job with a silent node is COMPLETING until Slurm gives the node up.
             final_by = 0.0 if status is not None and status.silent else _FINAL_SECONDS
@@ -199,10 +200,6 @@ class JobWatch:
             if not fields and queued is not None:
                 fields = {"JobState": queued.state}
         return ending_of(self.job, status, fields, self.request)
-
-    def _has_artifact(self) -> bool:
-        store = Store.open(self.request.store)
-        return store.load(self.request.stage, self.request.key) is not None
 
     def _is_silent(self, stopping: threading.Event) -> bool:
         """True if a job that is not in the queue says nothing more either."""
@@ -226,9 +223,6 @@ class JobWatch:
         if said != self._told:
             self._told = said
             self.on_event(PlaceNotice(message=said))
-
-    def _ran(self) -> float:
-        return time.monotonic() - self._running_since if self._running_since else 0.0
 
     def _read(self, *, last: bool = False) -> None:
         for line in self._events.new_lines(last=last):

@@ -4,8 +4,6 @@ A local file that is a copy of an object has its time: the second of the object'
 in place of the nanoseconds a number from its ETag that ends in 777. Other files were written here.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Iterator

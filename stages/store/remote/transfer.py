@@ -8,8 +8,6 @@ Layout of a snapshot, below ``work/<stage>/<key>/<writer>/`` of the store::
 Each host writes its own, and the newest one is taken, so that any host can go on from there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

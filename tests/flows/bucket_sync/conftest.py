@@ -1,7 +1,5 @@
 """Two hosts that share a bucket."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.store.remote.store import RemoteStore

@@ -1,7 +1,5 @@
 """Hosts that share a bucket, each with a stage that runs in this process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

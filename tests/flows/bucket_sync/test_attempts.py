@@ -1,7 +1,5 @@
 """One computation among hosts that share a bucket: who computes, and from where it goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damage in a bucket: noticed, set aside, mended or computed again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

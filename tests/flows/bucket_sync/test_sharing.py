@@ -1,7 +1,5 @@
 """Transfers between hosts that share a bucket, and the view of each of them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Estimates: terms worked out by hand for Llama-3-8B and 70B, savings, and what cannot fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -18,7 +16,7 @@ from flows.planning.show import summary_line, to_json
 from flows.planning.sizes import rows_of
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
-from tests.flows.loop import ROOT, geb
+from tests.flows.loop import ROOT, geb_ok
 
 # config.json of meta-llama/Meta-Llama-3-8B and 70B, as far as their sizes go.
 LLAMA_8B = {
@@ -216,8 +214,7 @@ def test_a_run_lasts_as_its_longest_chain_or_as_all_steps_at_a_time() -> None:
 
 
 def test_the_command_shows_steps_and_the_sum() -> None:
-    done = geb("plan", ROOT / "configs/quickstart.yaml", "--estimate")
-    assert done.returncode == 0, done.stderr
+    done = geb_ok("plan", ROOT / "configs/quickstart.yaml", "--estimate")
     assert "iteration-3/train" in done.stdout
     assert "estimate: about" in done.stdout
 

@@ -1,7 +1,5 @@
 """Weights counted from a config.json, against the models that transformers makes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that make up a digest, and places that have none."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

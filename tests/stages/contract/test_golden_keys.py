@@ -4,8 +4,6 @@ A key that changes on purpose (another version of a stage, another default, a ne
 row here and a line in CHANGELOG.md that says what is computed again.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from stages.bandit.params import BanditParams

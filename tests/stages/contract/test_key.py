@@ -1,7 +1,5 @@
 """Keys: changes that give another one and changes that do not, for every stage's parameters."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import typing

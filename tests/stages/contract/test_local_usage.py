@@ -1,7 +1,5 @@
 """All that takes room in a store's folder, and its removal."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of a manifest: those at a path, and their digests."""
 
-from __future__ import annotations
-
 import json
 import math
 

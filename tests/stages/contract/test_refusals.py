@@ -1,7 +1,5 @@
 """Refusals: full disks, places that are no store, wrong requests, edited inputs."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Files of a work folder: whole with the digest that fits, or set aside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The supervisor as a program: signs of life of an orchestrator elsewhere, secrets, exit codes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

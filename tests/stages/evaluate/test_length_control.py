@@ -1,7 +1,5 @@
 """Length-controlled win rates by AlpacaEval's own code in its environment."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

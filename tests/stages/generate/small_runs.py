@@ -1,7 +1,5 @@
 """Prompts and settings of small runs of the generate stage."""
 
-from __future__ import annotations
-
 from tests.tiny_models import WORDS
 
 TEXTS = [" ".join(WORDS[: 1 + index % 11]) + f" {WORDS[index // 11]}" for index in range(23)]

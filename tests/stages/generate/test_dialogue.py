@@ -1,7 +1,5 @@
 """A dialogue: what a model says in it is what the generate stage samples from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Samplings that are refused, each by what is wrong with its inputs."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.contract.digests import prompt_id

@@ -1,7 +1,5 @@
 """A sampling that was killed or stopped goes on, and ends with the undisturbed one's bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

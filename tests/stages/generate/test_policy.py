@@ -1,7 +1,5 @@
 """End-of-sequence ids of a checkpoint of the hub, whose generation configuration may not answer."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -3,8 +3,6 @@
 ``GEB_VLLM_PYTHON`` names another interpreter than ``.venv-vllm/bin/python``.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

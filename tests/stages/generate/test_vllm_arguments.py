@@ -1,7 +1,5 @@
 """Settings of ``generate.vllm`` as the engine gets them, without an engine."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Checkpoints as nobody should pass them: refused by the name of the file that is at fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Chunked log-probabilities of response tokens equal those of a plain forward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Families of models that would be wrong in silence are noticed on a few short rows."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

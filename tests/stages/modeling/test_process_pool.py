@@ -1,7 +1,5 @@
 """A process for each device: order of results, devices, and errors that keep their words."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """No sequence changes the log-probabilities of its neighbours: lengths that would are refused."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any

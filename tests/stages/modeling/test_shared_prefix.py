@@ -1,7 +1,5 @@
 """Attention over shared prompts: the tokens that each one sees, and the kernels' arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Preference data of several layouts as pairs in the policy's tokens."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Hub data sets, through the real client against a stand-in hub on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

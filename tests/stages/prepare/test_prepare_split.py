@@ -1,7 +1,5 @@
 """Properties of the division, over arbitrary multisets of prompts."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run of the scoring stage."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 

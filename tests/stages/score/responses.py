@@ -1,7 +1,5 @@
 """Responses to score."""
 
-from __future__ import annotations
-
 from stages.contract.digests import prompt_id
 from tests.stage_calls import user_turn
 from tests.tiny_models import WORDS

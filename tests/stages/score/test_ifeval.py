@@ -1,7 +1,5 @@
 """IFEval's instructions, checked by lm-eval's own code in its environment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from stages.contract.digests import sha256_file

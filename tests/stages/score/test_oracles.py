@@ -1,7 +1,5 @@
 """The registry of oracles."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """The judge that compares, against a scripted server."""
 
-from __future__ import annotations
-
 import math
 import re
 

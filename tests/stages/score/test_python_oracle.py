@@ -1,7 +1,5 @@
 """Scores by a function in Python."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest
@@ -46,8 +44,7 @@ class TestPython:
         """`dataclass` looks up the module of annotations that are text."""
         scores, _, _ = score(
             code="""
-            from __future__ import annotations
-            import pickle
+                        import pickle
             from dataclasses import dataclass
 
             @dataclass

@@ -1,7 +1,5 @@
 """Scores by a reward model."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

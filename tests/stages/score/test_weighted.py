@@ -1,7 +1,5 @@
 """A weighted sum of several oracles: totals, components, failures, and settings that clash."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 

@@ -1,7 +1,5 @@
 """The warm start in several processes and under ZeRO: the curve of one process."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -78,13 +78,11 @@ def test_adapters_train_linear_layers_only_and_are_merged(sft, tmp_path):
     assert losses(artifact)[-1] < losses(artifact)[0]
 
 
-def test_adapters_are_saved_for_a_policy_and_not_for_a_new_model(sft, tmp_path):
+def test_adapters_are_saved_beside_the_checkpoint(sft, tmp_path):
     policy = make_tiny_llama(tmp_path / "policy")
     lora = {"rank": 4, "alpha": 8.0, "save": "both"}
     artifact, _ = sft(policy=policy, lora=lora)
     assert_same_logprobs(artifact / "adapter", policy, artifact / "checkpoint")
-    with pytest.raises(UserError, match="'both' without a policy"):
-        sft(lora=lora)
 
 
 def weights(artifact):

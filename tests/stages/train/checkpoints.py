@@ -1,7 +1,5 @@
 """Contents of checkpoints that the train stage wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The policy that training tests start from, and worker processes that start quickly."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Adapters of every kind of layer are in the checkpoint that is saved, or refused at once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches: the pairs of each step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

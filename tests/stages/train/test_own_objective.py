@@ -1,7 +1,5 @@
 """Objectives by a function in a file of the user's."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shares of the reference pass: resumed in parts, and as many forward passes in every process."""
 
-from __future__ import annotations
-
 import io
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed rows with shared prompts give what padded rows give, for every family of models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training that keeps its adapters as adapters, and goes on with them over the same base."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Several processes, and DeepSpeed: the same loss curve as one process without either."""
 
-from __future__ import annotations
-
 import json
 
 import psutil

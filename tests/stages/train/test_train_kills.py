@@ -3,8 +3,6 @@
 With as many processes not a byte of the result changes, with another number only the last digits.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory that does not suffice: fewer tokens at once with the same result, or a clear word."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

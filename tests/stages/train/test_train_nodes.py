@@ -1,7 +1,5 @@
 """Training on two nodes: two network namespaces of this machine, joined by a virtual cable."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

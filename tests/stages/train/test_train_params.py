@@ -1,7 +1,5 @@
 """Settings of a training by themselves: which exclude each other, and which enter the key."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.train.params import TrainParams

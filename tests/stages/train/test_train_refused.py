@@ -1,7 +1,5 @@
 """Trainings that are refused, each with its remedy."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

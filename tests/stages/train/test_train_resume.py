@@ -1,7 +1,5 @@
 """A training that was killed or stopped goes on, and ends with the uninterrupted one's bytes."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Weights that a training writes: names, dtypes, merged adapters, the average reference."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

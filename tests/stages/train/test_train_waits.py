@@ -1,7 +1,5 @@
 """A micro-batch never makes the host wait for the device: neither its loss nor its metrics."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Pairs, requests and runs of the train stage for its tests."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

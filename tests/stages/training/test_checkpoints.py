@@ -1,7 +1,5 @@
 """Checkpoints of a training: a damaged one is set aside, the one before it is used."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine's optimizer: every setting arrives, and a step is AdamW's by the textbook."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

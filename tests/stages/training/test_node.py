@@ -1,7 +1,5 @@
 """Nodes of a training, without workers: where they meet, who is first, how failures spread."""
 
-from __future__ import annotations
-
 import gc
 import io
 import threading

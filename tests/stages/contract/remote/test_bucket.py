@@ -1,7 +1,5 @@
 """Calls of the store to object storage, and the messages where they fail."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Registry, run views and garbage collection of hosts that share a bucket."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
