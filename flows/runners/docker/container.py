@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import socket
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
