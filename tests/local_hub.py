@@ -1,17 +1,22 @@
-"""A stand-in for the Hugging Face hub on the loopback interface: data set repositories of files.
+"""A stand-in for the Hugging Face hub on the loopback interface.
 
-It answers the calls that ``datasets.load_dataset`` makes of the real one: the repository's record,
-its tree, and the files themselves.
+Data sets are served as a rehearsal of the paper has them served. A hub for models takes pushes by
+the client's protocol: repositories, branches, large files by LFS, and commits.
 """
 
+import base64
 import hashlib
 import json
 import threading
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from experiments.paper.rehearsal_server import serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -24,98 +29,154 @@ def serve_dataset(repo: str, files: Mapping[str, bytes]) -> Iterator[str]:
         repo: ``owner/name``.
         files: Content by path in the repository.
     """
+    with TemporaryDirectory() as folder:
+        for name, content in files.items():
+            path = Path(folder, "datasets", repo, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        with serve(Path(folder)) as url:
+            yield url
 
-    handler = type("Handler", (_Handler,), {"repo": repo, "files": files})
+
+@dataclass
+class ModelHub:
+    """A hub for models, and what was pushed to it.
+
+    Attributes:
+        token: The token that it takes.
+        url: Its endpoint.
+        private: Whether each repository is private.
+        branches: Files by path of each repository's branches.
+        large: Content of the large files that have arrived, by digest.
+        uploads: Digests of the large files that were sent, in the order of their ends.
+        holds: Set to keep all large files but the first waiting.
+        held: Set once one of them waits.
+    """
+
+    token: str
+    url: str = ""
+    private: dict[str, bool] = field(default_factory=dict)
+    branches: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    large: dict[str, bytes] = field(default_factory=dict)
+    uploads: list[str] = field(default_factory=list)
+    holds: threading.Event = field(default_factory=threading.Event)
+    held: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def serve_models(token: str) -> Iterator[ModelHub]:
+    """Serves a hub for models that takes this token."""
+    hub = ModelHub(token)
+    handler = type("Handler", (_ModelHandler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    repo: str
-    files: Mapping[str, bytes]
+class _ModelHandler(BaseHTTPRequestHandler):
+    hub: ModelHub
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path = urllib.parse.unquote(self.path.partition("?")[0])
-        api, resolve = f"/api/datasets/{self.repo}", f"/datasets/{self.repo}/resolve/"
-        if path.startswith(resolve):
-            self._file(path.removeprefix(resolve).partition("/")[2])
-        elif path in (api, f"{api}/revision/{COMMIT}", f"{api}/revision/main"):
-            self._json(self._record())
-        elif path.startswith(f"{api}/tree/"):
-            folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
-            self._json(self._tree(folder))
+        repo = self.path.removeprefix("/api/models/").partition("?")[0]
+        if self.path.startswith("/api/models/") and repo in self.hub.private:
+            self._answer(200, {"id": repo, "private": self.hub.private[repo], "siblings": []})
         else:
-            self._missing()
+            self._answer(404, {"error": "not found"})
 
-    do_HEAD = do_GET
+    def do_POST(self) -> None:
+        path, body = self.path.partition("?")[0], self._body()
+        if self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            self._answer(403, {"error": "this token may not write here"})
+        elif path == "/api/validate-yaml":
+            self._answer(200, {"errors": [], "warnings": []})
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            owner = asked.get("organization") or "me"
+            repo = f"{owner}/{asked['name']}"
+            is_new = repo not in self.hub.private
+            private = asked.get("private") or asked.get("visibility") == "private"
+            self.hub.private.setdefault(repo, private)
+            self.hub.branches.setdefault(repo, {"main": {}})
+            self._answer(200 if is_new else 409, {"url": f"{self.hub.url}/{repo}"})
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            self._answer(200, {"objects": [self._action(each) for each in _objects(body)]})
+        else:
+            owner, name, call, place = path.removeprefix("/api/models/").split("/", 3)
+            self._of_repo(f"{owner}/{name}", call, place, body)
 
-    def _record(self) -> dict[str, Any]:
-        return {
-            "_id": "0" * 24,
-            "id": self.repo,
-            "author": self.repo.partition("/")[0],
-            "sha": COMMIT,
-            "lastModified": "2025-01-01T00:00:00.000Z",
-            "createdAt": "2025-01-01T00:00:00.000Z",
-            "private": False,
-            "gated": False,
-            "disabled": False,
-            "tags": [],
-            "downloads": 0,
-            "likes": 0,
-            "siblings": [{"rfilename": name} for name in self.files],
-        }
+    def do_PUT(self) -> None:
+        digest, hub = self.path.rpartition("/")[2], self.hub
+        body = self._body()
+        with hub.lock:
+            if hub.holds.is_set() and hub.large:
+                hub.held.set()
+                hub.released.wait()
+            assert hashlib.sha256(body).hexdigest() == digest
+            hub.large[digest] = body
+            hub.uploads.append(digest)
+        self._answer(200, {})
 
-    def _tree(self, folder: str) -> list[dict[str, Any]]:
-        prefix = f"{folder}/" if folder else ""
-        inside = [name for name in self.files if name.startswith(prefix)]
-        folders = {
-            prefix + name.removeprefix(prefix).partition("/")[0]
-            for name in inside
-            if "/" in name.removeprefix(prefix)
-        }
-        entries = [self._entry(n) for n in inside if "/" not in n.removeprefix(prefix)]
-        return entries + [
-            {"type": "directory", "oid": "0" * 40, "size": 0, "path": each} for each in folders
-        ]
+    def _of_repo(self, repo: str, call: str, place: str, body: bytes) -> None:
+        branches = self.hub.branches[repo]
+        if call == "branch":
+            branches.setdefault(place, dict(branches["main"]))
+            self._answer(200, {})
+        elif call == "preupload":
+            files = [
+                {
+                    "path": each["path"],
+                    "uploadMode": "lfs" if each["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for each in json.loads(body)["files"]
+            ]
+            self._answer(200, {"files": files})
+        elif call == "commit":
+            for line in map(json.loads, body.splitlines()):
+                self._apply(branches[place], line["key"], line["value"])
+            url = f"{self.hub.url}/{repo}/commit/{COMMIT}"
+            self._answer(200, {"success": True, "commitOid": COMMIT, "commitUrl": url})
+        else:
+            self._answer(404, {"error": f"no call {call}"})
 
-    def _entry(self, name: str) -> dict[str, Any]:
-        content = self.files[name]
-        return {"type": "file", "oid": _digest(content), "size": len(content), "path": name}
+    def _apply(self, files: dict[str, bytes], kind: str, value: Mapping[str, Any]) -> None:
+        if kind == "file":
+            assert value["encoding"] == "base64"
+            files[value["path"]] = base64.b64decode(value["content"])
+        elif kind == "lfsFile":
+            files[value["path"]] = self.hub.large[value["oid"]]
 
-    def _file(self, name: str) -> None:
-        content = self.files.get(name)
-        if content is None:
-            self._missing("EntryNotFound")
-            return
-        start, end, status = 0, len(content), 200
-        if asked := self.headers.get("Range"):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, end = int(first), min(int(last) + 1, end) if last else end
-            status = 206
-        headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": COMMIT}
-        if status == 206:
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
-        self._send(status, content[start:end], headers)
+    def _action(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        known = {"oid": asked["oid"], "size": asked["size"]}
+        if asked["oid"] in self.hub.large:
+            return known
+        return known | {"actions": {"upload": {"href": f"{self.hub.url}/large/{asked['oid']}"}}}
 
-    def _json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def _missing(self, code: str = "RepoNotFound") -> None:
-        self._send(404, b'{"error": "not found"}', {"X-Error-Code": code})
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def _answer(self, status: int, value: Any) -> None:
+        body = json.dumps(value).encode()
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -125,5 +186,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Keeps the test's output clean."""
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+def _objects(body: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(body)["objects"]
+    return found

@@ -60,9 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", kind, owner, name, *call]:
                 self._describe(f"{owner}/{name}", self.folder / kind / owner / name, call)
             case ["datasets", owner, name, "resolve", _, *path]:
-                self._file(self.folder.joinpath("datasets", owner, name, *path))
+                self._file(self.folder.joinpath("datasets", owner, name), path)
             case [owner, name, "resolve", _, *path]:
-                self._file(self.folder.joinpath("models", owner, name, *path))
+                self._file(self.folder.joinpath("models", owner, name), path)
             case _:
                 self._missing("RepoNotFound")
 
@@ -96,9 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
             names = [{"rfilename": each.relative_to(place).as_posix()} for each in files]
             self._json({"id": repo, "sha": self.commit, "tags": [], "siblings": names})
 
-    def _file(self, path: Path) -> None:
+    def _file(self, repo: Path, names: list[str]) -> None:
+        path = repo.joinpath(*names)
         if not path.is_file():
-            self._missing("EntryNotFound")
+            self._missing("EntryNotFound" if repo.is_dir() else "RepoNotFound")
             return
         content = path.read_bytes()
         headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": self.commit}

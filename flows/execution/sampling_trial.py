@@ -111,7 +111,7 @@ def try_sampling(config: RunConfig, prompts: int) -> SamplingTrial:
         table = do(steps.prepare()).at("iteration-1.parquet")
         warm = bool(config.inputs.warm_start)
         base = Model(do(steps.warm_start()).at("checkpoint") if warm else external["policy"][0])
-        sample_and_score(steps, do, "trial", steps.for_training(1), base, table)
+        sample_and_score(steps, do, "trial", steps.for_training(1, base), base, table)
     finally:
         executor.stop()
     return _read(made["trial/generate/0"], made["trial/score/0"], config.generate.num_samples)

@@ -266,6 +266,16 @@ class RunConfig(StageSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_mixture(self) -> RunConfig:
+        if self.generate.mixture and self.train.reference == "previous":
+            raise ValueError(
+                f"generate.mixture = {self.generate.mixture:g} with train.reference = 'previous', "
+                "which is the policy that samples: there is nothing to mix it with; set "
+                "train.reference to 'initial' or 'ema'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_suites(self) -> RunConfig:
         for name, suite in self.suites.items():
             for field in (*_SAMPLING, "seed") if suite.prompts is None else ():
@@ -303,7 +313,7 @@ class RunConfig(StageSettings):
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""
         own = {name: getattr(self.screen, name) for name in ("num_samples", "temperature", "top_p")}
-        return self.generate.model_copy(update=own)
+        return self.generate.model_copy(update=own | {"mixture": 0.0})
 
     def for_suite(self, name: str) -> RunConfig:
         """The configuration by which the steps of a suite are made.
@@ -344,4 +354,4 @@ class RunConfig(StageSettings):
 
     def evaluation_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the held-out prompts."""
-        return self.generate.model_copy(update=self.evaluation.sampling())
+        return self.generate.model_copy(update=self.evaluation.sampling() | {"mixture": 0.0})

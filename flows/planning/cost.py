@@ -249,9 +249,11 @@ def generation_cost(model: ModelShape, params: GenerateParams, device: Device, w
         prompt_tokens + params.max_new_tokens,
     )
     working = _VLLM_PREFILL_TOKENS if vllm else batch * prompt_tokens
-    taken = model.params * size + _forward_bytes(model, size, working)
+    # A mixture samples from the reference beside the policy.
+    models = 2 if params.mixture else 1
+    taken = models * model.params * size + _forward_bytes(model, size, working)
     taken = taken / spread + _RUNTIME[device.is_gpu]
-    sequence = model.kv_bytes(size) * longest / spread
+    sequence = models * model.kv_bytes(size) * longest / spread
     room = _vllm_room(params, device, taken) if vllm else batch * sequence
     context = prompt_tokens + response_tokens
     answered = prompts * params.num_samples
@@ -259,17 +261,17 @@ def generation_cost(model: ModelShape, params: GenerateParams, device: Device, w
     at_once = max(1.0, min(params.vllm.max_num_seqs, fitting)) if vllm else batch
     at_once = min(at_once, max(answered, 1.0))
     rate = device.rate(size) * spread * _FORWARD_EFFICIENCY[device.is_gpu]
-    token_flops = 2 * (model.body_params + model.head_params)
+    token_flops = 2 * models * (model.body_params + model.head_params)
     # Each step reads all weights, and the keys and values of all sequences, once.
-    read = model.params * size + at_once * context / 2 * model.kv_bytes(size)
+    read = models * (model.params * size + at_once * context / 2 * model.kv_bytes(size))
     step = max(
         read / (device.bandwidth * spread * _BANDWIDTH_EFFICIENCY),
         at_once * token_flops / rate,
-        model.num_hidden_layers * _LAYER_SECONDS[device.is_gpu],
+        models * model.num_hidden_layers * _LAYER_SECONDS[device.is_gpu],
     )
     # A batch of transformers ends with its longest sequence.
     length = response_tokens if vllm else min(params.max_new_tokens, 2 * response_tokens)
-    prefill = prompts * prompt_tokens * 2 * model.body_params
+    prefill = models * prompts * prompt_tokens * 2 * model.body_params
     responses = prompts * params.num_samples
     decoding = math.ceil(answered / at_once) * length * step
     no_room = (

@@ -270,7 +270,17 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("computed in", f"{duration(sum(spans.values()))} of stages, {len(spans)} of them"),
         ("on", ", ".join(machines)),
         ("with", ", ".join(known)),
+        *_correlations(summary),
     ]
+
+
+def _correlations(summary: Summary) -> Iterator[tuple[str, str]]:
+    """How the rewards that the last iteration's pairs weigh go together."""
+    paired = summary.last("pair")
+    found = paired.read_json("metrics.json").get("reward_correlations") if paired else None
+    if found:
+        shown = (f"{one} with {other} {value:+.2f}" for one, other, value in found)
+        yield "correlation of rewards", ", ".join(shown)
 
 
 def _percent(value: float, interval: tuple[float, float] | None) -> str:

@@ -45,7 +45,7 @@ class BaseModel:
     is_own: bool = False
 
 
-def export(store: Store, model: str, folder: Path) -> ModelVersion:
+def export(store: Store, model: str, folder: Path, *, again: bool = False) -> ModelVersion:
     """Copies a registered checkpoint into a new folder and writes its model card.
 
     Adapters stay adapters: those that are registered in a checkpoint's place, with a card that
@@ -56,6 +56,7 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         store: The store whose registry is asked.
         model: ``name``, ``name:version`` or ``name@alias``.
         folder: A new or empty folder.
+        again: Whether the folder may hold a copy of the same version, with the same card.
 
     Raises:
         UserError: There is no such model, the folder holds something, or the disk is full.
@@ -84,6 +85,9 @@ def export(store: Store, model: str, folder: Path) -> ModelVersion:
         ancestors=lineage_of(store, artifact.manifest.stage, artifact.manifest.key),
         digest=version.checkpoint.digest,
     )
+    # The card is written last: where it is, the copy is whole.
+    if again and (folder / _CARD).is_file() and (folder / _CARD).read_text("utf-8") == card:
+        return version
     with new_folder(folder):
         _copy(source, folder)
         if has_adapter:

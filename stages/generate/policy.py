@@ -12,7 +12,7 @@ from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
 from stages.modeling.chat import check_template_args, render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_config
-from stages.modeling.tokenizers import load_tokenizer
+from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Policy:
         stop_ids: Token ids that end a response.
         max_length_tokens: Most tokens of prompt and response together.
         vocab_size: Token ids that the weights know.
+        reference: The model that some samples are mixed with; None if none are.
     """
 
     source: ModelSource
@@ -32,6 +33,7 @@ class Policy:
     stop_ids: frozenset[int]
     max_length_tokens: int
     vocab_size: int
+    reference: ModelSource | None = None
 
     @property
     def adapter(self) -> Path | None:
@@ -71,17 +73,31 @@ class Policy:
         )
 
 
-def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
-    """Reads a checkpoint's tokenizer and configuration."""
+def load_policy(
+    source: ModelSource, params: GenerateParams, reference: ModelSource | None = None
+) -> Policy:
+    """Reads a checkpoint's tokenizer and configuration.
+
+    Raises:
+        UserError: They cannot serve, or the reference that some samples are mixed with has others.
+    """
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     check_template_args(tokenizer, params.chat_template_args)
     config = load_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
-    return Policy(
-        source, tokenizer, frozenset(stop_ids), limit, config.get_text_config().vocab_size
-    )
+    vocabulary = config.get_text_config().vocab_size
+    if reference is not None and reference != source:
+        require_same_tokenizer(source, reference)
+        theirs = load_config(reference).get_text_config().vocab_size
+        if theirs != vocabulary:
+            raise UserError(
+                f"generate.mixture mixes {source.name_or_path} with {reference.name_or_path}, "
+                f"whose weights know {vocabulary} and {theirs} token ids",
+                "take a reference with the policy's vocabulary, or set generate.mixture to 0",
+            )
+    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, reference)
 
 
 def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:

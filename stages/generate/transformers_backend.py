@@ -39,6 +39,9 @@ class TransformersBackend:
 
     def __init__(self, policy: Policy, params: GenerateParams, events: Emitter):
         self._model = load_causal_lm(policy.source, dtype=params.dtype)
+        self._reference = (
+            load_causal_lm(policy.reference, dtype=params.dtype) if policy.reference else None
+        )
         self._params = params
         self._stop_ids = sorted(policy.stop_ids)
         # Any id will do, it is masked.
@@ -85,7 +88,14 @@ class TransformersBackend:
         """Continues the rows (prompt index, sample index) together."""
         params = self._params
         stop_ids = torch.tensor(self._stop_ids, device=self._model.device)
-        decoder = _Decoder(self._model, prompts, rows, self._pad_id)
+        decoder, *others = (
+            _Decoder(model, prompts, rows, self._pad_id)
+            for model in (self._model, self._reference)
+            if model is not None
+        )
+        # The second sample of a prompt, the fourth, … are the mixture's.
+        odd = torch.tensor([sample % 2 for _, sample in rows], device=self._model.device)
+        weights = params.mixture * odd[:, None].double()
         draws = np.stack(
             [
                 uniforms(prompts[index].seeds[sample], params.max_new_tokens)
@@ -100,13 +110,16 @@ class TransformersBackend:
         finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         alive = torch.arange(len(rows), device=device)
         for step in range(params.max_new_tokens):
+            logits = decoder.logits
+            for other in others:
+                logits = mixed(logits, other.logits, weights[alive])
             drawn = draw(
-                decoder.logits,
+                logits,
                 uniform[alive, step],
                 temperature=params.temperature,
                 top_p=params.top_p,
             )
-            # The raw policy's: before temperature and top-p.
+            # The raw policy's: before mixture, temperature and top-p.
             chosen = decoder.logits.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
             tokens[alive, step], logprobs[alive, step] = drawn, chosen
             lengths[alive] += ~finished[alive]
@@ -116,9 +129,11 @@ class TransformersBackend:
             if num_running == 0 or step + 1 == params.max_new_tokens:
                 break
             if num_running <= (1 - _COMPACT_SHARE) * len(alive):
-                decoder.keep(running)
+                for each in (decoder, *others):
+                    each.keep(running)
                 alive, drawn = alive[running], drawn[running]
-            decoder.advance(drawn)
+            for each in (decoder, *others):
+                each.advance(drawn)
         columns = (each.tolist() for each in (tokens, logprobs, lengths, finished))
         return [
             Sample(ids[:length], found[:length], STOP if done else LENGTH)
@@ -209,6 +224,21 @@ def uniforms(seed: int, num_steps: int) -> np.ndarray:
     Philox is counter-based: fewer steps give a prefix of the same numbers.
     """
     return np.random.Generator(np.random.Philox(key=seed)).random(num_steps)
+
+
+def mixed(logits: torch.Tensor, others: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Logits of π^(1−m) π_ref^m, the geometric mixture of two policies (Nash-MD, arXiv 2312.00886).
+
+    Args:
+        logits: [B, V] of π.
+        others: [B, V] of π_ref.
+        weight: m, [B, 1]; where it is 0, the logits stay as they are.
+
+    Returns:
+        [B, V] float64.
+    """
+    own, other = (each.double().log_softmax(-1) for each in (logits, others))
+    return torch.where(weight > 0, (1 - weight) * own + weight * other, logits.double())
 
 
 def filtered_probabilities(

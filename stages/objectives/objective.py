@@ -32,12 +32,14 @@ class ResponseLogps:
         ref_token_logp: log π_ref per token, [B, T].
         mask: booleans [B, T], true on response tokens; each response has one at least.
         score: the oracle's scores, [B]; None if they are not known.
+        novelty: factors of the bonus, [B]; None for `bonus_weight` "none".
     """
 
     token_logp: Tensor
     ref_token_logp: Tensor
     mask: Tensor
     score: Tensor | None = None
+    novelty: Tensor | None = None
 
     @cached_property
     def logp(self) -> Tensor:
@@ -71,7 +73,7 @@ class ResponseLogps:
         """The exploratory bonus of each response; without a design, the unit of π is no matter."""
         probability = "sequence" if params.design == "none" else params.probability
         logps = (self.logp, self.ref_logp)
-        return exploratory_bonus(
+        found = exploratory_bonus(
             *((self.token_logp, self.ref_token_logp) if probability == "token" else logps),
             design=params.design,
             divergence=params.divergence,
@@ -81,6 +83,7 @@ class ResponseLogps:
             probability=probability,
             numerics=params.numerics,
         )
+        return found if self.novelty is None else replace(found, value=found.value * self.novelty)
 
 
 @dataclass(frozen=True)

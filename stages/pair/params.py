@@ -1,6 +1,6 @@
 """Parameters of the pair stage."""
 
-from typing import ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ _MOST_TIES = 0.9
 Strategy = Literal["best_worst", "best_random", "random", "first_two"]
 UncertainStrategy = Literal["delta_ucb", "drts", "thompson"]
 """Strategies over several scores of each response."""
+SCORE, RESPONSE_TOKENS = "score", "response_tokens"
+"""Components that every response has: the oracle's whole score, and the number of its tokens."""
 
 
 class OwnStrategy(OwnFunction):
@@ -51,6 +53,18 @@ class PairParams(StageParams):
     python: OwnStrategy = added_later(OwnStrategy())
     """Settings of the strategy `python`."""
 
+    rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = added_later({})
+    """Weights of several rewards whose sum takes the place of the score here: components of the
+    score, `score` itself, and `response_tokens`, the length, whose negative weight is a penalty.
+    Evaluations keep the oracle's score."""
+
+    normalise: Literal["batch", "prompt", "none"] = added_later("batch")
+    """Each of `rewards` less its mean and divided by its standard deviation before it is weighed:
+    over all responses of the iteration, or over those of a prompt, as GDPO has it."""
+
+    clip: float | None = added_later(None, gt=0)
+    """Standard deviations at which a normalised reward is cut off; unset cuts nothing."""
+
     ties: Literal["drop", "keep"] = "drop"
     """Pairs whose scores tie: dropped, as in the paper, or kept and marked."""
 
@@ -75,6 +89,20 @@ class PairParams(StageParams):
         own = {"python"} if self.strategy == "python" else set()
         own |= {"heads", "exploration"} if self.explores else set()
         return frozenset({"python", "heads", "exploration"} - own)
+
+    @model_validator(mode="after")
+    def _what_is_normalised_is_weighed(self) -> Self:
+        if not self.rewards and (self.clip is not None or self.normalise != "batch"):
+            raise ValueError(
+                f"normalise = {self.normalise!r} and clip = {self.clip} without rewards, which "
+                "they are for: give each reward its weight in rewards"
+            )
+        if self.clip is not None and self.normalise == "none":
+            raise ValueError(
+                f"clip = {self.clip:g} with normalise = 'none': it counts standard deviations; set "
+                "normalise to 'batch' or 'prompt'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _disagreement_is_between_heads(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.pair.own_strategy import OwnStrategy, load_file
 from stages.pair.params import PairParams
+from stages.pair.rewards import Rewards, components_of
 from stages.pair.select import STRATEGIES, UNCERTAIN, Selection, ranked
 from stages.tables.join import ScoredBatch, read_scored
 from stages.tables.schemas import PAIRS, TableWriter, num_rows
@@ -47,17 +49,23 @@ def run(ctx: StageContext[PairParams]) -> None:
     tally = Tally()
     python, is_own = ctx.params.python, ctx.params.strategy == "python"
     own = load_file(ctx.path("code"), python.function, python.settings) if is_own else None
+    rewards = Rewards(ctx.params) if ctx.params.rewards else None
+    parts = ("components",) if own or rewards or ctx.params.explores else ()
+    if rewards:
+        lengths = ("response_token_ids",)
+        for batch in read_scored(responses, scores, columns=lengths, score_columns=parts):
+            rewards.observe(batch)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        parts = ("components",) if own or ctx.params.explores else ()
         for batch in read_scored(responses, scores, score_columns=parts):
-            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own)
+            pairs = pair_batch(batch, ctx.params, ctx.request.seed, tally, own, rewards)
             if pairs.num_rows:
                 writer.write_batch(pairs)
             ctx.events.progress(tally.responses, total, "responses")
     _check_not_empty(tally)
-    report = tally.report()
+    report: dict[str, Any] = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
+    report |= rewards.report() if rewards else {}
     (ctx.out / "metrics.json").write_text(dump_json(report))
     ctx.notes.update({name: report[name] for name in ("prompts", "pairs", "ties", "null_scores")})
     if tally.null_scores:
@@ -75,13 +83,17 @@ def pair_batch(
     seed: int,
     tally: Tally,
     own: OwnStrategy | None = None,
+    rewards: Rewards | None = None,
 ) -> pa.Table:
     """The pairs of one batch of prompts, in the columns of the pairs table."""
-    scores = batch.scores.to_numpy(zero_copy_only=False)
-    tally.add(batch, scores)
+    rated = scores = batch.scores.to_numpy(zero_copy_only=False)
+    tally.add(batch, rated)
+    if rewards:
+        scores = rewards.totals(batch)
+        batch = batch.with_scores(pa.array(scores, pa.float64(), from_pandas=True))
     chosen, rejected, ties = [], [], []
     select = _selector(batch, scores.tolist(), params, own)
-    for better, worse in _selections(batch, scores.tolist(), params, seed, tally, select):
+    for better, worse in _selections(batch, rated.tolist(), params, seed, tally, select):
         tie = bool(scores[better] - scores[worse] <= params.tie_margin)
         tally.ties += tie
         if tie and params.ties == "drop":
@@ -112,29 +124,14 @@ def _selector(
 def _explorer(batch: ScoredBatch, scores: list[float], params: PairParams) -> _Select:
     """Selects by mean and deviation of the heads; the scores say which response is the better."""
     explore = UNCERTAIN[params.strategy]
-    components = batch.scored["components"]
 
     def select(rows: Sequence[int], seed: int) -> Selection:
-        heads = [_heads(dict(components[row].as_py() or ()), batch, row, params) for row in rows]
+        heads = [components_of(batch, row, params.heads, "pair.heads") for row in rows]
         means, widths = np.mean(heads, axis=1), params.exploration * np.std(heads, axis=1)
         chosen = explore(means.tolist(), widths.tolist(), seed)
         return ranked([scores[row] for row in rows], *sorted(chosen))
 
     return select
-
-
-def _heads(
-    components: dict[str, float], batch: ScoredBatch, row: int, params: PairParams
-) -> list[float]:
-    for name in params.heads:
-        if name not in components:
-            raise UserError(
-                f"pair.heads names {name!r}, and the score of prompt "
-                f"{batch.responses['prompt_id'][row]} has the components "
-                f"{', '.join(components) or 'none'}",
-                "name components that the oracle tells for every response",
-            )
-    return [components[name] for name in params.heads]
 
 
 def _selections(

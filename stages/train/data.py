@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stages.contract.errors import UserError
 from stages.tables.schemas import PAIRS, read_rows
+from stages.train.counts import novelty
 from stages.train.params import LengthParams, TrainParams
 from stages.training.batches import Batch, IntArray, Sample
 
@@ -43,11 +44,13 @@ class Response:
         token_ids: As sampled, [S].
         logprobs: The sampler's log π of each, [S].
         score: The oracle's.
+        novelty: Factor of its bonus, see :mod:`stages.train.counts`.
     """
 
     token_ids: IntArray
     logprobs: FloatArray
     score: float
+    novelty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,23 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
         dropped_empty=empty,
     )
     _check_trainable(counts, params)
-    return pairs, counts
+    return _with_novelty(pairs, params), counts
+
+
+def _with_novelty(pairs: list[Pair], params: TrainParams) -> list[Pair]:
+    """The pairs, with each response's novelty among the responses of all of them if it counts."""
+    if params.bonus_weight == "none":
+        return pairs
+    responses = [tokens for pair in pairs for tokens in pair.responses]
+    found = iter(novelty(responses, params.count_ridge).tolist())
+    return [
+        replace(
+            pair,
+            chosen=replace(pair.chosen, novelty=next(found)),
+            rejected=replace(pair.rejected, novelty=next(found)),
+        )
+        for pair in pairs
+    ]
 
 
 def truncate(pair: Pair, lengths: LengthParams) -> Pair:
@@ -206,21 +225,23 @@ class PairBatch(Batch):
         ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
         tie: Booleans [B]; neither response is preferred.
         scores: The oracle's, [2B].
+        novelty: Factors of the bonuses, [2B].
     """
 
     ref_logprobs: Tensor
     tie: Tensor
     scores: Tensor
+    novelty: Tensor
 
 
 def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
     """A micro-batch of pairs and of the fields of :class:`Batch`."""
+    responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     return PairBatch(
         ref_logprobs=_padded_reference(pairs, reference),
         tie=torch.tensor([pair.tie for pair in pairs]),
-        scores=torch.tensor(
-            [pair.chosen.score for pair in pairs] + [pair.rejected.score for pair in pairs]
-        ),
+        scores=torch.tensor([each.score for each in responses]),
+        novelty=torch.tensor([each.novelty for each in responses]),
         **fields,
     )
 

@@ -103,11 +103,22 @@ class TrainParams(TrainingParams, LengthParams, KappaParams, ObjectiveParams):
             return self.python.function
         if self.design == "none":
             return _LOSS_NAMES[self.loss]
-        return self.design if self.loss == "sigmoid" else f"{self.design} + {self.loss}"
+        design = self.design if self.bonus_weight == "none" else f"{self.design} by counts"
+        return design if self.loss == "sigmoid" else f"{design} + {self.loss}"
 
     def unused_fields(self) -> frozenset[str]:
-        """The section of a function that is not asked."""
-        return frozenset() if self.objective == "python" else frozenset({"python"})
+        """The section of a function that is not asked, and λ of counts that are not taken."""
+        unused = set() if self.objective == "python" else {"python"}
+        return frozenset(unused if self.bonus_weight == "count" else unused | {"count_ridge"})
+
+    @model_validator(mode="after")
+    def _a_weight_has_a_bonus(self) -> Self:
+        if self.bonus_weight != "none" and not self.has_bonus:
+            raise ValueError(
+                f"bonus_weight = {self.bonus_weight!r} with design = 'none': there is no bonus to "
+                "weigh; set design, which is 'feb' for COPO, or bonus_weight to 'none'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _average_is_of_whole_models(self) -> Self:

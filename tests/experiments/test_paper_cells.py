@@ -101,7 +101,10 @@ def test_what_the_paper_figures_has_a_cell() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scale: str) -> None:
     designs = {"f-DPO": "none", "GEB-π": "one_minus_pi", "GEB-1/π": "inverse_pi"}
-    designs |= {"GEB-arctanh": "arctanh"}
+    designs |= {"GEB-arctanh": "arctanh", "SE-POPO": "se_popo", "iterative RPO": "none"}
+    designs |= {"COPO": "feb"}
+    losses = {"IPO": "ipo", "RPO": "rpo", "REBEL": "rebel"}
+    designs |= dict.fromkeys(losses, "none")
     divergences = {"KL": "reverse_kl", "Hellinger": "hellinger", "forward KL": "forward_kl"}
     rows = cells(scale)
     first = {row: row.coefficients()[0] for row in rows if row.grid}
@@ -112,6 +115,8 @@ def test_every_cell_has_a_configuration_whose_objective_is_that_of_its_name(scal
         train = each.cell.config.train
         is_plain = scale == "full" and (method, each.row.divergence) == ("FEB", "KL")
         assert train.design == ("none" if is_plain else designs.get(method, method.lower()))
+        assert train.loss == losses.get(method, "sigmoid")
+        assert (train.bonus_weight == "count") == (method == "COPO")
         assert train.divergence == divergences[each.row.divergence]
 
 

@@ -1,19 +1,38 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def test_the_comparison_lacks_the_bonus_and_nothing_else():
-    geb, fdpo = (
+@pytest.mark.parametrize(
+    ("preset", "differing"),
+    [
+        ("fdpo", ["design"]),
+        ("ipo", ["design", "loss"]),
+        ("rpo", ["design", "loss", "reward_scale"]),
+        ("rebel", ["design", "loss"]),
+        ("se-popo", ["design"]),
+        ("copo", ["bonus_weight", "design"]),
+    ],
+)
+def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differing):
+    quickstart, other = (
         json.loads(load_config(CONFIGS / f"{name}.yaml").to_json())
-        for name in ("quickstart", "quickstart-fdpo")
+        for name in ("quickstart", f"quickstart-{preset}")
     )
-    lines = list(differences(geb, fdpo))
-    assert [line.partition(":")[0].split()[0] for line in lines] == ["name", "train.design"], lines
+    lines = list(differences(quickstart, other))
+    named = [line.partition(":")[0].split()[0] for line in lines]
+    assert sorted(named) == ["name", *(f"train.{each}" for each in differing)], lines
+
+
+def test_the_mixture_is_of_the_policy_and_the_start():
+    config = load_config(CONFIGS / "quickstart-mixture.yaml")
+    assert (config.generate.mixture, config.train.reference) == (0.5, "initial")
 
 
 def test_the_data_is_enough_for_every_iteration():

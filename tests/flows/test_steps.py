@@ -45,6 +45,19 @@ def test_screening_samples_with_the_starting_policy_and_feeds_each_iteration():
         ]
 
 
+def test_training_samples_alone_are_mixed_with_the_reference():
+    mixed = steps_of("generate.mixture=0.5", "train.reference=ema", "screen.num_samples=2")
+    for name, step in mixed.items():
+        if isinstance(step.params, GenerateParams) and not name.startswith("iteration-2/generate"):
+            trains = name in ("iteration-1/generate/0", "iteration-3/generate/0")
+            assert (step.params.mixture > 0) == ("reference" in step.inputs) == trains, name
+    step = mixed["iteration-2/generate/0"]
+    assert sources(step, "policy") == ["iteration-1/train:checkpoint"]
+    assert sources(step, "reference") == ["iteration-1/train:ema"]
+    with pytest.raises(UserError, match=r"mixture = 0\.5 .*: there is nothing to mix it with"):
+        load_config(QUICKSTART, ["generate.mixture=0.5"])
+
+
 def test_every_sampling_has_a_seed_of_its_own():
     made = steps_of("screen.num_samples=2", "iterations=2")
     seeds = [step.seed for name, step in made.items() if "generate" in name]

@@ -5,7 +5,8 @@ import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,11 +14,12 @@ from flows.commands import cli
 from flows.execution.run_record import DamagedRecordWarning, RunRecord, State, StepRecord
 from flows.pipeline.algorithm import step_names
 from flows.pipeline.config import RunConfig
-from flows.report.html import verdict, write
+from flows.report.html import facts, verdict, write
 from flows.report.plots import draw
 from flows.report.summary import Summary, summarise
 from flows.report.table import SuiteFigures
-from stages.store.base import Store
+from stages.contract.manifest import Manifest
+from stages.store.base import Artifact, Store
 from tests.flows.evaluations import artifact_in, write_evaluation
 from tests.stage_calls import checkpoint_artifact
 
@@ -250,3 +252,14 @@ def test_the_verdict_says_when_a_second_opinion_parts_from_the_reward(
     assert len(told) == (said is not None)
     assert all(str(said) in each for each in told)
     assert "The reward trained for, and second opinions" in [each.title for each in draw(found)]
+
+
+def test_the_correlation_of_several_rewards_is_among_the_facts(tmp_path: Path) -> None:
+    found = {"reward_correlations": [["right", "polite", -0.25], ["right", "score", 1.0]]}
+    (tmp_path / "metrics.json").write_text(json.dumps(found))
+    made = {"key": "0" * 64, "seconds": 1.0, "software": {}, "host": "here", "accelerator": "cpu"}
+    made |= {"ended": "2026-01-01T00:00:00+00:00"}
+    paired = Artifact(tmp_path, cast(Manifest, SimpleNamespace(**made)))
+    summary = Summary("r", RunConfig(), "store", rows=[], artifacts={"iteration-1/pair": paired})
+    shown = dict(facts(summary))["correlation of rewards"]
+    assert shown == "right with polite -0.25, right with score +1.00"

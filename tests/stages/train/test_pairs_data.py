@@ -7,6 +7,7 @@ import pytest
 
 from stages.contract.errors import UserError
 from stages.tables.schemas import PAIRS, read_rows, write_table
+from stages.train.counts import features, novelty
 from stages.train.data import load_pairs
 from stages.train.params import TrainParams
 from stages.train.reference import difference_to_sampler, sampler_logprobs
@@ -131,3 +132,62 @@ class TestUnknownLogprobs:
     def test_they_cannot_stand_for_the_references(self, pairs):
         with pytest.raises(UserError, match="pair 1: the sampler's log-probabilities are not"):
             sampler_logprobs(pairs)
+
+
+def test_a_response_s_novelty_is_one_by_the_root_of_its_count(tmp_path):
+    # Tokens that share no feature: 3 times [7], 1 time [8, 9], 2 times [5], 2 times [6].
+    rows = list(read_rows(make_pairs(tmp_path / "plain.parquet", 4), PAIRS))
+    sides = [([7], [8, 9]), ([7], [5]), ([7], [6]), ([5], [6])]
+    for row, own in zip(rows, sides, strict=True):
+        for side, tokens in zip(("chosen", "rejected"), own, strict=True):
+            row |= {f"{side}_token_ids": tokens, f"{side}_logprobs": [-1.0] * len(tokens)}
+    path = tmp_path / "pairs.parquet"
+    write_table(path, PAIRS, rows)
+    pairs, _ = load_pairs([path], params(design="feb", bonus_weight="count", count_ridge=0.5))
+    found = [(pair.chosen.novelty, pair.rejected.novelty) for pair in pairs]
+    often, twice, once = ((count + 0.5) ** -0.5 for count in (3, 2, 1))
+    assert found == [
+        pytest.approx(each)
+        for each in [(often, once), (often, twice), (often, twice), (twice, twice)]
+    ]
+    plain, _ = load_pairs([path], params(design="feb"))
+    assert {pair.chosen.novelty for pair in plain} == {1.0}
+
+
+def test_novelty_is_the_confidence_width_of_all_responses():
+    generator = np.random.default_rng(0)
+    responses = [
+        generator.integers(0, 60, size=generator.integers(0, 12)).astype(np.int32)
+        for _ in range(5000)
+    ]
+    # By the definition, over a dense inverse; in one chunk.
+    phi = features(responses)
+    inverse = np.linalg.inv(phi.T @ phi + 0.1 * np.eye(phi.shape[1]))
+    expected = np.sqrt(np.einsum("nd,de,ne->n", phi, inverse, phi))
+    np.testing.assert_allclose(novelty(responses, 0.1), expected, rtol=1e-9, atol=1e-12)
+    assert np.linalg.norm(phi, axis=1) == pytest.approx([1.0 if len(r) else 0.0 for r in responses])
+
+
+def test_features_are_hashed_counts_of_ngrams():
+    """Written out token by token in Python's integers."""
+    tokens, modulus = [5, 70000, 5, 5, 70000], 2**64
+    row = np.zeros(512)
+    for length in (1, 2, 3):
+        for start in range(len(tokens) - length + 1):
+            value = 0
+            for token in tokens[start : start + length]:
+                value = (value + token + 1) * 0x9E3779B97F4A7C15 % modulus
+            value = (value ^ value >> 31) * 0xBF58476D1CE4E5B9 % modulus
+            row[(value >> 32) % 512] += 1 if value >> 63 else -1
+    [found] = features([np.array(tokens, np.int32)])
+    np.testing.assert_allclose(found, row / np.linalg.norm(row), rtol=1e-12)
+
+
+def test_a_weight_without_a_bonus_is_refused_and_counts_are_not_in_old_keys():
+    with pytest.raises(ValueError, match="there is no bonus to weigh"):
+        params(design="none", bonus_weight="count")
+    assert not {"bonus_weight", "count_ridge"} & params(count_ridge=0.5).result_fields().keys()
+    assert (
+        params(design="feb", bonus_weight="count", count_ridge=0.5).result_fields()["count_ridge"]
+        == 0.5
+    )

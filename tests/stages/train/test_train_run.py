@@ -192,3 +192,12 @@ def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
     asked = train(tmp_path / "asked", policy, [pairs], design="none", target_ratio=0.25)
     plain = train(tmp_path / "plain", policy, [pairs], design="none")
     assert asked.weights == plain.weights
+
+
+def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
+    copo = {"design": "feb", "divergence": "reverse_kl", "kappa": 5.0}
+    plain = train(tmp_path / "plain", policy, [pairs], **copo)
+    weighed = train(tmp_path / "weighed", policy, [pairs], **copo, bonus_weight="count")
+    assert plain.weights != weighed.weights
+    # Of a batch's bonuses, which all are zero at the start, the slopes alone are weighed.
+    assert plain.records[0]["loss"] == weighed.records[0]["loss"]
