@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.paper.rehearsal_server import serve
+from experiments.paper.rehearsal_server import HubHandler, serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -90,7 +90,7 @@ def serve_models(token: str) -> Iterator[ModelHub]:
             hub.released.set()
 
 
-class _ModelHandler(_Handler):
+class _ModelHandler(HubHandler):
     hub: ModelHub
 
     def do_GET(self) -> None:

@@ -38,7 +38,7 @@ def serve(folder: Path) -> Iterator[str]:
     files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
     commit = hashlib.sha1("".join(_digest(each.read_bytes()) for each in files).encode())
     own = {"folder": folder, "commit": commit.hexdigest()}
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), own)) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), own)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -48,7 +48,9 @@ def serve(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
+    """Requests to the hub and to the judge."""
+
     folder: Path
     commit: str
     protocol_version = "HTTP/1.1"
