@@ -3,8 +3,6 @@
 It shares no folder with its orchestrator: inputs, state and results go through the bucket.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """The runner of `examples/runners/skypilot` against a stand-in of `sky` on this machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

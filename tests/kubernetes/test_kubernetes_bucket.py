@@ -1,7 +1,5 @@
 """Pods that share no volume with their orchestrator: a store in a bucket that both reach."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

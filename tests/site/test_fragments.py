@@ -1,7 +1,5 @@
 """Fragments of configurations that the documentation shows are read as `geb plan` reads them."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path

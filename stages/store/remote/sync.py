@@ -8,8 +8,6 @@ more folders of the bucket serve it::
     orchestrators/<stage>/<key>     changes as long as the orchestrator lives
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import uuid
