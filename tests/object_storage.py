@@ -20,27 +20,35 @@ PAGE = 50
 SECRET = "test-secret-never-to-be-seen"
 
 # Prints its port when it answers. Conditional writes of S3 are atomic; moto's are once it has one
-# request at a time.
+# request at a time. No manifest is taken while the file REFUSING exists.
 _SERVER = """
+import os
+import sys
 import threading
+from pathlib import Path
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 moto = DomainDispatcherApplication(create_backend_app)
 lock = threading.Lock()
+refusing = Path(os.environ.get("REFUSING", os.devnull + "/nothing"))
 def one_at_a_time(environ, start_response):
+    is_manifest = environ["PATH_INFO"].endswith("/manifest.json")
+    if environ["REQUEST_METHOD"] == "PUT" and is_manifest and refusing.exists():
+        start_response("503 Slow Down", [("Content-Length", "0")])
+        return []
     with lock:
         return moto(environ, start_response)
-server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+server = make_server(sys.argv[1], 0, one_at_a_time, threaded=True)
 print(server.port, flush=True)
 server.serve_forever()
 """
 
 
 @contextmanager
-def s3_server(**environment: str) -> Iterator[int]:
-    """A server that has nothing yet; yields its port."""
+def s3_server(address: str = "127.0.0.1", **environment: str) -> Iterator[int]:
+    """A server at an address of this machine that has nothing yet; yields its port."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
+        [sys.executable, "-c", _SERVER, address],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)} | environment,
@@ -54,10 +62,10 @@ def s3_server(**environment: str) -> Iterator[int]:
         process.communicate()
 
 
-def aws_environment(port: int) -> dict[str, str]:
+def aws_environment(port: int, address: str = "127.0.0.1") -> dict[str, str]:
     """Environment by which a person reaches the server."""
     return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"http://{address}:{port}",
         "AWS_ACCESS_KEY_ID": "test-access-key",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",

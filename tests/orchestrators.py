@@ -26,7 +26,7 @@ make_runner(Execution.model_validate_json(sys.argv[2])).run(Request.read(Path(sy
 
 @contextlib.contextmanager
 def orchestrator(
-    request: Request, execution: Execution, until: str = "pids "
+    request: Request, execution: Execution, until: str = "pids ", folder: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process that runs a stage, and the stage's processes; killed at the end of the block.
 
@@ -34,8 +34,9 @@ def orchestrator(
         request: The stage, a probe.
         execution: How it is started.
         until: Part of the event that is waited for.
+        folder: Place of the request's file; beside the store if there is none.
     """
-    path = Path(request.store).with_name("request.json")
+    path = (folder or Path(request.store).parent) / "request.json"
     request.write(path)
     command = [sys.executable, "-c", CODE, str(path), execution.model_dump_json()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

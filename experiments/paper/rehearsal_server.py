@@ -38,7 +38,7 @@ def serve(folder: Path) -> Iterator[str]:
     files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
     commit = hashlib.sha1("".join(_digest(each.read_bytes()) for each in files).encode())
     own = {"folder": folder, "commit": commit.hexdigest()}
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), own)) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), own)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -48,7 +48,9 @@ def serve(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
+    """Requests to the hub and to the judge."""
+
     folder: Path
     commit: str
     protocol_version = "HTTP/1.1"
@@ -60,9 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", kind, owner, name, *call]:
                 self._describe(f"{owner}/{name}", self.folder / kind / owner / name, call)
             case ["datasets", owner, name, "resolve", _, *path]:
-                self._file(self.folder.joinpath("datasets", owner, name, *path))
+                self._file(self.folder.joinpath("datasets", owner, name), path)
             case [owner, name, "resolve", _, *path]:
-                self._file(self.folder.joinpath("models", owner, name, *path))
+                self._file(self.folder.joinpath("models", owner, name), path)
             case _:
                 self._missing("RepoNotFound")
 
@@ -96,9 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
             names = [{"rfilename": each.relative_to(place).as_posix()} for each in files]
             self._json({"id": repo, "sha": self.commit, "tags": [], "siblings": names})
 
-    def _file(self, path: Path) -> None:
+    def _file(self, repo: Path, names: list[str]) -> None:
+        path = repo.joinpath(*names)
         if not path.is_file():
-            self._missing("EntryNotFound")
+            self._missing("EntryNotFound" if repo.is_dir() else "RepoNotFound")
             return
         content = path.read_bytes()
         headers = {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": self.commit}

@@ -141,7 +141,8 @@ def _requirements(image: Image) -> list[str]:
     """Requirements of an image in ``pyproject.toml``; a pinned torch is of the image's flavour."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
-    for extra in image.extras:
+    # In pods that share no folder with the orchestrator, stages reach the bucket themselves.
+    for extra in dict.fromkeys((*image.extras, "bucket")):
         wanted += project["optional-dependencies"][extra]
     # CPU builds have a local version.
     flavour = {"cpu": r"\g<0>+cpu", "gpu": r"\g<0>,!=\g<1>+cpu", None: r"\g<0>"}[image.flavour]

@@ -204,22 +204,15 @@ def _check_nodes(config: RunConfig) -> None:
 
 
 def _check_store(config: RunConfig) -> None:
-    """Refuses a store that the nodes of a cluster, or its pods, would not see."""
-    runner, in_bucket = config.execution.runner, "://" in config.store
-    if runner == "slurm" and in_bucket:
-        raise ValueError(
-            f"execution.runner is 'slurm', and the store {config.store} is in a bucket: put it "
-            "on a file system that this machine and the cluster's nodes share"
-        )
-    if runner != "kubernetes":
+    """Refuses a store that pods would not see."""
+    if config.execution.runner != "kubernetes" or "://" in config.store:
         return
     place = local_folder(config.store)
     if config.execution.kubernetes.volume_at(place) is None:
-        what = "the cache of the store" if in_bucket else "the store"
         raise ValueError(
-            f"execution.runner is 'kubernetes', and pods see no volume at {place}, where "
-            f"{what} is: name the claim that holds it in execution.kubernetes.volumes "
-            f"(`{place}: {{claim: NAME}}`)"
+            f"execution.runner is 'kubernetes', and pods see no volume at {place}, where the store "
+            "is: name the claim that holds it in execution.kubernetes.volumes "
+            f"(`{place}: {{claim: NAME}}`), or put the store into a bucket"
         )
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, create_model
 from flows.pipeline.form import OneOf
 from stages.contract.params import Settings, StageParams
 from stages.contract.request import Resources
+from stages.store.opening import local_folder
 
 ON_THIS_MACHINE = ("process", "docker")
 """Runners whose stages share the orchestrator's machine."""
@@ -119,6 +120,9 @@ class PodSettings(Settings):
     """Environment variables whose values are in Kubernetes secrets."""
     priority_class: str | None = None
     """Priority class."""
+    service_account: str | None = None
+    """Service account of the pods, by which a cloud gives them access to a bucket; they get no
+    token for the cluster's API."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Further labels, such as `kueue.x-k8s.io/queue-name: research` for a local queue of Kueue."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -156,8 +160,9 @@ class KubernetesSettings(PodSettings):
     volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = Field(
         default_factory=dict
     )
-    """Claims by the path at which orchestrator and stages see them. One of them holds the store,
-    or with a store in a bucket its cache on disk; others hold prompts and models."""
+    """Claims by the path at which orchestrator and stages see them. One of them holds the store;
+    others hold prompts and models. With a store in a bucket none is needed: pods fetch and send by
+    themselves, unless one holds the cache on disk."""
     user: str | None = Field(None, pattern=r"^[1-9]\d*:\d+$")
     """User and group id of the stages, `1000:1000`; unset takes the orchestrator's, which must not
     be root then."""
@@ -194,12 +199,18 @@ class SlurmJobSettings(Settings):
     sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch, such as `--qos=low` and `--constraint=a100`."""
     srun_options: tuple[str, ...] = ()
-    """Further options of srun, such as `--container-image=…` if pyxis is."""
+    """Further options of srun."""
     set_up: tuple[str, ...] = ()
     """Shell lines that each job runs first: `module load cuda`, `. ~/secrets`."""
+    image: str | None = None
+    """Container image of the stage, `/images/geb-torch.sif` or `docker://ghcr.io/me/geb-torch:0.1.0`.
+    It sees the store, the request's inputs, this code and the folders of HF_HOME of `environment`,
+    and runs its own `python` unless `execution.interpreters` names another one."""
+    image_by: Literal["apptainer", "pyxis"] = "apptainer"
+    """Program that runs `image`: apptainer, or srun with NVIDIA's plugin pyxis."""
     container: str | None = None
-    """Command before the stage's, such as `apptainer exec --nv image.sif`; then set
-    `execution.interpreters` to the Python of the image."""
+    """Command before the stage's, for any other way into a container; then set
+    `execution.interpreters` to the Python there."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the stage, for all to see: nothing secret. Of the orchestrator's
     environment it gets none."""
@@ -281,6 +292,15 @@ class Execution(Settings):
     """Pods of the kubernetes runner."""
     slurm: SlurmSettings = SlurmSettings()
     """Jobs of the slurm runner."""
+
+    def stages_fetch(self, store: str) -> bool:
+        """True if stages reach a store in a bucket by themselves: pods that do not see its cache.
+
+        Args:
+            store: Location of the store.
+        """
+        in_pods = self.runner == "kubernetes" and "://" in store
+        return in_pods and self.kubernetes.volume_at(local_folder(store)) is None
 
 
 class Estimation(Settings):

@@ -26,6 +26,7 @@ from stages.contract.errors import (
 )
 from stages.contract.events import Event, Failure, Log
 from stages.contract.request import Request, Resources
+from stages.store.opening import store_of
 
 KEPT_LINES = 50
 SUPERVISOR_SECONDS = 10
@@ -130,7 +131,7 @@ def program_of(request: Request, path: str) -> list[str]:
         path: Its file, as the program sees it.
     """
     if request.step.startswith(LOOK_STEP):
-        return ["stages.harness.health", request.store]
+        return ["stages.harness.health", store_of(path) if "://" in path else request.store]
     return [f"stages.{request.stage}", path]
 
 

@@ -2,52 +2,46 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
+from typing import Any
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import ON_THIS_MACHINE, RUNNER_GROUP, Execution, runner_names
 from flows.runners.base import Runner
 from flows.runners.health import Finding, one_line, stage_findings
-from flows.runners.local.bucket_sync import BucketSyncRunner
+from flows.runners.local.bucket_sync import BucketSyncRunner, sees_all
 from flows.runners.local.process import ProcessRunner
-from flows.runners.place import PlaceRunner
+from flows.runners.place import Place, PlaceRunner
 from flows.runners.slurm.runner import SlurmPlace
 from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import GebError, NoStoreError, UserError
 from stages.contract.params import Settings
 from stages.store.base import Store
-from stages.store.opening import local_folder
 
 
-def _process(execution: Execution) -> Runner:
-    runner = ProcessRunner(
+def _docker(execution: Execution) -> Place[Any]:
+    # Here, so that a run without containers does not load the engine's client.
+    from flows.runners.docker.runner import DockerPlace
+
+    return DockerPlace(execution, limited=True)
+
+
+def _kubernetes(execution: Execution) -> Place[Any]:
+    # Here: only these runs need the cluster's client.
+    from flows.runners.kubernetes.runner import KubernetesPlace
+
+    return KubernetesPlace(execution)
+
+
+RUNNERS: Mapping[str, Callable[[Execution], ProcessRunner | Place[Any]]] = {
+    "process": lambda execution: ProcessRunner(
         execution.interpreters,
         execution.grace_seconds,
         fork_server=execution.fork_server,
         limited=True,
-    )
-    return BucketSyncRunner(runner, execution.sync_seconds)
-
-
-def _docker(execution: Execution) -> Runner:
-    # Here, so that a run without containers does not load the engine's client.
-    from flows.runners.docker.runner import DockerPlace
-
-    runner = PlaceRunner(DockerPlace(execution, limited=True))
-    return BucketSyncRunner(runner, execution.sync_seconds)
-
-
-def _kubernetes(execution: Execution) -> Runner:
-    # Here: only these runs need the cluster's client.
-    from flows.runners.kubernetes.runner import KubernetesPlace
-
-    return BucketSyncRunner(PlaceRunner(KubernetesPlace(execution)), execution.sync_seconds)
-
-
-RUNNERS: Mapping[str, Callable[[Execution], Runner]] = {
-    "process": _process,
+    ),
     "docker": _docker,
     "kubernetes": _kubernetes,
-    "slurm": lambda execution: PlaceRunner(SlurmPlace(execution)),
+    "slurm": SlurmPlace,
 }
 
 
@@ -68,7 +62,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
     if execution.runner == "kubernetes":
         from flows.runners.kubernetes.preflight import check_pods
 
-        check_pods(execution, resources, str(local_folder(store)))
+        check_pods(execution, resources, store)
 
 
 def make_runner(execution: Execution) -> Runner:
@@ -77,10 +71,13 @@ def make_runner(execution: Execution) -> Runner:
     A runner of another package is an entry point of the group ``geb.runners``: it takes the
     settings of execution and returns a :class:`~flows.runners.place.Place`.
     """
-    if (make := RUNNERS.get(execution.runner)) is not None:
-        return make(execution)
-    [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
-    return BucketSyncRunner(PlaceRunner(found.load()(execution)), execution.sync_seconds)
+    if (make := RUNNERS.get(execution.runner)) is None:
+        [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
+        make = found.load()
+    place = make(execution)
+    runner = place if isinstance(place, ProcessRunner) else PlaceRunner(place)
+    # A place whose stages do not see all of this host's folders says so.
+    return BucketSyncRunner(runner, execution.sync_seconds, getattr(place, "sees", sees_all))
 
 
 def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
@@ -109,6 +106,7 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
     yield Finding(runner, True, "answers, and takes what is configured")
     # A runner of another package has no settings of single stages that this one knows.
     settings_of = places.get(runner, lambda stage: Settings())
+    config = config.model_copy(update={"execution": execution})
     yield from stage_findings(lambda: make_runner(execution), config, settings_of)
 
 

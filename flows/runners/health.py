@@ -69,12 +69,25 @@ def stage_findings(
         name = ", ".join(each.stage for each in requests)
         most = max(requests, key=lambda each: each.resources.gpus)
         try:
-            yield Finding(name, *_try(make, config.store, most))
+            yield Finding(name, *_try(make, config, most))
         except (GebError, OSError) as error:
             yield Finding(name, False, one_line(error))
 
 
-def _try(make: Callable[[], Runner], store: str, request: Request) -> tuple[bool, str]:
+@contextlib.contextmanager
+def _trial_store(config: RunConfig) -> Iterator[str]:
+    """An empty store beside the run's; that one itself if stages reach its bucket themselves."""
+    if config.execution.stages_fetch(config.store):
+        yield config.store
+        return
+    home = local_folder(config.store)
+    place = next(each for each in (home, *home.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".geb-doctor-", dir=place) as folder:
+        Path(folder).chmod(0o755)
+        yield str(Store.open(f"{folder}/store", create=True).root)
+
+
+def _try(make: Callable[[], Runner], config: RunConfig, request: Request) -> tuple[bool, str]:
     heard: list[tuple[Health, float]] = []
 
     def hear(event: Event) -> None:
@@ -83,15 +96,11 @@ def _try(make: Callable[[], Runner], store: str, request: Request) -> tuple[bool
                 health = Health.model_validate_json(event.message)
                 heard.append((health, health.time - time.time()))
 
-    home = local_folder(store)
-    place = next(each for each in (home, *home.parents) if each.is_dir())
-    with tempfile.TemporaryDirectory(prefix=".geb-doctor-", dir=place) as folder:
-        Path(folder).chmod(0o755)
-        tried = Store.open(f"{folder}/store", create=True)
+    with _trial_store(config) as store:
         runner = make()
         try:
             with time_limit(_WAIT_SECONDS, runner.stop_all):
-                runner.run(request.model_copy(update={"store": str(tried.root)}), hear)
+                runner.run(request.model_copy(update={"store": store}), hear)
         finally:
             runner.stop_all()
     if not heard:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from stages.contract.errors import GebError
 from stages.contract.events import Log
 from stages.contract.manifest import stages_digest
-from stages.store.base import Store
+from stages.store.opening import open_store
 
 
 class Health(BaseModel):
@@ -37,11 +37,11 @@ def look(store: str) -> Health:
     """Looks at this place.
 
     Args:
-        store: Root of the store.
+        store: Location of the store.
     """
     error = ""
     try:
-        Store.open(store)
+        open_store(store)
     except (GebError, OSError) as caught:
         error = str(caught)
     return Health(

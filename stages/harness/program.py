@@ -123,14 +123,23 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
 
 
 def main(stage: Stage[Any]) -> NoReturn:
-    """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result."""
+    """Runs a stage as a program: ``sys.argv[1]`` is the request, the exit code is the result.
+
+    The request is a file, or an object of the store in a bucket.
+    """
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
         sys.stderr.write(f"{USAGE.format(name=stage.name)}\n\n{stage.params.__doc__}\n")
         sys.exit(EXIT_OK if "--help" in sys.argv or "-h" in sys.argv else EXIT_USER)
 
     def work(events: Emitter) -> None:
-        artifact = execute(stage, read_request(Path(sys.argv[1])), events)
-        events.emit(Done(path=str(artifact.path)))
+        if "://" in (place := sys.argv[1]):
+            # Here: stages whose store is a folder need no client of object storage.
+            from stages.harness.from_bucket import execute_from_bucket
+
+            path = execute_from_bucket(stage, place, events)
+        else:
+            path = str(execute(stage, read_request(Path(place)), events).path)
+        events.emit(Done(path=path))
 
     run_program(work)
 

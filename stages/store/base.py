@@ -116,6 +116,15 @@ class Store:
         self.location = str(root)
         self.mirror_of = mirror_of
 
+    @property
+    def identity(self) -> str:
+        """What tells this folder from others, also from one at the same path of another host.
+
+        The folder of a store of its own is shared if several hosts see it, and its path is enough.
+        """
+        found = read_marker(self.root, create=False).get("id", "")
+        return f"{self.root}#{found}" if found else str(self.root)
+
     @classmethod
     def open(cls, location: str, *, create: bool = False) -> Store:
         """Opens the store at ``location``.

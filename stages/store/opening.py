@@ -6,12 +6,13 @@ from pathlib import Path
 from stages.contract.errors import UserError
 from stages.store.base import Store
 
-_CACHE = "GEB_CACHE"
+CACHE_VARIABLE = "GEB_CACHE"
+"""Environment variable with the folder of :func:`cache_home`."""
 
 
 def cache_home() -> Path:
     """Folder of this host for the local folders of stores in buckets."""
-    named = os.environ.get(_CACHE)
+    named = os.environ.get(CACHE_VARIABLE)
     place = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "geb"
     return place.expanduser().absolute()
 
@@ -35,6 +36,11 @@ def location_of(location: str) -> str:
 def local_folder(location: str) -> Path:
     """Folder of this host that holds a store, or the local folders of those in buckets."""
     return cache_home() if "://" in location else Path(location_of(location))
+
+
+def store_of(record: str) -> str:
+    """Address of the store in a bucket that has a log or request of a key at this address."""
+    return record.rsplit("/", 4)[0]
 
 
 def open_store(location: str, *, create: bool = False) -> Store:

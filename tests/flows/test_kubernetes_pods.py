@@ -47,7 +47,8 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
         on_orchestrator_death=death,
     )
     path = f"{request.store}/request.json"
-    return pods_for(Attempt(request, execution, attempt_name(request), (1000, 1000), path))
+    name = attempt_name(request)
+    return pods_for(Attempt(request, execution, name, (1000, 1000), path, request.store))
 
 
 def pod(request: Request, **settings: Any) -> Any:
@@ -71,6 +72,7 @@ EVERYTHING: dict[str, Any] = {
     "environment": {"A": "1"},
     "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
     "priority_class": "low",
+    "service_account": "reader",
     "labels": {"kueue.x-k8s.io/queue-name": "research", "geb/key": "other"},
     "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma", "geb/full-key": "other"},
     "extra_resources": {"rdma/hca": 1},
@@ -241,18 +243,33 @@ def test_a_run_whose_store_pods_would_not_see_is_refused_before_it_starts(tmp_pa
 
 
 @pytest.mark.parametrize(("place", "covered"), [("/srv/cache/geb", True), ("/home/me", False)])
-def test_with_a_store_in_a_bucket_pods_must_see_its_cache(
+def test_with_a_store_in_a_bucket_pods_that_do_not_see_its_cache_fetch_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, covered: bool
 ) -> None:
     monkeypatch.setenv("GEB_CACHE", place)
     volumes = json.dumps({"/srv": {"claim": "cache"}})
     chosen = ["execution.runner=kubernetes", f"execution.kubernetes.volumes={volumes}"]
-    config = write_config(tmp_path, store="s3://bucket/prefix")
-    if covered:
-        load_config(config, chosen)
-        return
-    with pytest.raises(UserError, match="where the cache of the store is"):
-        load_config(config, chosen)
+    execution = load_config(write_config(tmp_path, store="s3://bucket/prefix"), chosen).execution
+    assert execution.stages_fetch("s3://bucket/prefix") is not covered
+    assert not execution.stages_fetch("/srv/store")
+
+
+def test_a_pod_that_fetches_has_room_of_its_own_and_no_folder_of_the_store(store: Store) -> None:
+    request = request_for(store)
+    execution = Execution(kubernetes=KubernetesSettings(image="geb-core:1"), sync_seconds=7)
+    url = "s3://bucket/prefix/logs/pair/key/request-1.json"
+    [made] = pods_for(Attempt(request, execution, "geb-x", (1000, 1000), url, f"{store.root}#here"))
+    assert is_restricted(made["spec"])
+    assert {each["name"] for each in made["spec"]["volumes"]} == {"cache", "tmp", "shm"}
+    [container] = made["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    cache = variables["GEB_CACHE"]
+    assert {"name": "cache", "mountPath": cache} in container["volumeMounts"]
+    assert variables["GEB_SYNC_SECONDS"] == "7.0"
+    command = container["command"]
+    assert command[-3:] == ["-m", "stages.pair", url]
+    assert command[command.index("--sign") + 1] == f"{cache}/sign"
+    assert str(store.root) not in json.dumps(made["spec"])
 
 
 def test_several_nodes_are_pods_on_different_hosts(store: Store) -> None:

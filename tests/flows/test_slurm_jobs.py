@@ -19,8 +19,9 @@ from flows.runners.slurm.submission import check_job, check_pending, meaning_of,
 from flows.runners.slurm.watch import Tail, ending_of
 from stages.contract.errors import PreemptedError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
-from stages.contract.request import Request, Resources
+from stages.contract.request import FileInput, Request, Resources
 from stages.store.base import Store
+from tests.flows.loop import ROOT
 from tests.probe_requests import probe_request
 
 End = tuple[Status | None, dict[str, str]]
@@ -91,6 +92,35 @@ def test_a_batch_program_is_shell_whatever_paths_and_values_hold(request_: Reque
     assert words[:3] == ["/store/it's here", "it's $HOME", "7"], "the settings before the runner's"
     assert words[3:8] == ["env", "CUDA_VISIBLE_DEVICES=", "apptainer", "exec", "my image.sif"]
     assert words[-3:] == ["/store/a request.json", "--container-name=a b", ""]
+
+
+@pytest.mark.parametrize("by", ["apptainer", "pyxis"])
+def test_an_image_sees_the_store_the_inputs_the_code_and_the_caches(
+    tmp_path: Path, by: str
+) -> None:
+    store = tmp_path / "store"
+    base = request_for(store, gpus=1)
+    prompts = FileInput(location="/data/prompts.jsonl", digest="1" * 64)
+    request = base.model_copy(update={"inputs": {"prompts": (prompts,)}})
+    hub = {"environment": {"HF_HOME": "/hub"}, "srun_options": ["--mpi=none"]}
+    text = program_of(request, store / "job", image="geb.sif", image_by=by, **hub)
+    arrays = text[text.index("first=") : text.index("set_up() {")]
+    script = arrays + 'printf "%s\\n" "${first[@]}" -- "${srun_options[@]}"'
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
+    lines = done.stdout.splitlines()
+    end = len(lines) - lines[::-1].index("--") - 1
+    words, chosen = lines[:end], lines[end + 1 :]
+    mounts = (
+        f"{ROOT}:{ROOT}:ro,/data/prompts.jsonl:/data/prompts.jsonl:ro,{store}:{store},/hub:/hub"
+    )
+    inside = ["env", f"PYTHONPATH={ROOT}", "/venv/bin/python"]
+    if by == "apptainer":
+        assert words[:8] == ["apptainer", "exec", "--nv", "--bind", mounts, "geb.sif", *inside[:2]]
+        assert words[8] == inside[2]
+        assert chosen == ["--mpi=none"]
+    else:
+        assert words[:3] == inside
+        assert chosen == ["--container-image=geb.sif", f"--container-mounts={mounts}", "--mpi=none"]
 
 
 def ended_gang(folder: Path, request: Request, first: str, other: str, grace_seconds: float) -> End:

@@ -24,6 +24,7 @@ from stages.contract.errors import StoppedError
 from stages.contract.events import Event, Log
 from stages.contract.request import Request
 from stages.store.base import Store
+from tests.flows.probes import wait_until
 from tests.probe_requests import probe_request
 from tests.probe_stage import install
 
@@ -41,6 +42,7 @@ class Scheduler:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
         self.calls: list[str] = []
+        self.sizes: list[int] = []
         self.queue = [OTHERS_JOB]
         self._answers = iter(answers)
         self._submitting = threading.Lock()
@@ -57,6 +59,8 @@ class Scheduler:
         # Long enough for others to come.
         time.sleep(0.01)
         self._submitting.release()
+        arrays = [each for each in options if each.startswith("--array=0-")]
+        self.sizes.append(int(arrays[0].rpartition("-")[2]) + 1 if arrays else 1)
         said = next(self._answers, "")
         if isinstance(said, BaseException):
             raise said
@@ -69,18 +73,55 @@ def runner() -> PlaceRunner[Any]:
 
 
 def submit(chosen: Submitter, request: Request, name: str) -> str:
-    return chosen.submit(request, name, [], "", lambda event: None, threading.Event())
+    folder = JobFolder.create(Store.open(request.store), name, request)
+    return chosen.submit(request, folder, "", lambda event: None, threading.Event())
 
 
-def test_a_full_queue_is_asked_for_room_by_one_job_at_a_time(
+class Together(threading.Event):
+    """A run's stop sign, whose first look waits until so many threads want a job."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._there: set[int] = set()
+
+    def is_set(self) -> bool:
+        self._there.add(threading.get_ident())
+        return super().is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        wait_until(lambda: len(self._there) == self._number)
+        return super().wait(0)
+
+
+def submit_together(request: Request, number: int) -> list[str]:
+    """Submits jobs of so many threads at once."""
+    chosen, stopping = Submitter(SlurmSettings(), 5), Together(number)
+
+    def one(name: str) -> str:
+        folder = JobFolder.create(Store.open(request.store), name, request)
+        return chosen.submit(request, folder, "", lambda event: None, stopping)
+
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(one, [f"job-{each}" for each in range(number)]))
+
+
+def test_jobs_that_ask_for_the_same_at_once_are_one_array(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler = Scheduler(monkeypatch, FULL, FULL, "", FULL)
-    chosen = Submitter(SlurmSettings(poll_seconds=0.01), 5)
-    with ThreadPoolExecutor(8) as pool:
-        names = [f"job-{number}" for number in range(8)]
-        assert len(set(pool.map(lambda name: submit(chosen, request_, name), names))) == 8
-    assert scheduler.calls == ["refused", "refused", "taken", "refused", *["taken"] * 7]
+    scheduler = Scheduler(monkeypatch)
+    jobs = submit_together(request_, 20)
+    assert sorted(jobs) == sorted(f"1_{task}" for task in range(20))
+    assert scheduler.calls == ["taken"]
+    assert scheduler.sizes == [20]
+
+
+def test_a_full_queue_gets_fewer_jobs_at_a_time_and_is_asked_for_room_by_one(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch, FULL, FULL, FULL, FULL, "")
+    assert len(set(submit_together(request_, 8))) == 8
+    assert scheduler.sizes == [8, 4, 2, 1, 1, 7]
 
 
 def test_a_full_partition_holds_up_no_job_for_another_one(
@@ -216,6 +257,18 @@ def test_a_job_that_was_submitted_after_the_last_look_at_the_queue_is_found(
         assert chosen.has_running(request)
 
 
+def test_a_task_of_an_array_is_found_by_its_number(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(monkeypatch)
+    folder = JobFolder.create(Store.open(request_.store), work_name(request_), request_)
+    folder.set_work("array_3")
+    scheduler.queue.append(client.QueuedJob("7_2", "RUNNING", "None", "n1", "array"))
+    assert not runner().has_running(request_), "another one's"
+    scheduler.queue.append(client.QueuedJob("7_3", "PENDING", "None", "", "array"))
+    assert runner().has_running(request_)
+
+
 def test_a_job_that_was_told_to_end_is_not_taken_over(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,5 +312,6 @@ def test_a_run_that_stops_submits_none_of_the_jobs_that_wait_their_turn(
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(StoppedError):
-        Submitter(SlurmSettings(), 5).submit(request_, "late", [], "", lambda event: None, stopping)
+        folder = JobFolder.create(Store.open(request_.store), "late", request_)
+        Submitter(SlurmSettings(), 5).submit(request_, folder, "", lambda event: None, stopping)
     assert scheduler.calls == []

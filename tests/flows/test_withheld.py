@@ -36,7 +36,7 @@ def test_no_pod_has_it(request_: Request) -> None:
     settings = KubernetesSettings.model_validate({"volumes": {request_.store: {"claim": "store"}}})
     path = str(store / "request.json")
     execution = Execution(kubernetes=settings)
-    pods = pods_for(Attempt(request_, execution, "geb-x", (1000, 1000), path))
+    pods = pods_for(Attempt(request_, execution, "geb-x", (1000, 1000), path, request_.store))
     assert len(pods) == 2
     assert is_clean(json.dumps(pods))
 

@@ -29,6 +29,8 @@ IMAGE = "localhost/geb-root:1"
 # fit onto a node of two cores: those of the tests of as many processes.
 CPUS = 0.5
 USER = 1000
+# This machine, as pods of the tests' own cluster see it.
+THIS_MACHINE = "10.243.0.254"
 
 
 def kubectl(*arguments: str, text: str | None = None, check: bool = True) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.runners.slurm import client
+from flows.runners.slurm.folder import job_folders
 from stages.store.base import Store
 from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
@@ -74,6 +75,5 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None) -> Ite
 
 def jobs_of(store: Store) -> list[client.QueuedJob]:
     """Jobs of a store, at work or pending."""
-    folder = store.root / "slurm/jobs"
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    return [each for each in client.own_jobs() if each.name in names and not each.is_over]
+    names = {each.work() for each in job_folders(store)}
+    return [each for each in client.own_jobs() if each.work in names and not each.is_over]

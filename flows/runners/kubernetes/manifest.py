@@ -4,6 +4,8 @@ Pure. No setting changes the security context: every pod holds to the level "res
 Kubernetes' Pod Security Standards. Claims are mounted at the paths that the orchestrator uses.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import re
@@ -20,6 +22,8 @@ from flows.runners.place import orphan_seconds, sign_of, writable_folders
 from stages.contract.errors import UserError
 from stages.contract.manifest import IMAGE_FILE_VARIABLE, IMAGE_VARIABLE
 from stages.contract.request import FileInput, Request
+from stages.harness.from_bucket import SIGN_FILE, SYNC_SECONDS_VARIABLE
+from stages.store.opening import CACHE_VARIABLE
 
 Pod = Mapping[str, Any]
 
@@ -39,6 +43,8 @@ DEATH = "geb/on-orchestrator-death"
 
 # The API's limit for the value of a label.
 _LONGEST = 63
+# Place of the store's local folder in a pod that has no other.
+_CACHE = "/geb-cache"
 
 
 def store_label(place: str) -> str:
@@ -56,22 +62,22 @@ def selector(store: str | None = None, key: str | None = None) -> str:
     return ",".join(f"{name}={value}" for name, value in wanted.items())
 
 
-def labels_for(request: Request, attempt: str, node: int) -> dict[str, str]:
-    """Labels of one pod of an attempt."""
+def labels_for(request: Request, store: str, attempt: str, node: int) -> dict[str, str]:
+    """Labels of one pod of an attempt at a request, whose store has this identity."""
     return {
         MANAGED_BY: GEB,
         COMPONENT: request.stage,
-        STORE: store_label(request.store),
+        STORE: store_label(store),
         KEY: request.key[:_LONGEST],
         ATTEMPT: attempt,
         NODE: str(node),
     }
 
 
-def annotations_for(request: Request, death: str) -> dict[str, str]:
-    """Annotations of one pod of an attempt."""
+def annotations_for(request: Request, store: str, death: str) -> dict[str, str]:
+    """Annotations of one pod of an attempt at a request, whose store has this identity."""
     return {
-        STORE_PLACE: request.store,
+        STORE_PLACE: store,
         FULL_KEY: request.key,
         NODES: str(request.resources.nodes),
         DEATH: death,
@@ -93,28 +99,39 @@ def annotation(pod: Pod, name: str) -> str:
     return str((pod["metadata"].get("annotations") or {}).get(name, ""))
 
 
-def _mounts_for(request: Request, settings: KubernetesSettings) -> list[dict[str, Any]]:
+def _mounts_for(attempt: Attempt) -> list[dict[str, Any]]:
     """Mounts of a stage: claims read-only, but for what is configured and its own store folders."""
-    root = Path(request.store)
-    _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
-    for each in request.sources():
-        if isinstance(each, FileInput):
-            place = Path(each.location)
-            _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
+    settings = attempt.execution.kubernetes
     mounts = {
         path: _mount(each.claim, path, each.sub_path, read_only=not each.writable)
         for path, each in settings.volumes.items()
     }
-    for folder in writable_folders(request):
-        path, volume = _mount_of(folder, settings, "the store", "")
-        within = (Path(volume.sub_path) / folder.relative_to(path)).as_posix()
-        mounts[str(folder)] = _mount(volume.claim, str(folder), within, read_only=False)
+    if attempt.fetches:
+        mounts[_CACHE] = {"name": "cache", "mountPath": _CACHE}
+    else:
+        mounts |= _shared_mounts(attempt.request, settings)
     # A runtime mounts in this order: what is inside another mount comes after it.
     return [
         *(mounts[path] for path in sorted(mounts)),
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
+
+
+def _shared_mounts(request: Request, settings: KubernetesSettings) -> dict[str, dict[str, Any]]:
+    """Mounts of the store's folders that a stage writes to; it must see store and inputs."""
+    root = Path(request.store)
+    _mount_of(root, settings, "the store", f"{root}: {{claim: NAME}}")
+    for each in request.sources():
+        if isinstance(each, FileInput):
+            place = Path(each.location)
+            _mount_of(place, settings, "an input", f"{place.parent}: {{claim: NAME}}")
+    mounts = {}
+    for folder in writable_folders(request):
+        path, volume = _mount_of(folder, settings, "the store", "")
+        within = (Path(volume.sub_path) / folder.relative_to(path)).as_posix()
+        mounts[str(folder)] = _mount(volume.claim, str(folder), within, read_only=False)
+    return mounts
 
 
 def _mount_of(
@@ -141,9 +158,11 @@ def _volume_name(claim: str) -> str:
     return "claim-" + claim.replace(".", "-")
 
 
-def _volumes_for(settings: KubernetesSettings, chosen: PodSettings) -> list[dict[str, Any]]:
+def _volumes_for(attempt: Attempt) -> list[dict[str, Any]]:
     """Volumes of a pod: its claims, and room that ends with it."""
+    settings, chosen = attempt.execution.kubernetes, attempt.settings
     return [
+        *([{"name": "cache", "emptyDir": {}}] if attempt.fetches else ()),
         *(
             {"name": _volume_name(each), "persistentVolumeClaim": {"claimName": each}}
             for each in sorted({each.claim for each in settings.volumes.values()})
@@ -172,7 +191,9 @@ class Attempt:
         execution: Settings of its pods.
         name: Name that its pods share.
         user: User and group of the stage.
-        request_path: Request file in the store.
+        request_path: Request in the store: a file, or an object of a bucket for pods that fetch and
+            send by themselves.
+        store: Identity of the store.
     """
 
     request: Request
@@ -180,6 +201,12 @@ class Attempt:
     name: str
     user: tuple[int, int]
     request_path: str
+    store: str
+
+    @property
+    def fetches(self) -> bool:
+        """True if its pods share no folder with the orchestrator."""
+        return "://" in self.request_path
 
     @property
     def settings(self) -> PodSettings:
@@ -208,7 +235,7 @@ def pods_for(attempt: Attempt) -> list[dict[str, Any]]:
     Raises:
         UserError: The store or an input lies in no claim.
     """
-    mounts = _mounts_for(attempt.request, attempt.execution.kubernetes)
+    mounts = _mounts_for(attempt)
     return [_pod(attempt, node, mounts) for node in range(attempt.request.resources.nodes)]
 
 
@@ -235,9 +262,9 @@ def _pod(attempt: Attempt, node: int, mounts: list[dict[str, Any]]) -> dict[str,
     metadata = {
         "name": f"{attempt.name}-{node}",
         # What the runner finds its pods by comes last, so that no setting changes it.
-        "labels": attempt.settings.labels | labels_for(request, attempt.name, node),
+        "labels": attempt.settings.labels | labels_for(request, attempt.store, attempt.name, node),
         "annotations": attempt.settings.annotations
-        | annotations_for(request, attempt.execution.on_orchestrator_death),
+        | annotations_for(request, attempt.store, attempt.execution.on_orchestrator_death),
     }
     spec = _spec(attempt, container)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -261,7 +288,7 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": _volumes_for(settings, chosen),
+        "volumes": _volumes_for(attempt),
         "nodeSelector": chosen.node_selector,
         "tolerations": [*chosen.tolerations, *lost],
         "imagePullSecrets": [{"name": each} for each in settings.pull_secrets],
@@ -284,6 +311,7 @@ def _spec(attempt: Attempt, container: dict[str, Any]) -> dict[str, Any]:
         }
     wanted = {
         "priorityClassName": chosen.priority_class,
+        "serviceAccountName": chosen.service_account,
         "schedulerName": chosen.scheduler_name,
         "runtimeClassName": chosen.runtime_class,
     }
@@ -294,6 +322,7 @@ def _command(attempt: Attempt, node: int) -> list[str]:
     request, execution, options = attempt.request, attempt.execution, []
     if seconds := orphan_seconds(execution.on_orchestrator_death):
         sign = sign_of(request.store, request.stage, request.key)
+        sign = Path(_CACHE) / SIGN_FILE if attempt.fetches else sign
         options = ["--sign", str(sign), "--sign-seconds", str(seconds)]
     work = str(Path(request.store) / "work" / request.stage / request.key)
     first, other = program_of(request, attempt.request_path), ["stages.training.node", work]
@@ -307,7 +336,11 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     plain = {"USER": "geb", "LOGNAME": "geb", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
     plain |= thread_variables(attempt.request.resources) | chosen.environment
     plain[IMAGE_VARIABLE] = attempt.image
-    plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
+    if attempt.fetches:
+        plain |= {CACHE_VARIABLE: _CACHE}
+        plain |= {SYNC_SECONDS_VARIABLE: str(attempt.execution.sync_seconds)}
+    else:
+        plain[IMAGE_FILE_VARIABLE] = str(Path(attempt.request_path).with_suffix(".image"))
     # A pod's name leads nowhere on other nodes.
     sources = {"GEB_NODE_ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}}} | {
         name: {"secretKeyRef": secret.model_dump()} for name, secret in chosen.secrets.items()

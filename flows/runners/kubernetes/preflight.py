@@ -14,6 +14,7 @@ from flows.runners.kubernetes.manifest import Attempt, Pod, pods_for
 from flows.runners.kubernetes.runner import user_of
 from stages.contract.errors import UserError
 from stages.contract.params import Settings
+from stages.store.opening import local_folder
 
 # The API server takes any name; a node then cannot pull it. Host, folders, tag, digest.
 _IMAGE = re.compile(
@@ -27,20 +28,20 @@ def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     Args:
         execution: Holds the kubernetes runner's settings.
         resources: `Resources` of each stage, by its name.
-        store: Folder of the store, or of its cache.
+        store: Location of the store.
 
     Raises:
         UserError: The cluster would refuse a pod, or a right or a claim is missing.
         StageFailedError: The cluster does not answer.
     """
-    cluster = Cluster(execution.kubernetes)
+    cluster, folder = Cluster(execution.kubernetes), str(local_folder(store))
+    path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
+    user = user_of(execution.kubernetes)
     with explained(cluster):
         check_rights(cluster)
         for stage in type(resources).model_fields:
-            request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=store)
-            path = f"{store}/request.json"
-            user = user_of(execution.kubernetes)
-            pod, *_ = pods_for(Attempt(request, execution, "geb-preflight", user, path))
+            request = trial_request(stage, getattr(resources, stage), key="0" * 64, store=folder)
+            pod, *_ = pods_for(Attempt(request, execution, "geb-preflight", user, path, folder))
             _check_pod(cluster, pod, stage)
         for claim in sorted({each.claim for each in execution.kubernetes.volumes.values()}):
             _check_claim(cluster, claim)

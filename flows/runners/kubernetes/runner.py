@@ -46,8 +46,10 @@ from flows.runners.kubernetes.manifest import (
     selector,
 )
 from flows.runners.place import Poller, chown_outputs, orchestrator_lease
-from stages.contract.errors import StoppedError, UserError
+from stages.contract.errors import GebError, StoppedError, UserError
 from stages.contract.request import Request
+from stages.store.base import Store
+from stages.store.opening import open_store
 
 # Between two looks at the pods of a store, which all of its stages share.
 _POLL_SECONDS = 2.0
@@ -78,6 +80,10 @@ class KubernetesPlace:
             check_rights(self._cluster)
             for line in reap(self._cluster, keep_running=True):
                 _log.warning(line)
+
+    def sees(self, path: Path) -> bool:
+        """True if pods see a path of this host."""
+        return self._execution.kubernetes.volume_at(path) is not None
 
     def find(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
@@ -129,26 +135,34 @@ class KubernetesPlace:
     def _poller(self, request: Request) -> Poller[Pod]:
         with self._lock:
             if request.store not in self._pollers:
-                self._pollers[request.store] = pod_poller(self._cluster, request.store)
+                poller = pod_poller(self._cluster, Store.open(request.store).identity)
+                self._pollers[request.store] = poller
             return self._pollers[request.store]
 
     def _attempts(self, request: Request) -> list[list[dict[str, Any]]]:
         """Pods for a key, by attempt, each in the order of its nodes."""
         attempts: dict[str, list[dict[str, Any]]] = {}
-        for pod in self._cluster.pods(selector(store=request.store, key=request.key)):
+        store = Store.open(request.store).identity
+        for pod in self._cluster.pods(selector(store=store, key=request.key)):
             attempts.setdefault(label(pod, ATTEMPT), []).append(pod)
         return [sorted(pods, key=lambda pod: int(label(pod, NODE))) for pods in attempts.values()]
 
     def _create(
         self, request: Request, on_event: OnEvent, stopping: threading.Event
     ) -> list[dict[str, Any]]:
-        chown_outputs(request, *self._user)
+        store, path = Store.open(request.store), write_request(request)
+        url = store.mirror_of
+        if url is not None and self._execution.stages_fetch(url):
+            path = open_store(url).share(Path(path))
+        else:
+            chown_outputs(request, *self._user)
         attempt = Attempt(
             request,
             self._execution,
             name=attempt_name(request),
             user=self._user,
-            request_path=write_request(request),
+            request_path=path,
+            store=store.identity,
         )
         manifests = pods_for(attempt)
         say = log_once(on_event)
@@ -207,7 +221,7 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
 
 
 def pod_poller(cluster: Cluster, store: str) -> Poller[Pod]:
-    """Sees the pods of a store."""
+    """Sees the pods of a store, named by its identity."""
 
     def ask() -> dict[str, Pod]:
         return {name_of(pod): pod for pod in cluster.pods(selector(store=store))}
@@ -229,10 +243,10 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     for pod in cluster.pods(selector()):
         if is_asked_to_end(pod):
             continue
-        store, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
-        key = annotation(pod, FULL_KEY)
+        identity, stage = annotation(pod, STORE_PLACE), label(pod, COMPONENT)
+        key, store = annotation(pod, FULL_KEY), identity.partition("#")[0]
         is_kept = annotation(pod, DEATH) == "keep" and ending_of(pod) is None
-        if (is_kept and keep_running) or not Path(store).is_dir():
+        if (is_kept and keep_running) or not _is_here(store, identity):
             continue
         if orchestrator_lease(store, stage, key).holder() is not None:
             continue
@@ -240,6 +254,13 @@ def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
         cluster.delete_pod(name_of(pod))
         removed.append(f"removed pod {name_of(pod)}: its orchestrator is gone")
     return removed
+
+
+def _is_here(store: str, identity: str) -> bool:
+    """True if this host has the store that an identity means."""
+    with contextlib.suppress(GebError):
+        return Store.open(store).identity == identity
+    return False
 
 
 def reap_cluster(settings: KubernetesSettings, *, keep_running: bool) -> list[str]:

@@ -36,7 +36,7 @@ class QueuedJob:
     """A line of squeue.
 
     Attributes:
-        id: Number of the job.
+        id: Number of the job, `12`, or of an array and its task, `12_3`.
         state: PENDING, RUNNING, FAILED, …
         reason: Why it is pending.
         nodes: Its nodes, as Slurm writes them.
@@ -48,6 +48,12 @@ class QueuedJob:
     reason: str
     nodes: str
     name: str
+
+    @property
+    def work(self) -> str:
+        """Name of its work: the job's, with its number if it is a task of an array."""
+        task = self.id.partition("_")[2]
+        return f"{self.name}_{task}" if task else self.name
 
     @property
     def is_over(self) -> bool:

@@ -7,6 +7,7 @@
     heartbeat              seconds since the epoch, written every 5 s by the batch program
     status                 how it ended: {"job": "12", "code": 0, …}, written last
     stop                   exists when the orchestrator wants the job to end
+    work, program          of a task of an array: its array and number; its batch program
 
 The folders of jobs whose orchestrator is dead are swept; what the jobs printed is kept.
 """
@@ -25,10 +26,13 @@ from pydantic import BaseModel, ValidationError
 from flows.runners.attempt_log import left_log
 from flows.runners.place import orchestrator_lease
 from flows.runners.slurm import client
+from stages.contract.atomic import write_atomically
 from stages.contract.request import Request
 from stages.store.base import Store
 
 REQUEST_FILE = "request.json"
+PROGRAM_FILE = "program"
+_WORK_FILE = "work"
 
 
 class Status(BaseModel):
@@ -83,6 +87,17 @@ class JobFolder:
             return (self.path / REQUEST_FILE).stat().st_mtime
         except FileNotFoundError:
             return time.time()
+
+    def work(self) -> str:
+        """What the queue calls it, see `QueuedJob.work`."""
+        try:
+            return (self.path / _WORK_FILE).read_text()
+        except FileNotFoundError:
+            return self.name
+
+    def set_work(self, name: str) -> None:
+        """Says what the queue will call it."""
+        write_atomically(self.path / _WORK_FILE, name)
 
     def status(self) -> Status | None:
         """End of the batch program, or None while it has not said so."""
@@ -156,10 +171,10 @@ def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     left = [folder for folder in job_folders(store) if not folder.has_owner()]
     # Mostly there is none, and Slurm is not asked.
     jobs = client.own_jobs() if left else []
-    active = {each.name: each.id for each in jobs if not each.is_over}
+    active = {each.work: each.id for each in jobs if not each.is_over}
     lines = []
     for folder in left:
-        if (job := active.get(folder.name)) is None:
+        if (job := active.get(folder.work())) is None:
             _keep_output(store, folder)
             folder.remove()
             lines.append(f"removed the folder of job {folder.name}: its orchestrator is gone")

@@ -3,16 +3,23 @@
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+import stages.contract
 from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings, interpreter_of
 from flows.runners.base import program_of, supervised, thread_variables
 from flows.runners.place import KEY_CHARACTERS, orphan_seconds, sign_of
-from stages.contract.request import Request
+from flows.runners.slurm.folder import PROGRAM_FILE
+from stages.contract.request import FileInput, Request
 from stages.store.base import Store
 
+_ROOT = Path(stages.contract.__file__).parents[2]
+# Code that is installed has its packages beside it, which are no matter for an image.
+_CODE = _ROOT if (_ROOT / "pyproject.toml").exists() else None
+# Variables with folders of models and data sets, which outlast a job.
+_CACHES = ("HF_HOME", "HF_HUB_CACHE", "TRANSFORMERS_CACHE")
 # Slurm may send the signal of --signal so much earlier than asked for.
 _SIGNAL_EARLY_SECONDS = 60
 
@@ -69,7 +76,7 @@ def batch_program(
         interpreter: Python of the stage on the nodes.
     """
     job, grace_seconds = execution.slurm.job(request.stage), execution.grace_seconds
-    container = shlex.split(job.container or "")
+    container, srun_options = _container(request, job)
     # Where Slurm does not confine jobs to their devices, a stage without a GPU would see those of
     # others; srun takes the variable away from steps without GPUs.
     blind = [] if request.resources.gpus else ["env", "CUDA_VISIBLE_DEVICES="]
@@ -88,15 +95,57 @@ def batch_program(
             f"sign_file={shlex.quote(str(sign_of(request.store, request.stage, request.key)))}",
             _array("first", step(*program_of(request, request_file))),
             _array("other", step("stages.training.node", str(work))),
-            _array("srun_options", job.srun_options),
+            _array("srun_options", [*srun_options, *job.srun_options]),
             *_set_up(request, job),
             files(__package__).joinpath("job.sh").read_text(),
         ]
     )
 
 
-def default_interpreter(interpreters: Mapping[str, str], request: Request) -> str:
-    """Python of a step: the orchestrator's unless one is named."""
+def _container(request: Request, job: SlurmJobSettings) -> tuple[list[str], list[str]]:
+    """Command before the stage's, and options of srun, that start it in the job's image."""
+    command = shlex.split(job.container or "")
+    if job.image is None:
+        return command, []
+    mounts = ",".join(_mounts(request, job))
+    # An image of this project has code of its own, which may be older.
+    code = ["env", f"PYTHONPATH={job.environment.get('PYTHONPATH', _CODE)}"] if _CODE else []
+    if job.image_by == "pyxis":
+        options = [f"--container-image={job.image}", f"--container-mounts={mounts}"]
+        return [*command, *code], options
+    gpus = ["--nv"] if request.resources.gpus else []
+    return [*command, "apptainer", "exec", *gpus, "--bind", mounts, job.image, *code], []
+
+
+def _mounts(request: Request, job: SlurmJobSettings) -> Iterator[str]:
+    """What a stage in an image sees of its node, each at its own path."""
+    inputs = [each.location for each in request.sources() if isinstance(each, FileInput)]
+    caches = [job.environment[name] for name in _CACHES if name in job.environment]
+    for path in dict.fromkeys((*([str(_CODE)] if _CODE else []), *inputs)):
+        yield f"{path}:{path}:ro"
+    for path in dict.fromkeys((request.store, *caches)):
+        yield f"{path}:{path}"
+
+
+def array_program(folders: Sequence[Path]) -> str:
+    """Text of the batch program of an array, each of whose tasks runs the program of its folder."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            _array("folders", [str(each) for each in folders]),
+            "folder=${folders[$SLURM_ARRAY_TASK_ID]}",
+            f'exec bash "$folder/{PROGRAM_FILE}" >"$folder/slurm.out" 2>&1',
+            "",
+        ]
+    )
+
+
+def default_interpreter(
+    interpreters: Mapping[str, str], request: Request, *, in_image: bool = False
+) -> str:
+    """Python of a step unless one is named: the image's, or the orchestrator's."""
+    if in_image and not interpreters.keys() & {request.stage, request.image}:
+        return "python"
     named = interpreter_of(interpreters, request.stage, request.image)
     # A relative path is meant from here, not from where a container starts.
     return str(Path(named).absolute()) if "/" in named else named

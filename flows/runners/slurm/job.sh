@@ -2,6 +2,9 @@
 # which train along. It writes `heartbeat` while it lives and `status` when it ends. Before this
 # text stand the values: folder, grace, orphan_seconds, sign_file, first, other, srun_options.
 others=$((SLURM_JOB_NUM_NODES - 1))
+# The plain number of an array's task may be that of the whole array.
+job=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_JOB_ID-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 reason=
 rest_code=0
 silent=false
@@ -9,7 +12,7 @@ silent=false
 write_status() {
     local code=$?
     printf '{"job": "%s", "code": %d, "others": %d, "reason": "%s", "silent": %s}\n' \
-        "$SLURM_JOB_ID" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
+        "$job" "$code" "$rest_code" "$reason" "$silent" > "$folder/status.new" &&
         mv "$folder/status.new" "$folder/status"
 }
 trap write_status EXIT
@@ -36,7 +39,7 @@ end_steps() { # REASON
     [ -z "$ended_since" ] || return 0
     reason=$1
     ended_since=$SECONDS
-    scancel --signal=TERM "$SLURM_JOB_ID"
+    scancel --signal=TERM "$job"
 }
 
 sign=
@@ -75,7 +78,7 @@ while kill -0 "$main" 2>/dev/null; do
     [ -z "$rest_failed" ] || [ $((SECONDS - rest_failed)) -lt 5 ] || end_steps node
     # Supervisors have killed their stages by then, unless they are stuck.
     if [ -n "$ended_since" ] && [ $((SECONDS - ended_since)) -ge $((grace + 10)) ]; then
-        scancel --signal=KILL "$SLURM_JOB_ID"
+        scancel --signal=KILL "$job"
         ended_since=$SECONDS
     fi
     if [ -z "$beat" ] || [ $((SECONDS - beat)) -ge 5 ]; then

@@ -1,4 +1,4 @@
-"""Slurm runner: each stage a job of its own, on as many nodes as its resources ask for.
+"""Slurm runner: each stage a job or a task of an array, on as many nodes as its resources say.
 
 The store is on a file system that this host and the nodes share. A job's folder in it is all that
 orchestrator and batch program need of each other; Slurm is asked for the queue, once for all jobs.
@@ -107,16 +107,16 @@ class SlurmPlace:
 
     def _jobs(self, request: Request) -> list[Job]:
         """Jobs at work or pending that compute a request."""
-        folders = {each.name: each for each in _folders_for(request)}
+        folders = {each.work(): each for each in _folders_for(request)}
         # Mostly there is none, and Slurm is not asked.
         if not folders:
             return []
         age = time.time() - max(each.made_at() for each in folders.values())
         jobs = self._poller.recent(since=time.monotonic() - age)
         return [
-            Job(job.id, folders[job.name])
+            Job(job.id, folders[job.work])
             for job in jobs.values()
-            if not job.is_over and job.name in folders
+            if not job.is_over and job.work in folders
         ]
 
     def _sweep(self, store: Store) -> None:
@@ -131,8 +131,11 @@ class SlurmPlace:
         """See :class:`flows.runners.place.Place`."""
         store = Store.open(request.store)
         settings = self._settings.job(request.stage)
-        interpreter = default_interpreter(self._execution.interpreters, request)
-        if settings.container is None and not Path(interpreter).exists():
+        in_container = settings.image is not None or settings.container is not None
+        interpreter = default_interpreter(
+            self._execution.interpreters, request, in_image=settings.image is not None
+        )
+        if not in_container and not Path(interpreter).exists():
             raise UserError(
                 f"no Python interpreter at {interpreter} for stage {request.stage!r}",
                 "correct execution.interpreters: the nodes start it by the same path",
@@ -147,9 +150,8 @@ class SlurmPlace:
             folder=folder.path,
             interpreter=interpreter,
         )
-        options = [f"--output={folder.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
         try:
-            job = self._submitter.submit(request, folder.name, options, program, on_event, stopping)
+            job = self._submitter.submit(request, folder, program, on_event, stopping)
         except BaseException:
             folder.remove()
             raise

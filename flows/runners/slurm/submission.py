@@ -1,12 +1,16 @@
-"""Submission of jobs: checked before a run, one at a time for each partition, refusals explained.
+"""Submission of jobs: checked before a run, one call at a time for a partition, refusals explained.
 
-A full partition is asked for room once in a poll, and holds up no jobs for others.
+Jobs that ask for the same and come together are one array. A full partition is asked for room once
+in a poll, and holds up no jobs for others.
 """
 
 import contextlib
 import re
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from flows.pipeline.placement import Execution, SlurmJobSettings, SlurmSettings
@@ -14,7 +18,8 @@ from flows.runners.base import OnEvent, log_once
 from flows.runners.health import trial_request
 from flows.runners.slurm import client
 from flows.runners.slurm.client import SlurmUnavailableError
-from flows.runners.slurm.job import submit_options
+from flows.runners.slurm.folder import PROGRAM_FILE, JobFolder
+from flows.runners.slurm.job import array_program, submit_options
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import Settings
 from stages.contract.request import Request
@@ -159,10 +164,21 @@ def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -
 
 
 _LOOK_SECONDS = 0.5
+# Stages that one task of the flow makes ready come within so much of each other.
+_GATHER_SECONDS = 0.2
+
+
+@dataclass
+class _Wanted:
+    """A job that a thread wants submitted; `job` is its number once Slurm has taken it."""
+
+    folder: JobFolder
+    program: str
+    job: str | None = None
 
 
 class Submitter:
-    """Submits jobs of an orchestrator.
+    """Submits jobs of an orchestrator; those that ask for the same go together, as one array.
 
     Args:
         settings: Partitions, accounts and limits of jobs.
@@ -174,12 +190,13 @@ class Submitter:
         self._grace_seconds = grace_seconds
         self._turns: dict[str | None, threading.Lock] = {}
         self._checked: set[tuple[str, ...]] = set()
+        self._wanted: dict[tuple[str, ...], list[_Wanted]] = {}
+        self._changing = threading.Lock()
 
     def submit(
         self,
         request: Request,
-        name: str,
-        options: Sequence[str],
+        folder: JobFolder,
         program: str,
         on_event: OnEvent,
         stopping: threading.Event,
@@ -188,8 +205,7 @@ class Submitter:
 
         Args:
             request: The stage that the job computes.
-            name: Name of the job, which no other one has.
-            options: Options of sbatch beside those that settings and resources ask for.
+            folder: The job's folder.
             program: Text of the batch program.
             on_event: Gets the reason for a wait.
             stopping: Set when no further job shall be submitted.
@@ -198,34 +214,71 @@ class Submitter:
             UserError: Slurm would never run it.
             StoppedError: The run stops while Slurm takes no job.
         """
-        asked = submit_options(request, self._settings, self._grace_seconds)
-        command = ["--parsable", f"--job-name={name}", *options, *asked]
+        asked = tuple(submit_options(request, self._settings, self._grace_seconds))
+        own = _Wanted(folder, program)
+        with self._changing:
+            same = self._wanted.setdefault(asked, [])
+            same.append(own)
+        try:
+            with self._turn(request, stopping):
+                if own.job is None:
+                    # Slurm takes some jobs that will never start.
+                    if asked not in self._checked:
+                        check_job(request, self._settings, self._grace_seconds)
+                        self._checked.add(asked)
+                    stopping.wait(_GATHER_SECONDS)
+                    self._submit(request, own, same, asked, on_event, stopping)
+        except StoppedError:
+            # The caller ends a job that another thread has submitted by now.
+            if own.job is None:
+                raise
+        finally:
+            with self._changing:
+                same.remove(own)
+        assert own.job is not None
+        return own.job
+
+    def _submit(
+        self,
+        request: Request,
+        own: _Wanted,
+        same: list[_Wanted],
+        asked: Sequence[str],
+        on_event: OnEvent,
+        stopping: threading.Event,
+    ) -> None:
+        """Submits a job, and with it as many of those that ask for the same as Slurm takes."""
         say = log_once(on_event)
+        with self._changing:
+            together = [own, *(each for each in same if each.job is None and each is not own)]
         is_lost = False
-        with self._turn(request, stopping):
-            # Slurm takes some jobs that will never start.
-            if tuple(asked) not in self._checked:
-                check_job(request, self._settings, self._grace_seconds)
-                self._checked.add(tuple(asked))
-            while True:
-                try:
-                    # An answer that was lost may be that of a job that was taken.
-                    for job in client.own_jobs() if is_lost else ():
-                        if job.name == name:
-                            return job.id
-                    is_lost = False
-                    done = client.submit(command, program)
-                    if done.returncode == 0:
-                        return done.stdout.strip().split(";")[0]
-                    said, meaning = done.stderr, meaning_of(done.stderr)
-                except SlurmUnavailableError as error:
-                    said, meaning = str(error), "busy"
-                if meaning == "mistake":
-                    raise mistake(said, request, self._settings.job(request.stage))
-                is_lost = is_lost or meaning == "busy"
-                say(f"Slurm takes no job now, trying again: {said.strip()}")
-                if stopping.wait(self._settings.poll_seconds):
-                    raise _stopped(request)
+        while True:
+            try:
+                # An answer that was lost may be that of jobs that were taken.
+                if is_lost and _are_queued(together):
+                    return
+                is_lost = False
+                name, options, program = _batch(request, together)
+                command = ["--parsable", f"--job-name={name}", *options, *asked]
+                done = client.submit(command, program)
+                if done.returncode == 0:
+                    number = done.stdout.strip().split(";")[0]
+                    for task, each in enumerate(together):
+                        each.job = number if len(together) == 1 else f"{number}_{task}"
+                    return
+                said, meaning = done.stderr, meaning_of(done.stderr)
+            except SlurmUnavailableError as error:
+                said, meaning = str(error), "busy"
+            if meaning != "busy" and len(together) > 1:
+                # There may be room for less, or the cluster takes no array of this size.
+                together = together[: len(together) // 2]
+                continue
+            if meaning == "mistake":
+                raise mistake(said, request, self._settings.job(request.stage))
+            is_lost = is_lost or meaning == "busy"
+            say(f"Slurm takes no job now, trying again: {said.strip()}")
+            if stopping.wait(self._settings.poll_seconds):
+                raise _stopped(request)
 
     @contextlib.contextmanager
     def _turn(self, request: Request, stopping: threading.Event) -> Iterator[None]:
@@ -246,3 +299,27 @@ class Submitter:
 
 def _stopped(request: Request) -> StoppedError:
     return StoppedError(f"{request.place}: stopped while waiting for Slurm")
+
+
+def _batch(request: Request, together: Sequence[_Wanted]) -> tuple[str, list[str], str]:
+    """Name, options and program of one job, or of an array of several."""
+    first = together[0].folder
+    if len(together) == 1:
+        first.set_work(first.name)
+        options = [f"--output={first.path / 'slurm.out'}", f"--chdir={Path.cwd()}"]
+        return first.name, options, together[0].program
+    name = f"geb-{request.run}-{request.stage}-{len(together)}-{uuid.uuid4().hex[:6]}"
+    for task, each in enumerate(together):
+        each.folder.set_work(f"{name}_{task}")
+        (each.folder.path / PROGRAM_FILE).write_text(each.program)
+    # Each task writes into its own folder.
+    options = [f"--array=0-{len(together) - 1}", "--output=/dev/null", f"--chdir={Path.cwd()}"]
+    return name, options, array_program([each.folder.path for each in together])
+
+
+def _are_queued(together: Sequence[_Wanted]) -> bool:
+    """True if Slurm has these jobs, whose numbers they get."""
+    jobs = {each.work: each.id for each in client.own_jobs()}
+    for each in together:
+        each.job = jobs.get(each.folder.work())
+    return all(each.job is not None for each in together)

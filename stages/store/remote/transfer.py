@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -102,23 +102,66 @@ def check_object(
         DamagedArtifactError: It is missing or differs.
     """
     digest = hashlib.sha256()
-    starts = range(0, record.size, _RANGE_BYTES)
-
-    def read(start: int) -> bytes:
-        return bucket.read_range(name, start, min(start + _RANGE_BYTES, record.size))
-
     try:
-        with ThreadPoolExecutor(_PARALLEL_RANGES) as pool:
-            for first in range(0, len(starts), _PARALLEL_RANGES):
-                for data in pool.map(read, starts[first : first + _PARALLEL_RANGES]):
-                    digest.update(data)
-                    keep(data)
+        for data in _read(bucket, name, record.size):
+            digest.update(data)
+            keep(data)
     except FileNotFoundError as error:
         raise DamagedArtifactError(f"damaged artifact: {error} is missing") from error
     if digest.hexdigest() != record.sha256:
         raise DamagedArtifactError(
             f"damaged artifact: the content of {bucket.url}/{name} has changed"
         )
+
+
+def download_folder(
+    bucket: Bucket, folder: str, target: Path, on_bytes: OnBytes | None = None
+) -> None:
+    """Downloads all objects below a folder of the bucket; the caller checks what has come."""
+
+    def download(name: str, size: int, count: Count) -> None:
+        with atomic_path(target / name) as scratch, scratch.open("wb") as file:
+            for data in _read(bucket, f"{folder}/{name}", size):
+                count(file.write(data))
+
+    wanted = [(name, entry.size) for name, entry in bucket.list(folder).items()]
+    _in_parallel(download, wanted, sum(size for _, size in wanted), on_bytes)
+
+
+def _read(bucket: Bucket, name: str, size: int) -> Iterator[bytes]:
+    """Content of an object, in order; some ranges are read ahead."""
+    starts = range(0, size, _RANGE_BYTES)
+
+    def read(start: int) -> bytes:
+        return bucket.read_range(name, start, min(start + _RANGE_BYTES, size))
+
+    with ThreadPoolExecutor(_PARALLEL_RANGES) as pool:
+        for first in range(0, len(starts), _PARALLEL_RANGES):
+            yield from pool.map(read, starts[first : first + _PARALLEL_RANGES])
+
+
+@contextmanager
+def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Calls ``act`` in a thread now and then during the block, and once at its end.
+
+    A call that fails disturbs nobody; the next one may do better.
+    """
+    ended = threading.Event()
+
+    def repeat() -> None:
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(seconds)
+            with contextlib.suppress(GebError, OSError):
+                act()
+
+    thread = threading.Thread(target=repeat, name="repeated", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _in_parallel(
@@ -218,28 +261,12 @@ class RemoteWork:
         """Removes all snapshots from the bucket: the artifact is there."""
         self._bucket.delete(f"{self._name}/{each}" for each in self._bucket.list(self._name))
 
-    @contextmanager
-    def pushed_every(self, seconds: float) -> Iterator[None]:
+    def pushed_every(self, seconds: float) -> AbstractContextManager[None]:
         """Snapshots by a thread during the block, and one at its end if the folder is still there.
 
-        A failed one does not disturb the attempt: its artifact may do without.
+        The artifact may do without one that fails.
         """
-        ended = threading.Event()
-
-        def push_until_ended() -> None:
-            is_last = False
-            while not is_last:
-                is_last = ended.wait(seconds)
-                with contextlib.suppress(GebError, OSError):
-                    self.push()
-
-        thread = threading.Thread(target=push_until_ended, name="work", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeated(seconds, self.push)
 
     @contextmanager
     def _scratch_folder(self) -> Iterator[Path]:

@@ -1,0 +1,1 @@
+"""Runner of geb whose stages are managed jobs of SkyPilot."""

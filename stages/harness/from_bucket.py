@@ -1,0 +1,48 @@
+"""A stage whose request is in a bucket: ``python -m stages.<name> s3://…/request.json``.
+
+It shares no folder with its orchestrator: inputs, state and results go through the bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from stages.contract.errors import UserError
+from stages.contract.events import Emitter
+from stages.contract.request import Request
+from stages.harness.program import Stage, execute
+from stages.store.opening import cache_home, open_store, store_of
+from stages.store.remote.store import RemoteStore
+from stages.store.remote.sync import Sync, signs_passed_on
+
+SYNC_SECONDS_VARIABLE = "GEB_SYNC_SECONDS"
+"""Environment variable: how often the state of the stage goes to the bucket."""
+SIGN_FILE = "sign"
+"""File in the cache (`GEB_CACHE`) that changes as long as the orchestrator lives."""
+
+
+def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> str:
+    """Computes the artifact of a request and returns its address.
+
+    Args:
+        stage: The stage.
+        place: The request's address, as :meth:`stages.store.base.Store.share` returned it.
+        events: Receiver of progress and messages.
+
+    Raises:
+        UserError: There is no such request, or something in it is wrong.
+    """
+    store = open_store(store_of(place))
+    assert isinstance(store, RemoteStore)
+    name = place.removeprefix(f"{store.location}/")
+    request = store.bucket.read(name, Request)
+    if request is None:
+        raise UserError(f"no request at {place}", "start the stage by a run")
+    with signs_passed_on(store, request, cache_home() / SIGN_FILE):
+        Sync(store, request, events.emit, threading.Event()).compute(
+            lambda local: execute(stage, local, events),
+            float(os.environ[SYNC_SECONDS_VARIABLE]),
+        )
+    return f"{store.location}/artifacts/{request.stage}/{request.key}"

@@ -1,0 +1,36 @@
+"""Fragments of configurations that the documentation shows are read as `geb plan` reads them."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.pipeline import placement
+from flows.pipeline.loading import load_config
+from tests.flows.loop import ROOT
+
+PAGE = ROOT / "docs/clusters-by-example.md"
+FRAGMENTS = dict(
+    re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```yaml\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+)
+
+
+@pytest.mark.parametrize("title", FRAGMENTS)
+def test_a_fragment_is_accepted(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = EntryPoint("ray", "geb_ray.place:RayPlace", placement.RUNNER_GROUP)
+    monkeypatch.setattr(placement, "entry_points", lambda group: [ray])
+    path = tmp_path / "fragment.yaml"
+    path.write_text(f"extends: {ROOT / 'configs/quickstart.yaml'}\n" + FRAGMENTS[title])
+    config = load_config(path)
+    said = yaml.safe_load(FRAGMENTS[title])["execution"]
+    assert config.execution.runner == said["runner"]
+
+
+def test_each_section_of_the_page_has_its_fragment() -> None:
+    assert len(FRAGMENTS) == len(re.findall(r"^## ", PAGE.read_text(), re.M))
