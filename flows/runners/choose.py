@@ -32,7 +32,7 @@ def _kubernetes(execution: Execution) -> Place[Any]:
     return KubernetesPlace(execution)
 
 
-RUNNERS: Mapping[str, Callable[[Execution], ProcessRunner | Place[Any]]] = {
+RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
     "process": lambda execution: ProcessRunner(
         execution.interpreters,
         execution.grace_seconds,
@@ -69,13 +69,13 @@ def make_runner(execution: Execution) -> Runner:
     """The runner that a configuration asks for.
 
     A runner of another package is an entry point of the group ``geb.runners``: it takes the
-    settings of execution and returns a :class:`~flows.runners.place.Place`.
+    settings of execution and returns a :class:`~flows.runners.place.Place`, or a whole runner.
     """
     if (make := RUNNERS.get(execution.runner)) is None:
         [found] = entry_points(group=RUNNER_GROUP, name=execution.runner)
         make = found.load()
-    place = make(execution)
-    runner = place if isinstance(place, ProcessRunner) else PlaceRunner(place)
+    place: Any = make(execution)
+    runner = PlaceRunner(place) if hasattr(place, "find") else place
     # A place whose stages do not see all of this host's folders says so.
     return BucketSyncRunner(runner, execution.sync_seconds, getattr(place, "sees", sees_all))
 

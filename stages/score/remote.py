@@ -66,35 +66,37 @@ class Remote:
         timeout = settings.timeout_seconds
         waiting = enumerate(payloads)
         under_way: dict[Future[Answer], int] = {}
-        with httpx.Client(headers=self._headers, timeout=timeout, limits=limits) as client:
+        client = httpx.Client(headers=self._headers, timeout=timeout, limits=limits)
 
-            def send(payload: Any) -> Answer:
-                body = self._post(client, payload, stopped)
-                try:
-                    return schema.model_validate_json(body)
-                except ValidationError as error:
-                    first = error.errors()[0]
-                    place = ".".join(map(str, first["loc"])) or "body"
-                    what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
-                    raise self.disagreement(what) from error
-
+        def send(payload: Any) -> Answer:
+            body = self._post(client, payload, stopped)
             try:
-                while True:
-                    while len(under_way) < _QUEUED * settings.concurrency:
-                        number, payload = next(waiting, (None, None))
-                        if number is None:
-                            break
-                        under_way[pool.submit(send, payload)] = number
-                    if not under_way:
-                        return
-                    done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-                    # Answers before failures: what has been answered shall not be asked again.
-                    for future in sorted(done, key=lambda each: each.exception() is not None):
-                        number = under_way.pop(future)
-                        yield number, future.result()
-            finally:
-                stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+                return schema.model_validate_json(body)
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"])) or "body"
+                what = f"{place}: {first['msg']}; it begins {_start_of(body)}"
+                raise self.disagreement(what) from error
+
+        try:
+            while True:
+                while len(under_way) < _QUEUED * settings.concurrency:
+                    number, payload = next(waiting, (None, None))
+                    if number is None:
+                        break
+                    under_way[pool.submit(send, payload)] = number
+                if not under_way:
+                    return
+                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                # Answers before failures: what has been answered shall not be asked again.
+                for future in sorted(done, key=lambda each: each.exception() is not None):
+                    number = under_way.pop(future)
+                    yield number, future.result()
+        finally:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            # A request under way would leave its connection open if the client were closed now.
+            threading.Thread(target=_close_after, args=(pool, client), name="remote-end").start()
 
     def _post(self, client: httpx.Client, payload: Any, stopped: threading.Event) -> bytes:
         reason = ""
@@ -150,6 +152,12 @@ class Remote:
                 f"export {name} where the stage runs",
             )
         return {"Authorization": f"Bearer {os.environ[name]}"}
+
+
+def _close_after(pool: ThreadPoolExecutor, client: httpx.Client) -> None:
+    """Closes the connections once no request is under way."""
+    pool.shutdown(wait=True)
+    client.close()
 
 
 def _start_of(body: bytes) -> str:

@@ -91,8 +91,10 @@ class ToyRunner:
     name = "toy"
     stages: ClassVar = {"prepare": stages.prepare.run.STAGE, "toy": Stage(ToyParams, run_toy)}
 
+    requests: ClassVar[list[Request]] = []
+
     def __init__(self, execution: Execution) -> None:
-        self.requests: list[Request] = []
+        self.requests.clear()
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         self.requests.append(request)
@@ -136,7 +138,7 @@ def test_a_stage_and_a_runner_are_what_contributing_says(toy_run: ToyConfig) -> 
     assert num_rows(made["iteration-2/toy"].file("first.parquet")) == 3
     assert {line.action for line in plan(toy_run)} == {"reuse"}
     # Image, resources and --from follow from the declarations.
-    request = session.runner.requests[-1]
+    request = ToyRunner.requests[-1]
     assert [image.title for image in images_for(request)] == ["core"]
     assert request.resources.cpus == 2
     forced = forced_from("toy", 2, iterations=2)

@@ -181,7 +181,6 @@ def test_other_oracles_get_no_opponents():
             [*BY_HAND, "execution.runner=docker"],
             "set execution.docker.network.train",
         ),
-        (["execution.runner=slurm", "store=s3://b/store"], "a file system that this machine and"),
         (
             ["pair_data=accumulate", "train.reference_logprobs=sampler"],
             "sampled by earlier policies",

@@ -39,7 +39,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     wheel = _wheel(tmp_path / "index")
     lock = f"demo==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
     (tmp_path / "pyproject.toml").write_text(
-        "[project]\ndependencies = ['demo>=1']\n[project.optional-dependencies]\n"
+        "[project]\ndependencies = ['demo>=1']\n[project.optional-dependencies]\nbucket = []\n"
     )
     (tmp_path / "constraints").mkdir()
     (tmp_path / "constraints/demo.txt").write_text("demo==1.0\n")

@@ -44,7 +44,8 @@ class TestPython:
         """`dataclass` looks up the module of annotations that are text."""
         scores, _, _ = score(
             code="""
-                        import pickle
+            from __future__ import annotations
+            import pickle
             from dataclasses import dataclass
 
             @dataclass
