@@ -48,7 +48,7 @@ _SIZES = {
 
 
 class _Family(NamedTuple):
-    """What tells a family of models from another.
+    """A family of models: architecture, special tokens and chat template.
 
     Attributes:
         config: Its configuration.
@@ -168,7 +168,7 @@ def _answer(draw: random.Random) -> str:
 
 
 def _conversations() -> list[list[dict[str, str]]]:
-    """What policies learn: sums with any answer from 0 to 3, and words after other prompts."""
+    """Conversations to learn from: sums with any answer from 0 to 3, words after other prompts."""
     draw = random.Random(0)
     found = []
     for number in range(1000, 1100):

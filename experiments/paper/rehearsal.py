@@ -25,7 +25,7 @@ NOT_SHOWN = (
     "weights fit and how fast they are, vLLM, DeepSpeed on several GPUs, answers of thousands of "
     "tokens, what URM and a paid judge say, and any gain."
 )
-"""What a reader of its report has to know first."""
+"""Caution at the head of its report."""
 _MAKE = Path(__file__).parents[2] / "data/rehearsal/make.py"
 _SEEDS = _VALUES = 2
 _TOKENS = 16

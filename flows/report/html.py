@@ -275,7 +275,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _correlations(summary: Summary) -> Iterator[tuple[str, str]]:
-    """How the rewards that the last iteration's pairs weigh go together."""
+    """Correlations of the rewards that the last iteration's pairs weigh."""
     paired = summary.last("pair")
     found = paired.read_json("metrics.json").get("reward_correlations") if paired else None
     if found:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SERVED_RUNS = "GEB_SERVED_RUNS"
 """Variable with the folder of a store's runs; the server of ``geb up`` shows the pages in it."""
 REPORTS_PATH = "/reports"
-"""Where it shows them."""
+"""Path of these pages on that server."""
 
 
 class Pages:

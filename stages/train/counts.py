@@ -46,7 +46,7 @@ def features(responses: Sequence[IntArray]) -> NDArray[np.float64]:
         for length in range(1, LONGEST_NGRAM + 1):
             if length > len(tokens):
                 break
-            # Of n-grams one token longer, that begin where the shorter ones did.
+            # Each n-gram grows by one token, from where the shorter one began.
             last = tokens[length - 1 :].astype(np.uint64) + np.uint64(1)
             hashed = (hashed[: len(last)] + last) * _MIX
             mixed = (hashed ^ (hashed >> np.uint64(31))) * _FINAL

@@ -22,7 +22,7 @@ _LAST_PUSH_SECONDS = 600.0
 
 
 def sees_all(path: Path) -> bool:
-    """Of stages that see every path of this host."""
+    """True: the stages see every path of this host."""
     return True
 
 

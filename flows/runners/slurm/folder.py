@@ -89,14 +89,14 @@ class JobFolder:
             return time.time()
 
     def work(self) -> str:
-        """What the queue calls it, see `QueuedJob.work`."""
+        """Its name in the queue, see `QueuedJob.work`."""
         try:
             return (self.path / _WORK_FILE).read_text()
         except FileNotFoundError:
             return self.name
 
     def set_work(self, name: str) -> None:
-        """Says what the queue will call it."""
+        """Sets its name in the queue."""
         write_atomically(self.path / _WORK_FILE, name)
 
     def status(self) -> Status | None:

@@ -118,7 +118,7 @@ def _container(request: Request, job: SlurmJobSettings) -> tuple[list[str], list
 
 
 def _mounts(request: Request, job: SlurmJobSettings) -> Iterator[str]:
-    """What a stage in an image sees of its node, each at its own path."""
+    """Folders of the node that a stage in an image sees, each at its own path."""
     inputs = [each.location for each in request.sources() if isinstance(each, FileInput)]
     caches = [job.environment[name] for name in _CACHES if name in job.environment]
     for path in dict.fromkeys((*([str(_CODE)] if _CODE else []), *inputs)):

@@ -199,5 +199,5 @@ def test_novelty_weighs_the_bonus_of_each_response(tmp_path, policy, pairs):
     plain = train(tmp_path / "plain", policy, [pairs], **copo)
     weighed = train(tmp_path / "weighed", policy, [pairs], **copo, bonus_weight="count")
     assert plain.weights != weighed.weights
-    # Of a batch's bonuses, which all are zero at the start, the slopes alone are weighed.
+    # A batch's bonuses are all zero at the start: only their slopes are weighed.
     assert plain.records[0]["loss"] == weighed.records[0]["loss"]
