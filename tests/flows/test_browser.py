@@ -50,7 +50,8 @@ def test_from_the_form_to_the_report_and_from_failed_to_completed_by_retry(
         with page.expect_popup() as opened:
             page.get_by_role("link", name="The whole report").click()
         report = opened.value
-        expect(report.get_by_role("heading", name="Samples of the last iteration")).to_be_visible()
+        samples = report.get_by_role("heading", name="Samples of the last iteration", exact=True)
+        expect(samples).to_be_visible()
         assert report.url == f"{standing.ui}/reports/small/report.html"
         # What a model wrote into the page could otherwise read the password that the UI keeps.
         assert report.evaluate("window.origin") == "null"
