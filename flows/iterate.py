@@ -145,7 +145,12 @@ def _run(config: RunConfig, executor: StepExecutor) -> RunResult:
         def show_iteration(step: Step) -> None:
             # An iteration ends with the registration of its checkpoint.
             if step.params.writes_registry:
-                summary = summarise(record)
+                try:
+                    summary = summarise(record)
+                except FileNotFoundError:
+                    # `--from` has just set aside what it was about to read, of a later iteration,
+                    # whose own end shows the table.
+                    return
                 publish_table(summary, step.iteration)
                 trackers.update(summary)
 

@@ -14,9 +14,11 @@ from prefect.client.schemas.filters import (
 from prefect.context import refresh_global_settings_context
 
 from benchmarks.orchestrated import ROOT, write_config
+from flows.execution.run_record import RunRecord
 from flows.iterate import iterate, iterate_resolved, telling_name
 from flows.pipeline.loading import load_config
 from flows.pipeline.presets import configured
+from flows.report.summary import Summary, summarise
 from stages.contract.errors import UserError
 from tests.flows.loop import geb
 
@@ -66,3 +68,20 @@ def test_a_run_that_was_refused_before_it_was_on_record_offers_no_resume(
         [artifact] = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
     assert "returned 0 scores" in str(artifact.data)
     assert "geb resume" not in str(artifact.data)
+
+
+def test_a_step_ends_well_though_what_a_table_reads_is_set_aside_meanwhile(
+    prefect_server: str, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def set_aside_once(record: RunRecord) -> Summary:
+        calls.append(record)
+        if len(calls) == 1:
+            raise FileNotFoundError(2, "No such file or directory")
+        return summarise(record)
+
+    monkeypatch.setattr("flows.iterate.summarise", set_aside_once)
+    refresh_global_settings_context()
+    assert iterate_resolved(load_config(copied)).summary.checkpoint
+    assert len(calls) == 2, "after the only iteration, and at the end"
