@@ -26,7 +26,7 @@ exec unshare --mount --propagation private bash -c '
     }
     while read -r each; do show "$each" "$each" ro; done <"$image/holds"
     for each in bin lib lib64 sbin; do ln -s "usr/$each" "$root/$each"; done
-    mkdir "$root/tmp"
+    mkdir -p "$root/tmp"
     for each in proc dev; do mkdir -p "$root/$each"; mount --rbind "/$each" "$root/$each"; done
     IFS=,
     for each in ${binds#,}; do
