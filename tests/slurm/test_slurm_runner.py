@@ -171,7 +171,7 @@ def test_a_stage_in_an_image_sees_store_code_and_cache_and_no_more(
     shutil.copy(Path(__file__).with_name("apptainer.sh"), commands / "apptainer")
     # What the image holds: a system, and a Python with the stages' packages.
     holds = {"/usr", "/etc", sys.prefix, sys.base_prefix}
-    (image / "holds").write_text("\n".join(sorted(holds)))
+    (image / "holds").write_text("".join(f"{each}\n" for each in sorted(holds)))
     environment = settings().environment | {
         "PATH": f"{commands}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "HF_HOME": str(cache),
