@@ -118,7 +118,7 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """What tells this folder from others, also from one at the same path of another host.
+        """Identity of this folder among others, also one at the same path of another host.
 
         The folder of a store of its own is shared if several hosts see it, and its path is enough.
         """

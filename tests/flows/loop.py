@@ -93,7 +93,7 @@ def geb_json(*arguments: str | Path, **environment: str) -> Any:
 
 
 def geb_refused(*arguments: str | Path, **environment: str) -> str:
-    """What ``geb`` says of a person's mistake, in words with one space between them."""
+    """The message of ``geb`` about a person's mistake, in words with one space between them."""
     done = geb(*arguments, **environment)
     said = " ".join(done.stderr.split())
     assert done.returncode == 64, said
