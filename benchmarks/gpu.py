@@ -150,7 +150,8 @@ def _measure(
         make_pairs(SHAPES[shape], folder / "pairs.parquet", num_pairs=options.pairs, scale=1.0)
         for each in options.shards:
             yield _train(shape, each, folder, gpus, rate, options)
-        yield _sample(shape, folder, options)
+        if not options.train_only:
+            yield _sample(shape, folder, options)
 
 
 def _options() -> argparse.Namespace:
@@ -158,6 +159,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["llama-1b"])
     parser.add_argument("--pairs", type=int, default=256, help="preference pairs of a training")
     parser.add_argument("--prompts", type=int, default=1024, help="prompts to sample from")
+    parser.add_argument("--train-only", action="store_true", help="for want of vLLM")
     parser.add_argument("--lora-rank", type=int, default=0, help="adapters; 0 trains all weights")
     parser.add_argument(
         "--shards",

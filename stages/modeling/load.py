@@ -28,6 +28,10 @@ from stages.modeling.checkpoint_files import (
 # Bars fill a log; stages report their own progress.
 logging.disable_progress_bar()
 
+# cuDNN builds a plan for each new length on the host, for a tenth of a second (H200): far longer
+# than the attention itself, whose rows have all lengths here.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 Precision = Literal["float32", "bfloat16", "float16"]
 
 DTYPES: dict[Precision, torch.dtype] = {

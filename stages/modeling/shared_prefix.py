@@ -81,7 +81,7 @@ class RowLayout:
         parts = [
             np.arange(prefix, prefix + tokens, dtype=np.int64) for tokens, prefix in self.pieces
         ]
-        return torch.from_numpy(np.concatenate(parts)[None]).to(device)
+        return on_device(torch.from_numpy(np.concatenate(parts)[None]), device)
 
     def varlen(self, device: torch.device) -> VarlenPlaces:
         """Arguments of a kernel of variable length; kept for all layers."""
@@ -103,12 +103,22 @@ class RowLayout:
             starts.append(start)
         key_starts = np.cumsum([0, *(len(each) for each in places)])
         return VarlenPlaces(
-            keys=torch.from_numpy(np.concatenate(places)).to(device),
-            query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
-            key_starts=torch.from_numpy(key_starts.astype(np.int32)).to(device),
+            keys=on_device(torch.from_numpy(np.concatenate(places)), device),
+            query_starts=on_device(torch.tensor(starts, dtype=torch.int32), device),
+            key_starts=on_device(torch.from_numpy(key_starts.astype(np.int32)), device),
             most_queries=int(np.diff(starts).max()),
             most_keys=int(np.diff(key_starts).max()),
         )
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on a device; to a GPU the host does not wait for it."""
+    # Only pinned memory is copied while the host goes on.
+    return (
+        values.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else values.to(device)
+    )
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
@@ -155,9 +165,13 @@ def shared_prefix_attention(
             f"{SHARED_PREFIX} attention knows no {', '.join(unknown) or 'attention mask'}"
         )
     layout = row_layout or RowLayout(((0, query.shape[2]),))
-    fused = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout
+    # Under autocast rotary positions leave queries and keys in float32, which attention would cast.
+    autocast = query.is_cuda and torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else query.dtype
+    fused = query.is_cuda and dtype in (torch.float16, torch.bfloat16) and not dropout
     if row_layout is not None and fused:
-        return attend_varlen(query, key, value, scaling, sliding_window, layout), None
+        parts = (each.to(dtype) for each in (query, key, value))
+        return attend_varlen(*parts, scaling, sliding_window, layout), None
     pieces = [tokens for tokens, _ in layout.pieces]
     attended = []
     prompt_key, prompt_value = key, value

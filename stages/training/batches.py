@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from stages.modeling.shared_prefix import Group
+from stages.modeling.shared_prefix import Group, on_device
 from stages.training.order import places_of_step, steps_per_epoch
 from stages.training.params import RowLayoutName, TrainingParams
 
@@ -172,12 +172,7 @@ def _by_side(samples: Sequence[Sequence[T]]) -> list[T]:
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, DeviceTensors):
         return value.to(device)
-    if not isinstance(value, Tensor):
-        return value
-    if device.type == "cuda":
-        # Only pinned memory is copied without the host waiting for it.
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
+    return on_device(value, device) if isinstance(value, Tensor) else value
 
 
 def _ids(parts: Sequence[np.ndarray]) -> Tensor:

@@ -11,13 +11,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 LAYOUT = RowLayout(((9, 5, 7), (3, 6), (40, 17, 30, 2)))
 TOKENS = sum(sum(group) for group in LAYOUT.groups)
-# bfloat16 keeps 8 bits; values here are of the order of 1.
-ROUNDING = {"atol": 0.04, "rtol": 0.04}
+# How far the kernel may be from exact values: so many times the CPU's own error in 16 bits.
+AS_FAR = 2.0
 
 
 def attended(parts, *, dtype, device, window):
     """Attention and the gradients of its sum of squares, in float32 on the CPU."""
-    inputs = [each.to(device, dtype).requires_grad_() for each in parts]
+    inputs = [each.detach().to(device, dtype).requires_grad_() for each in parts]
     found, _ = shared_prefix_attention(
         nn.Module(), *inputs, None, row_layout=LAYOUT, sliding_window=window
     )
@@ -31,10 +31,20 @@ def attended(parts, *, dtype, device, window):
 def test_the_variable_length_kernel_attends_as_plain_attention(window, heads, key_heads, width):
     torch.manual_seed(0)
     parts = [torch.randn(1, each, TOKENS, width) for each in (heads, key_heads, key_heads)]
-    expected = attended(parts, dtype=torch.float32, device="cpu", window=window)
-    found = attended(parts, dtype=torch.bfloat16, device="cuda", window=window)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, **ROUNDING)
+    exact = attended(parts, dtype=torch.float32, device="cpu", window=window)
+    on_cpu, on_gpu = (
+        [
+            (ours - expected).norm() / expected.norm()
+            for ours, expected in zip(
+                attended(parts, dtype=torch.bfloat16, device=device, window=window),
+                exact,
+                strict=True,
+            )
+        ]
+        for device in ("cpu", "cuda")
+    )
+    for gpu, cpu in zip(on_gpu, on_cpu, strict=True):
+        assert 0.0 < gpu <= AS_FAR * cpu
 
 
 @pytest.mark.parametrize("rows", [5, 1024, 2500])
@@ -44,7 +54,7 @@ def test_the_chunked_head_gives_the_cpu_s_numbers(rows):
     targets = torch.randint(40_000, (rows,))
 
     def of(device):
-        inputs = [each.to(device).requires_grad_() for each in (hidden, weight)]
+        inputs = [each.detach().to(device).requires_grad_() for each in (hidden, weight)]
         # No logits are kept: the backward pass computes its chunks again.
         logprobs = token_logprobs(*inputs, None, targets.to(device), keep_bytes=0)
         logprobs.sum().backward()
