@@ -170,8 +170,8 @@ def shared_prefix_attention(
     dtype = torch.get_autocast_dtype("cuda") if autocast else query.dtype
     fused = query.is_cuda and dtype in (torch.float16, torch.bfloat16) and not dropout
     if row_layout is not None and fused:
-        parts = (each.to(dtype) for each in (query, key, value))
-        return attend_varlen(*parts, scaling, sliding_window, layout), None
+        cast = query.to(dtype), key.to(dtype), value.to(dtype)
+        return attend_varlen(*cast, scaling, sliding_window, layout), None
     pieces = [tokens for tokens, _ in layout.pieces]
     attended = []
     prompt_key, prompt_value = key, value
