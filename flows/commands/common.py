@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -234,6 +236,7 @@ def prefect_session(
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Imported here: Prefect takes seconds to load, and the other commands do without it.
+    from flows.execution.cancellation import interruptible_together
     from flows.execution.console import ConsoleObserver, LineObserver
     from flows.execution.observer import observing
     from flows.standing.server import ensure_prefect_server
@@ -245,8 +248,36 @@ def prefect_session(
         if standing := Home().standing():
             said = f"`geb up` is at {standing.ui}; to see runs there: {standing.exports}"
             shown.print(said, soft_wrap=True)
-    with observing(ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)):
+    observer = ConsoleObserver(shown, num_steps) if num_steps else LineObserver(shown)
+    with interruptible_together() as interrupted, _set_by_signals(interrupted), observing(observer):
         yield
+
+
+@contextmanager
+def _set_by_signals(event: threading.Event) -> Iterator[None]:
+    """Sets an event when SIGINT or SIGTERM comes, whichever handler Prefect has put in our place.
+
+    The exception of a handler is lost where it is raised in a destructor or a callback; the bytes
+    that Python's C code writes are not.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def listen() -> None:
+        while numbers := reader.recv(64):
+            if {signal.SIGINT, signal.SIGTERM} & set(numbers):
+                event.set()
+
+    listener = threading.Thread(target=listen, name="signals", daemon=True)
+    listener.start()
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+        listener.join()
+        reader.close()
 
 
 def answer(as_json: bool, document: Any, *shown: RenderableType) -> None:

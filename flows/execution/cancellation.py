@@ -33,21 +33,22 @@ R = TypeVar("R")
 _POLL_SECONDS = 2.0
 _CANCEL = (StateType.CANCELLING, StateType.CANCELLED)
 _LOGGER = logging.getLogger(__name__)
-_NEVER = threading.Event()
-_interrupted: ContextVar[threading.Event] = ContextVar("interrupted", default=_NEVER)
+_interrupts: ContextVar[tuple[threading.Event, ...]] = ContextVar("interrupts", default=())
 
 
 @contextmanager
 def interruptible_together() -> Iterator[threading.Event]:
-    """Runs that other threads start in copies of the block's context stop once the event is set.
+    """Runs of the block, and of threads that got a copy of its context, stop once the event is set.
 
-    A signal interrupts the main thread alone, which tells them so.
+    A signal interrupts the main thread alone, and there its exception may end in a destructor or a
+    callback, which only print it.
     """
-    token = _interrupted.set(threading.Event())
+    interrupted = threading.Event()
+    token = _interrupts.set((*_interrupts.get(), interrupted))
     try:
-        yield _interrupted.get()
+        yield interrupted
     finally:
-        _interrupted.reset(token)
+        _interrupts.reset(token)
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
 
     Raises:
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
-        RunInterruptedError: Another thread was interrupted; likewise.
+        RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
     """
     poller = _CancellationPoller(stop, what)
     poller.start()
@@ -162,7 +163,7 @@ class _CancellationPoller:
         self._what = what
         self._ids = _own_flow_runs()
         self._ended = threading.Event()
-        self._interrupted = _interrupted.get()
+        self._interrupts = _interrupts.get()
         self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
         self.found: RunCancelledError | None = None
 
@@ -176,7 +177,7 @@ class _CancellationPoller:
     def _poll(self) -> None:
         with get_client(sync_client=True) as client:
             while not self._ended.wait(_POLL_SECONDS):
-                if self._interrupted.is_set():
+                if any(each.is_set() for each in self._interrupts):
                     self.found = RunInterruptedError(f"{self._what} was interrupted")
                 elif self._is_cancelled(client):
                     self.found = RunCancelledError(f"{self._what} was cancelled in Prefect")

@@ -103,10 +103,14 @@ def geb_refused(*arguments: str | Path, **environment: str) -> str:
 
 
 @contextmanager
-def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *arguments: str | Path,
+    program: Sequence[str] = ("-m", "flows.commands.cli"),
+    **environment: str,
+) -> Iterator[subprocess.Popen[str]]:
     """A ``geb`` at work; it is gone afterwards, and so is whatever it started."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.commands.cli", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | environment,

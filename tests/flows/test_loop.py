@@ -165,3 +165,37 @@ def test_interrupting_a_run_leaves_no_process_and_says_how_to_go_on(
         ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert left.stdout == ""
+
+
+# A signal whose exception is raised in a destructor or a callback, where Python only prints it.
+LOSES_INTERRUPTS = """
+import signal
+from flows.commands.cli import main
+
+install = signal.signal
+
+def lossy(number, handler):
+    def called(*arguments):
+        try:
+            handler(*arguments)
+        except BaseException:
+            pass
+    return install(number, called if callable(handler) else handler)
+
+signal.signal = lossy
+main()
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_whose_exception_is_lost_stops_the_run_all_the_same(
+    prefect_server: str, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path)
+    with started("run", config, program=("-c", LOSES_INTERRUPTS)) as process:
+        wait_for_line(process, "sft:", "started")
+        process.terminate()
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "geb resume" in output
+    assert steps(tmp_path / "store")["sft"]["state"] == "stopped"
