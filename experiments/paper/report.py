@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.paper.tables import BASELINE, PARTS, Findings, coverage, file_name, paper_tables
-from flows.report.comparison import training_log_pi_ref
+from flows.report.comparison import held_out_log_pi_ref, training_log_pi_ref
 from flows.report.files import json_text, render, write_file
 from flows.report.plots import Line, course_figure, histogram_figure, png
 from flows.report.statistics import over_seeds
+from flows.report.summary import Summary
 from stages.store.base import Artifact, Store
 
 _GEB = "GEB"
@@ -123,23 +124,33 @@ def write_report(
     return WrittenReport(document, written[markdown], [written[file] for file in images])
 
 
+_RESPONSES: dict[str, tuple[str, Callable[[Summary], list[float]]]] = {
+    "log-pi-ref": ("training responses", training_log_pi_ref),
+    "log-pi-ref-held-out": ("held-out samples, π_ref the base", held_out_log_pi_ref),
+}
+"""Of whose responses a histogram shows log π_ref, by the beginning of its file's name."""
+
+
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:
-    """Training responses of the last iteration under KL: each design of GEB beside f-DPO."""
+    """Responses of the last iteration under KL: each design of GEB beside f-DPO."""
 
     @cache
-    def samples(experiment: str, setting: str, method: str) -> list[float]:
+    def samples(part: str, experiment: str, setting: str, method: str) -> list[float]:
         runs = found.results((experiment, setting, method, "KL"))
-        summaries = [run.summary for run in runs if run.summary]
-        return [value for each in summaries for value in training_log_pi_ref(each)]
+        _, read = _RESPONSES[part]
+        return [value for run in runs if run.summary for value in read(run.summary)]
 
     drawn: dict[str, Figure] = {}
     for experiment, setting, method, divergence in (row.names() for row in found.rows):
         if experiment in ("main", "hard") and divergence == "KL" and method.startswith(_GEB):
-            shown = {each: samples(experiment, setting, each) for each in (BASELINE, method)}
-            if all(shown.values()):
-                title = f"{setting}, KL: training responses"
-                name = file_name("log-pi-ref", setting, method)
-                drawn[name] = histogram_figure(title, shown, "log π_ref")
+            for part, (whose, _) in _RESPONSES.items():
+                shown = {
+                    each: samples(part, experiment, setting, each) for each in (BASELINE, method)
+                }
+                if all(shown.values()):
+                    title = f"{setting}, KL: {whose}"
+                    name = file_name(part, setting, method)
+                    drawn[name] = histogram_figure(title, shown, "log π_ref")
     return drawn
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
@@ -305,3 +306,20 @@ def training_log_pi_ref(run: Summary) -> list[float]:
     table = pq.read_table(trained.file("reference_logprobs.parquet"))
     sides = ("chosen_logprobs", "rejected_logprobs")
     return [sum(each) for side in sides for each in table[side].to_pylist()]
+
+
+def held_out_log_pi_ref(run: Summary) -> list[float]:
+    """Log π_ref under the base of the last iteration's samples on held-out prompts.
+
+    Empty where ``evaluate.log_pi_ref`` is off.
+    """
+    evaluated = run.last("evaluate")
+    if evaluated is None:
+        return []
+    columns = pq.read_table(
+        evaluated.file("distributions.parquet"), columns=["model", "log_pi_ref"]
+    )
+    known: list[float] = (
+        columns.filter(pc.equal(columns["model"], "policy"))["log_pi_ref"].drop_null().to_pylist()
+    )
+    return known

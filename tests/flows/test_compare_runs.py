@@ -14,7 +14,11 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline.config import RunConfig
-from flows.report.comparison import compare_summaries, training_log_pi_ref
+from flows.report.comparison import (
+    compare_summaries,
+    held_out_log_pi_ref,
+    training_log_pi_ref,
+)
 from flows.report.comparison_files import write_files
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
@@ -155,6 +159,8 @@ def test_everything_is_written(two: list[Summary], tmp_path: Path) -> None:
     assert "bonus is better, +0.700" in page.split("<h2>")[0]
     assert page.count("<svg") == 2
     assert training_log_pi_ref(two[0]) == pytest.approx([-3.0, -0.6]), "chosen, then rejected"
+    # Two samples of each prompt, of the policy alone.
+    assert held_out_log_pi_ref(two[0]) == pytest.approx([-2.0] * 2 * len(PROMPTS))
     assert "0.900" in page and "[0.900, 0.900]" in page
     assert not re.search(r"(src|href)=.http", page), "a page for use without a network"
     rows = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
