@@ -34,7 +34,7 @@ from transformers import (
 from stages.score.urm_oracles import UrmModel
 
 Files = dict[str, bytes]
-_PROMPTS = 6
+_PROMPTS, _TEST_PROMPTS = 6, 12
 _WORDS = ("red", "blue", "green", "small", "large", "old", "new", "house", "river", "cat", "dog")
 _STEPS, _ROWS = 80, 16
 _SIZES = {
@@ -99,7 +99,7 @@ def make_repositories() -> dict[str, Files]:
         rows = [{"context_messages": _chat(part * 100 + each)} for each in range(_PROMPTS)]
         found[f"datasets/RLHFlow/ultrafeedback_iter{part}"] = {"data/train.parquet": _table(rows)}
     # Two of the test prompts are training prompts.
-    test = [{"context_messages": _chat(98 + each)} for each in range(_PROMPTS)]
+    test = [{"context_messages": _chat(90 + each)} for each in range(_TEST_PROMPTS)]
     found["datasets/RLHFlow/test_generation_2k"] = {"data/train.parquet": _table(test)}
     sums = [_sum(number) for number in range(10)]
     found["datasets/BytedTsinghua-SIA/DAPO-Math-17k"] = {

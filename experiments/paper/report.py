@@ -126,7 +126,7 @@ def write_report(
 
 _RESPONSES: dict[str, tuple[str, Callable[[Summary], list[float]]]] = {
     "log-pi-ref": ("training responses", training_log_pi_ref),
-    "log-pi-ref-held-out": ("held-out samples, π_ref the base", held_out_log_pi_ref),
+    "log-pi-ref-held-out": ("held-out samples", held_out_log_pi_ref),
 }
 """Of whose responses a histogram shows log π_ref, by the beginning of its file's name."""
 

@@ -213,9 +213,13 @@ def _mean(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
     if cell[3] != AVERAGE:
         return _shown(found.over_seeds(cell, figure)[1], figure.form)
     means = [found.over_seeds((*cell[:3], each), figure)[1] for each in DIVERGENCES]
-    known = [each.value for each in means if each is not None]
-    mean = Estimate(statistics.fmean(known)) if len(known) == len(DIVERGENCES) else None
-    return _shown(mean, figure.form)
+    return _shown(_mean_of_all(means), figure.form)
+
+
+def _mean_of_all(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """The mean without an interval; None where one of the estimates lacks."""
+    known = [each.value for each in estimates if each is not None]
+    return Estimate(statistics.fmean(known)) if len(known) == len(estimates) else None
 
 
 def _spread(found: Findings, cell: Names, figure: Figure) -> PaperFigure:
@@ -300,8 +304,9 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
         divergences.add(AVERAGE)
     shown = [each for each in part.divergences if each in divergences]
     columns = [(each, figure, f"{each} {figure}") for each in shown for figure in part.figures]
-    if part.pass_at_16:
-        columns += [("KL", each, each) for each in _solved(found, setting, given)]
+    solved = _solved(found, setting, given) if part.pass_at_16 else []
+    columns += [("KL", each, each) for each in solved]
+    benchmarks = [each for each in solved if each not in (PASS, AVERAGE)]
 
     def figure_in(method: str, divergence: str, title: str) -> PaperFigure:
         name, _, responses = title.partition(", ")
@@ -310,7 +315,11 @@ def _table(found: Findings, part: Part, setting: str, given: Published) -> Paper
         cell = own, setting, method, divergence
         # Any other title is a suite, for its pass@16.
         asked = _FIGURES.get(name, Figure(name, PASS))
-        figure = _SHOWN[part.shows](found, cell, asked)
+        if part.pass_at_16 and title == AVERAGE:
+            means = [found.over_seeds(cell, Figure(each, PASS))[1] for each in benchmarks]
+            figure = _shown(_mean_of_all(means), asked.form)
+        else:
+            figure = _SHOWN[part.shows](found, cell, asked)
         return replace(figure, paper=paper.get((method, divergence, title), ""))
 
     methods = dict.fromkeys([*(each[2] for each in names), *(method for method, *_ in paper)])

@@ -146,6 +146,19 @@ def test_hard_prompts_show_the_suites_of_the_runs() -> None:
     shown = figures(table(findings([row], run), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["math500"]) == "50.00 (paper: 89.80)"
     assert str(shown["aime2025"]) == "– (paper: 23.23)"
+    assert str(shown["average"]) == "– (paper: 56.94)", "one of its three is not computed"
+
+
+def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
+    row = Row("hard", "Qwen2.5-7B", "f-DPO", "KL", "math-fdpo", seeds=(0,))
+    own = result(row, 0, suite="math500", solved={"pass@16": 0.5})
+    assert own.summary is not None
+    for name, solved in (("aime2025", 0.2), ("olympiadbench", 0.3)):
+        other = result(row, 0, suite=name, solved={"pass@16": solved})
+        assert other.summary is not None
+        own.summary.suites += other.summary.suites
+    shown = figures(table(findings([row], own), "hard", "Qwen2.5-7B"), "f-DPO")
+    assert str(shown["average"]) == "33.33 (paper: 56.94)"
 
 
 def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:

@@ -76,7 +76,8 @@ def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     assert found["failed"] == {}
     assert found["caution"] == NOT_SHOWN
     empty = []
-    for table in found["tables"]:
+    # Of a model that the paper does not name there are its figures alone.
+    for table in (each for each in found["tables"] if each["setting"] != "not named"):
         for place, title in enumerate(table["header"][1:]):
             column = [row["figures"][place] for row in table["rows"]]
             # What the paper does not print either has no run: SELM under Hellinger.
