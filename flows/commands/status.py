@@ -155,7 +155,7 @@ def _chosen(found: RunStatus, step: str | None) -> list[StepStatus]:
             known = ", ".join(each.record.step for each in found.steps) or "none"
             raise UserError(f"run {found.name} has not reached a step {step!r}", f"it has: {known}")
         return named
-    for states in (_AT_WORK, ("failed", "crashed", "stopped"), ("done",), ("reused",)):
+    for states in (_AT_WORK, ("failed", "crashed", "cancelled", "stopped"), ("done",), ("reused",)):
         if of_these := [each for each in found.steps if each.state in states]:
             return of_these[-1:] if states[0] in ("done", "reused") else of_these
     return []

@@ -23,6 +23,7 @@ from prefect.runtime import flow_run as present
 from prefect.states import Cancelled, State
 
 from flows.execution.prefect_progress import survives_outage
+from flows.execution.run_record import State as StepState
 from flows.pipeline.placement import KubernetesSettings
 from stages.contract.errors import RunCancelledError, RunInterruptedError
 
@@ -52,13 +53,13 @@ def interruptible_together() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def stops_when_cancelled(stop: Callable[[], None], what: str) -> Iterator[None]:
+def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterator[None]:
     """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
 
     So does an interrupt that the block's context is told of (:func:`interruptible_together`).
 
     Args:
-        stop: Ends the work; called from another thread.
+        stop: Ends the work, given the state of what it ends; called from another thread.
         what: Name of the work, for the message.
 
     Raises:
@@ -158,7 +159,7 @@ def _own_flow_runs() -> list[UUID]:
 class _CancellationPoller:
     """Thread that polls the state of the present flow run and of those that it is part of."""
 
-    def __init__(self, stop: Callable[[], None], what: str) -> None:
+    def __init__(self, stop: Callable[[StepState], None], what: str) -> None:
         self._stop = stop
         self._what = what
         self._ids = _own_flow_runs()
@@ -179,10 +180,11 @@ class _CancellationPoller:
             while not self._ended.wait(_POLL_SECONDS):
                 if any(each.is_set() for each in self._interrupts):
                     self.found = RunInterruptedError(f"{self._what} was interrupted")
-                elif self._is_cancelled(client):
+                    self._stop("stopped")
+                    return
+                if self._is_cancelled(client):
                     self.found = RunCancelledError(f"{self._what} was cancelled in Prefect")
-                if self.found is not None:
-                    self._stop()
+                    self._stop("cancelled")
                     return
 
     def _is_cancelled(self, client: SyncPrefectClient) -> bool:

@@ -33,6 +33,7 @@ _MARKS = {
     "done": "[green]✓[/]",
     "reused": "[cyan]↺[/]",
     "failed": "[red]✗[/]",
+    "cancelled": "[yellow]■[/]",
     "stopped": "[yellow]■[/]",
 }
 
@@ -58,7 +59,7 @@ class LineObserver(Observer):
     def step_ended(self, request: Request, state: State, seconds: float, message: str) -> None:
         """See :class:`flows.execution.observer.Observer`."""
         how = "cached" if state == "reused" else f"{seconds:.1f} s"
-        how = f"stopped after {how}" if state == "stopped" else how
+        how = f"{state} after {how}" if state in ("cancelled", "stopped") else how
         head = f"{self._count(state)}{_MARKS[state]}"
         self._say(request.run, f"{head} {request.step} [dim]{how}[/]")
         if state == "failed":

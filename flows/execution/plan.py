@@ -94,7 +94,7 @@ class _Planner:
 def _explain_same(before: StepRecord) -> str:
     if before.state == "failed":
         return f"it failed: {before.message.splitlines()[0] if before.message else 'no message'}"
-    if before.state in ("running", "preempted", "stopped"):
+    if before.state in ("running", "preempted", "cancelled", "stopped"):
         return "it was interrupted"
     return "its artifact is gone"
 

@@ -36,7 +36,7 @@ from stages.store.locks import AliveLock, is_held
 from stages.store.registry import ModelRegistry, ModelVersion
 
 AttemptState = Literal["running", "completed", "failed", "cancelled", "stopped", "crashed"]
-State = Literal["running", "preempted", "done", "reused", "failed", "stopped"]
+State = Literal["running", "preempted", "done", "reused", "failed", "cancelled", "stopped"]
 
 
 _ATTEMPTS = "attempts"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flows.execution.observer import StepStatus, forced_steps
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import RunRecord, State
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
 from flows.pipeline.step import Output, Source, Step
@@ -96,6 +96,7 @@ class StepExecutor:
         self._forced = forced_steps()
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
+        self._end: State = "stopped"
         self._slots = threading.Semaphore(config.execution.parallel)
 
     @property
@@ -103,8 +104,14 @@ class StepExecutor:
         """True once :meth:`stop` was called."""
         return self._stopping.is_set()
 
-    def stop(self) -> None:
-        """Ends all running stages and every wait; returns when the stages are gone."""
+    def stop(self, end: State = "stopped") -> None:
+        """Ends all running stages and every wait; returns when the stages are gone.
+
+        Args:
+            end: State of the steps that this ends: `stopped` or `cancelled`.
+        """
+        if not self.stopping:
+            self._end = end
         self._stopping.set()
         self.runner.stop_all()
 
@@ -129,7 +136,7 @@ class StepExecutor:
                 artifact = found or self._made(request)
         except (StoppedError, KeyboardInterrupt) as error:
             with contextlib.suppress(StoreError):
-                status.ended("stopped", str(error))
+                status.ended(self._end, str(error))
             raise
         except BaseException as error:
             # If the store failed, its error is the one to report.
