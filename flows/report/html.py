@@ -151,7 +151,8 @@ def verdict(summary: Summary) -> Verdict:
             for each in status.steps
             if each.state not in ("done", "reused") and (own := each.record)
         ]
-        lacking += [f"{len(status.waiting)} steps have not begun"] if status.waiting else []
+        if number := len(status.waiting):
+            lacking.append(f"{number} {'step has' if number == 1 else 'steps have'} not begun")
         sentence = f"The run {ended}: {done}. Go on with `{resume}`."
         sentence += f" So far: {found.sentence}"
         reasons = (*lacking, *found.reasons)

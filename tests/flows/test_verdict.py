@@ -158,7 +158,7 @@ def test_a_failed_run_is_bad_whatever_its_models_are(record: RunRecord) -> None:
     )
     assert found.reasons[:2] == (
         "iteration-1/evaluate/suite-right/score/0 failed: the oracle raised KeyError: 'x'",
-        "1 steps have not begun",
+        "1 step has not begun",
     )
 
 
