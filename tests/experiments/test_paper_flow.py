@@ -1,16 +1,26 @@
 """`geb paper` at a tiny scale, as a person runs it."""
 
 import json
+from collections import defaultdict
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.flows.loop import ROOT, SMALL, geb_ok
+from tests.flows.loop import ROOT, SMALL, geb_ok, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 HEAD = "experiment,setting,method,divergence,configuration,fields,grid,tuning_seeds,seeds"
+# Tells almost any two responses apart.
+ORACLE = """
+def score(prompts, responses, references):
+    return [len(set(each)) / 26 for each in responses]
+"""
 ROWS = (
     "main,front desk,f-DPO,KL,tiny,train.design=none,,,0",
     'main,front desk,GEB-π,KL,tiny,,"train.kappa=0.5,1",0,0',
@@ -22,7 +32,11 @@ def configs(tmp_path: Path) -> Path:
     """Configurations of which a tiny one is the only preset, and a table of two cells."""
     folder = tmp_path / "configs"
     (folder / "paper/cells").mkdir(parents=True)
+    (folder / "letters.py").write_text(ORACLE)
     values = {**SMALL, "extends": str(ROOT / "configs/quickstart.yaml"), "name": "tiny"}
+    values |= {"iterations": 2, "inputs": {"oracle_code": "letters.py"}}
+    # Of whole answers this unlearnt a policy would have a bonus of zero.
+    values["train"] = {"checkpoint_every_steps": 1, "learning_rate": 5e-3, "probability": "token"}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
     (folder / "paper/cells/small.csv").write_text("\n".join([HEAD, *ROWS]) + "\n")
     published = (ROOT / "configs/paper/cells/published.csv").read_text()
@@ -42,12 +56,68 @@ def test_cells_share_steps_and_are_found_again(configs: Path, tmp_path: Path) ->
         "paper-tiny-kappa_1-s0",
     }
     made = {path.parent.name: len(list(path.parent.iterdir())) for path in folders(store)}
-    assert (made["sft"], made["prepare"], made["pair"], made["train"]) == (1, 1, 1, 3)
+    # The first iteration's pairs are all runs' own, the second's each run's.
+    assert (made["sft"], made["prepare"], made["pair"], made["train"]) == (1, 1, 4, 6)
+    check_by_hand(store, found)
     assert "### front desk" in (out / "report.md").read_text()
     assert Path(found["page"]).exists()
     again = geb_ok(*arguments, GEB_CONFIGS=str(configs))
     assert "✓" not in again.stderr, "no run is started for what the store has"
     assert json.loads(again.stdout)["runs"] == found["runs"]
+
+
+def check_by_hand(store: Path, found: dict[str, Any]) -> None:
+    """Compares the cells with what the runs' stored scores and responses give."""
+    kappas = {kappa: f"paper-tiny-kappa_{kappa}-s0" for kappa in ("0.5", "1")}
+    means = {kappa: fmean(chain(*rewards(store, run).values())) for kappa, run in kappas.items()}
+    assert means["0.5"] != means["1"]
+    best = max(means, key=means.__getitem__)
+    coefficients = {each["run"]: each["coefficient"] for each in found["runs"] if not each["tunes"]}
+    assert coefficients[kappas[best]] == {"train.kappa": float(best)}
+    rows = {
+        (table["name"].partition("-front-desk")[0], row["method"]): dict(
+            zip(table["header"][1:], (each["ours"] for each in row["figures"]), strict=True)
+        )
+        for table in found["tables"]
+        if table["setting"] == "front desk"
+        for row in table["rows"]
+    }
+    runs = {"f-DPO": "paper-tiny-design_none-s0", "GEB-π": kappas[best]}
+    assert {method for _, method in rows} == set(runs)
+    for method, run in runs.items():
+        own, base = rewards(store, run), rewards(store, run, "base/score/0")
+        won = fmean(sum(own[prompt]) > sum(base[prompt]) for prompt in base)
+        assert rows["in-domain", method] == {
+            "KL WR": f"{100 * won:.2f}",
+            "KL AvgR": f"{fmean(chain(*own.values())):.4f}",
+        }
+        shown = rows["distinct", method]
+        for place, prefix in (("", "KL"), ("evaluate/", "KL held-out")):
+            texts = rows_of(store, run, f"iteration-2/{place}generate/0", "responses")
+            words = [each["response"].split() for each in texts]
+            for n in (1, 2):
+                grams = [
+                    tuple(each[at : at + n]) for each in words for at in range(len(each) - n + 1)
+                ]
+                assert shown[f"{prefix} dist-{n}"] == f"{len(set(grams)) / len(grams):.4f}"
+
+
+def rewards(
+    store: Path, run: str, step: str = "iteration-2/evaluate/score/0"
+) -> dict[str, list[float]]:
+    """The stored scores of a step by prompt."""
+    found = defaultdict(list)
+    for row in rows_of(store, run, step, "scores"):
+        found[row["prompt_id"]].append(row["score"])
+    return found
+
+
+def rows_of(store: Path, run: str, step: str, table: str) -> list[dict[str, Any]]:
+    """Rows of a table in the artifact of a run's step."""
+    record = steps(store, run)[step]
+    place = store / "artifacts" / record["stage"] / record["key"]
+    rows: list[dict[str, Any]] = pq.read_table(place / f"{table}.parquet").to_pylist()
+    return rows
 
 
 def folders(store: Path) -> list[Path]:
