@@ -159,6 +159,8 @@ def test_the_average_of_hard_prompts_is_over_the_three_suites() -> None:
         own.summary.suites += other.summary.suites
     shown = figures(table(findings([row], own), "hard", "Qwen2.5-7B"), "f-DPO")
     assert str(shown["average"]) == "33.33 (paper: 56.94)"
+    tested = [each.name for each in paper_tables(findings([row], own))]
+    assert "p-values-qwen2-5-7b" not in tested, "of one seed there is no test"
 
 
 def test_bonus_on_all_responses_stands_beside_the_main_cell() -> None:
