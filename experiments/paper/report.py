@@ -128,7 +128,7 @@ _RESPONSES: dict[str, tuple[str, Callable[[Summary], list[float]]]] = {
     "log-pi-ref": ("training responses", training_log_pi_ref),
     "log-pi-ref-held-out": ("held-out samples", held_out_log_pi_ref),
 }
-"""Of whose responses a histogram shows log π_ref, by the beginning of its file's name."""
+"""Responses whose log π_ref a histogram shows, by the beginning of its file's name."""
 
 
 def _log_pi_ref(found: Findings) -> dict[str, Figure]:

@@ -35,7 +35,7 @@ def configs(tmp_path: Path) -> Path:
     (folder / "letters.py").write_text(ORACLE)
     values = {**SMALL, "extends": str(ROOT / "configs/quickstart.yaml"), "name": "tiny"}
     values |= {"iterations": 2, "inputs": {"oracle_code": "letters.py"}}
-    # Of whole answers this unlearnt a policy would have a bonus of zero.
+    # So unlearnt a policy gives whole answers a probability, and a bonus, of zero.
     values["train"] = {"checkpoint_every_steps": 1, "learning_rate": 5e-3, "probability": "token"}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(values))
     (folder / "paper/cells/small.csv").write_text("\n".join([HEAD, *ROWS]) + "\n")

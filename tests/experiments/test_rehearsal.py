@@ -76,7 +76,7 @@ def test_every_column_of_the_full_table_is_filled(tmp_path: Path) -> None:
     assert found["failed"] == {}
     assert found["caution"] == NOT_SHOWN
     empty = []
-    # Of a model that the paper does not name there are its figures alone.
+    # For a model that the paper does not name, its table has the paper's figures alone.
     for table in (each for each in found["tables"] if each["setting"] != "not named"):
         for place, title in enumerate(table["header"][1:]):
             column = [row["figures"][place] for row in table["rows"]]
