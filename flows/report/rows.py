@@ -29,8 +29,10 @@ from stages.store.base import Artifact
 HELD_OUT = "held-out prompts"
 """Name of the evaluation that every run has, beside those of its suites."""
 # Settings in which repetitions of one method may differ.
+# A sweep's runs move no alias: what is promoted changes nothing that is learnt.
 _NOT_OF_THE_METHOD = (
     *("name", "seed", "model", "store", "resources", "execution", "estimation", "tracking"),
+    "promote",
 )
 _SIGNIFICANT = 0.05
 _SHARES = {each.name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share}

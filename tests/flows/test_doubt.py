@@ -1,6 +1,7 @@
 """`geb doubt`: a sceptic on a registered model, and a promotion that asks for its verdict."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -59,9 +60,16 @@ def test_a_promotion_asks_for_the_doubts_that_were_found(copied: Path, tmp_path:
     geb_ok("export", "small:1", tmp_path / "taken", "--store", store)
     assert found["verdict"] in (tmp_path / "taken/README.md").read_text()
 
+    # A run of `geb sweep --seeds`, which moves no alias.
+    shutil.copytree(store / "runs/small", store / "runs/small-s1")
+    record = store / "runs/small-s1/config.json"
+    config = json.loads(record.read_text())
+    config |= {"name": "small-s1", "seed": 1, "promote": config["promote"] | {"aliases": []}}
+    record.write_text(json.dumps(config))
     prompts.write_text(lines[0])
     told = geb("doubt", "small:1", "--prompts", prompts, "--store", store)
     assert f"the run has seen all of {prompts}" in told.stdout.replace("\n", "")
+    assert "of 1 gained" in told.stdout
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (None, 0), (False, 64)])
