@@ -40,6 +40,7 @@ from flows.report.summary import Summary, last_iteration
 from flows.report.table import (
     COLUMNS,
     DROPPED_FIRST,
+    POLICY,
     SUITE_COLUMNS,
     Cell,
     Estimate,
@@ -320,6 +321,6 @@ def held_out_log_pi_ref(run: Summary) -> list[float]:
         evaluated.file("distributions.parquet"), columns=["model", "log_pi_ref"]
     )
     known: list[float] = (
-        columns.filter(pc.equal(columns["model"], "policy"))["log_pi_ref"].drop_null().to_pylist()
+        columns.filter(pc.equal(columns["model"], POLICY))["log_pi_ref"].drop_null().to_pylist()
     )
     return known
