@@ -41,7 +41,6 @@ from flows.report.table import (
     COLUMNS,
     DROPPED_FIRST,
     POLICY,
-    SUITE_COLUMNS,
     Cell,
     Estimate,
     FittedTable,
@@ -60,7 +59,7 @@ _DRAWN = {
 _ENOUGH_SEEDS = 3
 # The verdict reads this figure of this evaluation.
 _DECISIVE = (HELD_OUT, "mean_reward")
-_COLUMNS = {each.name: each for each in (*COLUMNS, *SUITE_COLUMNS)}
+_COLUMNS = {each.name: each for each in COLUMNS}
 _CURVES = (*RESULTS, ("mean_log_pi_ref", "log π_ref of the samples", "log π_ref", None))
 
 

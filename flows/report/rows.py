@@ -17,7 +17,6 @@ from flows.report.table import (
     BASE,
     COLUMNS,
     POLICY,
-    SUITE_COLUMNS,
     Cell,
     Column,
     Estimate,
@@ -35,7 +34,7 @@ _NOT_OF_THE_METHOD = (
     "promote",
 )
 _SIGNIFICANT = 0.05
-_SHARES = {each.name for each in (*COLUMNS, *SUITE_COLUMNS) if each.share}
+_SHARES = {each.name for each in COLUMNS if each.share}
 _SHARES |= {ACCURACY, LENGTH_CONTROLLED}
 
 

@@ -63,16 +63,17 @@ COLUMNS = (
     Column("loss", "train", "loss"),
     Column("bonus ratio", "train", "bonus_ratio", ".3g"),
     *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
-)
-
-SUITE_COLUMNS = (
-    *(each for each in COLUMNS if each.stage == "evaluate"),
     Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
     Column("cut off", "evaluate", "truncated_share", share=True),
+    Column("repetition", "evaluate", "repetition", share=True),
+    Column("refusals", "evaluate", "refusal_share", share=True),
 )
 
+SUITE_COLUMNS = tuple(each for each in COLUMNS if each.stage == "evaluate")
+
 DROPPED_FIRST = (
-    *("distinct-2", "distinct-3", "distinct-4", "cut off", "tokens", "loss", "distinct-1"),
+    *("distinct-2", "distinct-3", "distinct-4", "refusals", "repetition", "cut off", "tokens"),
+    *("loss", "distinct-1"),
     *("pairs", "ties", "log π_ref", "KL", "bonus ratio", "tied"),
 )
 """Titles of columns that a narrow terminal does without first; components of the oracle stay."""
@@ -149,7 +150,7 @@ def figure_of(row: Mapping[str, Any], name: str) -> Estimate | None:
 def ordered(names: Iterable[str]) -> list[str]:
     """Figures in a table's order: mean reward and win rate, what explains them, all others."""
     first = [each.name for each in COLUMNS[:2]]
-    others = {each.name for each in (*COLUMNS[2:], *SUITE_COLUMNS[2:])}
+    others = {each.name for each in COLUMNS[2:]}
     return sorted(names, key=lambda name: 0 if name in first else 2 if name in others else 1)
 
 

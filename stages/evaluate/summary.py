@@ -5,6 +5,7 @@ Shapes: ``R`` responses of a batch.
 
 import hashlib
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,14 @@ from stages.contract.errors import UserError
 from stages.tables.join import ScoredBatch
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+REFUSAL = re.compile(
+    r"\s*((i['’]m|i am) (sorry|unable|not able)|i (cannot|can['’]t|can not|won['’]t|will not|"
+    r"apologi[sz]e)|sorry|as an ai|as a language model|unfortunately, i)\b",
+    re.IGNORECASE,
+)
+"""How a response that refuses begins: first-person phrases among those that arXiv 2307.15043
+(appendix B) looks for."""
+_REPEATED_N = 4
 
 Metrics = dict[str, object]
 
@@ -50,6 +59,7 @@ class SampleSummary:
         self._components: dict[str, tuple[float, int]] = {}
         self._counts: Counter[str] = Counter()
         self._log_pi = 0.0
+        self._repetition = array("d")
 
     def add(
         self,
@@ -78,9 +88,11 @@ class SampleSummary:
         self._counts.update(
             responses=len(texts),
             empty=sum(not text.strip() for text in texts),
+            refusals=sum(REFUSAL.match(text) is not None for text in texts),
             tokens=int(num_tokens.sum()),
             truncated=pc.sum(pc.equal(batch.responses["finish_reason"], "length")).as_py() or 0,
         )
+        self._repetition.extend(x for x in map(repetition, texts) if x is not None)
         self._log_pi += float(log_pi.sum())
         if log_pi_ref is not None:
             self._log_pi_ref.extend(log_pi_ref.tolist())
@@ -137,8 +149,20 @@ class SampleSummary:
             "mean_response_tokens": tokens / responses,
             "truncated_share": counts["truncated"] / responses,
             "empty_share": counts["empty"] / responses,
+            "repetition": _mean(np.array(self._repetition)),
+            "refusal_share": counts["refusals"] / responses,
             "most_common_response_share": max(self._texts.values()) / responses,
         }
+
+
+def repetition(text: str) -> float | None:
+    """Share of a response's 4-grams of words that occurred in it before; None if it has none.
+
+    This is seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319.
+    """
+    words = text.split()
+    grams = list(zip(*(words[n:] for n in range(_REPEATED_N)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else None
 
 
 def clustered_standard_error(prompt_means: list[float]) -> float | None:

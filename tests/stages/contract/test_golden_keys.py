@@ -115,7 +115,7 @@ GOLDEN: list[tuple[StageParams, dict[str, tuple[Input, ...]], str]] = [
             "base_scores": (SCORES,),
             "reference": (CHECKPOINT,),
         },
-        "77091d7abd51269236c69379b3c35e8ed17ea0d1349ae01f0966472cfd19948a",
+        "7491b1e0b1eeae806c3e07b8131909b6fb205f2c7e0cb800644efc425ec8e7f9",
     ),
     (
         PromoteParams(model_name="model", better_than_base_confidence=None),

@@ -99,6 +99,25 @@ def test_metrics_by_hand(store, tables):
     assert found["mean_log_pi_ref"] is None
 
 
+def test_repetition_and_refusals_of_both_models(store, tmp_path):
+    loop = "go round and round and round and round"
+    policy = answers("a", (loop, 1.0), ("I’m sorry, no.", 0.0), ("He said I cannot", 0.0))
+    base = answers("a", (f"{loop} and", 1.0), ("  As an AI I can't", 0.0), ("I CAN'T", 0.0))
+    found = metrics(
+        evaluate(
+            store,
+            [write_scored(tmp_path, policy, "policy-")],
+            [write_scored(tmp_path, base, "base-")],
+        )
+    )
+    # Loop: "go round and round", then "round and round and" and "and round and round" in turn:
+    # 3 different ones of 5; the longer one 3 of 6. Three words have no 4-gram.
+    assert found["repetition"] == pytest.approx((2 / 5 + 0) / 2)
+    assert found["base_repetition"] == pytest.approx((3 / 6 + 0) / 2)
+    assert found["refusal_share"] == pytest.approx(1 / 3)
+    assert found["base_refusal_share"] == pytest.approx(2 / 3)
+
+
 def test_neither_shards_nor_row_groups_change_anything(store, tmp_path):
     draw = random.Random(0)
 
