@@ -27,6 +27,8 @@ from stages.store.locks import exclusive_lock
 from stages.store.opening import cache_home
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Raised when a conversion of a GGUF file writes something else.
+_CONVERSION = 2
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 External = FileInput | HubInput | ArtifactInput
 RepoType = Literal["model", "dataset"]
@@ -186,7 +188,7 @@ def checkpoint_of(file: Path, dtype: str = "bfloat16") -> Path:
     """
     models = cache_home() / "models"
     models.mkdir(parents=True, exist_ok=True)
-    target = models / f"{file.stem}-{dtype}-{sha256_file(file)[:16]}"
+    target = models / f"{file.stem}-{dtype}-{sha256_file(file)[:16]}-{_CONVERSION}"
     with exclusive_lock(models / ".lock"):
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=models) as scratch:

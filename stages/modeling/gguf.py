@@ -17,6 +17,8 @@ from stages.modeling.load import DTYPES, Precision
 
 RECORD = "gguf.json"
 """File beside the weights: digest and quantisation of the GGUF file, and the type written."""
+CARD = "README.md"
+"""Model card with the licence that the file names, for cards of what is trained from it."""
 
 
 def convert(source: Path, target: Path, dtype: Precision) -> None:
@@ -36,7 +38,8 @@ def convert(source: Path, target: Path, dtype: Precision) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        types = Counter(tensor.tensor_type.name for tensor in GGUFReader(source).tensors)
+        file = GGUFReader(source)
+        types = Counter(tensor.tensor_type.name for tensor in file.tensors)
         where = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
         tokenizer = AutoTokenizer.from_pretrained(**where)
         read = AutoModelForCausalLM.from_pretrained(**where, dtype=DTYPES[dtype])
@@ -56,10 +59,13 @@ def convert(source: Path, target: Path, dtype: Precision) -> None:
     model.generation_config = read.generation_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with source.open("rb") as whole:
+        digest = hashlib.file_digest(whole, "sha256").hexdigest()
     record = {"sha256": digest, "tensors": dict(sorted(types.items())), "dtype": dtype}
     (target / RECORD).write_text(dump_json(record))
+    if licence := file.get_field("general.license"):
+        text = f"---\nlicense: {licence.contents()}\n---\nFrom {source.name}, SHA-256 {digest}.\n"
+        (target / CARD).write_text(text)
     for path in target.iterdir():
         # Containers of other users read it.
         path.chmod(0o644)

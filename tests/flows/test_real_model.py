@@ -38,7 +38,8 @@ def test_what_was_fetched_once_needs_no_index(folder: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, str(folder))
 
 
-def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
+def answer_of(folder: Path) -> str:
+    """What plain transformers answers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -49,8 +50,11 @@ def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     answer = model.generate(**asked, do_sample=False, max_new_tokens=12)[0]
-    text = tokenizer.decode(answer[asked["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert text == "The capital of France is Paris."
+    return tokenizer.decode(answer[asked["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_the_model_answers_in_plain_transformers(folder: Path) -> None:
+    assert answer_of(folder) == "The capital of France is Paris."
 
 
 def test_a_gguf_file_as_a_policy_is_its_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -91,6 +95,10 @@ def test_the_loop_trains_it(folder: Path, tmp_path: Path) -> None:
     assert [each["step"] for each in steps] == [1, 2]
     weights = [each / "model.safetensors" for each in (trained, folder)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
+    exported = tmp_path / "exported"
+    geb_ok("export", "rules:1", str(exported), GEB_STORE=sizes["store"])
+    assert "license: apache-2.0" in (exported / "README.md").read_text()
+    assert answer_of(exported) == answer_of(trained)
 
 
 @pytest.mark.parametrize("command", ["fetch", "plan"])
