@@ -68,7 +68,8 @@ def export(store: Store, model: str, folder: Path, *, again: bool = False) -> Mo
     is_adapter = base_of_adapter(artifact.manifest, version.checkpoint.path) is not None
     trained = has_adapter or is_adapter
     adapter_base = _adapter_base(store, version, artifact) if trained else None
-    values = {"version": version, "adapter_base": adapter_base}
+    has_bonus = artifact.manifest.params.get("design", "none") != "none"
+    values = {"version": version, "adapter_base": adapter_base, "has_bonus": has_bonus}
     doubt = ModelRegistry(store).doubt(version.name, version.version)
     card = render(
         "model_card.md.jinja",

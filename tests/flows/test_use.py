@@ -30,6 +30,8 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished: Path, tmp_p
     card = (tmp_path / "model/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "base_model" not in card, "the base is no model of the hub"
+    assert "of iterative online DPO with an exploratory bonus, made by" in card
+    assert "tags: [dpo, rlhf, general-exploratory-bonus]\n" in card
     assert not (tmp_path / "model/adapter").exists(), "none was saved"
     for said in ("trained from scratch", "| mean reward |", "| win rate over", f"train {key[:12]}"):
         assert said in card
@@ -124,6 +126,8 @@ def test_adapters_beside_a_checkpoint_are_exported_with_the_name_of_their_base(
         assert f"for\nanother base than it: {bases[number]}." in (folder / "README.md").read_text()
         card = (folder / "adapter/README.md").read_text()
         assert f"\nBase: {bases[number]}." in card
+        assert "of iterative online DPO, made by" in card, "these artifacts have no bonus"
+        assert "tags: [dpo, rlhf, lora]\n" in card
         named = "\nbase_model: owner/model\n" in card and 'revision="c0ffee")' in card
         assert named == (number == 1), "only the first one's base is a model of the hub"
 
