@@ -267,6 +267,11 @@ class RunConfig(StageSettings):
 
     @model_validator(mode="after")
     def _check_mixture(self) -> RunConfig:
+        if self.train.bonus_on == "mixture" and not self.generate.mixture:
+            raise ValueError(
+                "train.bonus_on = 'mixture' with generate.mixture = 0: no response is drawn from "
+                "one; set generate.mixture, to 1 for the reference itself, or train.bonus_on"
+            )
         if self.generate.mixture and self.train.reference == "previous":
             raise ValueError(
                 f"generate.mixture = {self.generate.mixture:g} with train.reference = 'previous', "

@@ -32,14 +32,14 @@ class ResponseLogps:
         ref_token_logp: log π_ref per token, [B, T].
         mask: booleans [B, T], true on response tokens; each response has one at least.
         score: the oracle's scores, [B]; None if they are not known.
-        novelty: factors of the bonus, [B]; None for `bonus_weight` "none".
+        bonus_factor: factors of the bonus, [B]; None where all are 1.
     """
 
     token_logp: Tensor
     ref_token_logp: Tensor
     mask: Tensor
     score: Tensor | None = None
-    novelty: Tensor | None = None
+    bonus_factor: Tensor | None = None
 
     @cached_property
     def logp(self) -> Tensor:
@@ -83,7 +83,8 @@ class ResponseLogps:
             probability=probability,
             numerics=params.numerics,
         )
-        return found if self.novelty is None else replace(found, value=found.value * self.novelty)
+        factor = self.bonus_factor
+        return found if factor is None else replace(found, value=found.value * factor)
 
 
 @dataclass(frozen=True)
@@ -210,12 +211,14 @@ def geb_objective(
     )
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
-    targets = {"chosen": (chosen,), "rejected": (rejected,), "all": (chosen, rejected)}
+    targets = {"chosen": (chosen,), "rejected": (rejected,)}
     if "bonus" in terms:
         without = rejected.bonus(params.model_copy(update={"design": "none"}))
         bonuses: tuple[Bonus, ...] = (replace(without, value=terms["bonus"]),)
     else:
-        bonuses = tuple(side.bonus(params) for side in targets[params.bonus_on])
+        # For "mixture" the factors choose among the two.
+        sides = targets.get(params.bonus_on, (chosen, rejected))
+        bonuses = tuple(side.bonus(params) for side in sides)
     rewards = [
         params.beta * implicit_reward(logratio, divergence=params.divergence)
         for logratio in compared

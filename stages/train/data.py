@@ -24,9 +24,11 @@ from stages.training.batches import Batch, IntArray, Sample
 _COLUMNS = (
     "prompt_id",
     "prompt_token_ids",
+    "chosen_sample_index",
     "chosen_token_ids",
     "chosen_logprobs",
     "chosen_score",
+    "rejected_sample_index",
     "rejected_token_ids",
     "rejected_logprobs",
     "rejected_score",
@@ -44,13 +46,15 @@ class Response:
         token_ids: As sampled, [S].
         logprobs: The sampler's log π of each, [S].
         score: The oracle's.
-        novelty: Factor of its bonus, see :mod:`stages.train.counts`.
+        is_mixture: The mixture of policy and reference drew it (`generate.mixture`).
+        bonus_factor: Factor of its bonus.
     """
 
     token_ids: IntArray
     logprobs: FloatArray
     score: float
-    novelty: float = 1.0
+    is_mixture: bool = False
+    bonus_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -127,20 +131,25 @@ def load_pairs(paths: Sequence[Path], params: TrainParams) -> tuple[list[Pair], 
         dropped_empty=empty,
     )
     _check_trainable(counts, params)
-    return _with_novelty(pairs, params), counts
+    return _with_factors(pairs, params), counts
 
 
-def _with_novelty(pairs: list[Pair], params: TrainParams) -> list[Pair]:
-    """The pairs, with each response's novelty among the responses of all of them if it counts."""
-    if params.bonus_weight == "none":
-        return pairs
-    responses = [tokens for pair in pairs for tokens in pair.responses]
-    found = iter(novelty(responses, params.count_ridge).tolist())
+def _with_factors(pairs: list[Pair], params: TrainParams) -> list[Pair]:
+    """The pairs, each response with the factor of its bonus."""
+    responses = [each for pair in pairs for each in (pair.chosen, pair.rejected)]
+    factors = np.ones(len(responses))
+    if params.bonus_weight == "count":
+        factors *= novelty([each.token_ids for each in responses], params.count_ridge)
+    if params.bonus_on == "mixture":
+        # A pair's bonus is the mean of two products: a factor of 2 leaves one response's own.
+        drawn = np.array([each.is_mixture for each in responses]).reshape(-1, 2)
+        factors *= (drawn * 2 / np.maximum(drawn.sum(axis=1, keepdims=True), 1)).reshape(-1)
+    found = iter(factors.tolist())
     return [
         replace(
             pair,
-            chosen=replace(pair.chosen, novelty=next(found)),
-            rejected=replace(pair.rejected, novelty=next(found)),
+            chosen=replace(pair.chosen, bonus_factor=next(found)),
+            rejected=replace(pair.rejected, bonus_factor=next(found)),
         )
         for pair in pairs
     ]
@@ -210,7 +219,10 @@ def _response(index: int, row: dict[str, Any], side: str) -> Response:
             "make the pairs with the pair stage of this version",
         )
     score = row[f"{side}_score"]
-    return Response(np.array(token_ids, np.int32), np.array(logprobs, np.float32), score)
+    is_mixture = row[f"{side}_sample_index"] % 2 == 1
+    return Response(
+        np.array(token_ids, np.int32), np.array(logprobs, np.float32), score, is_mixture
+    )
 
 
 RefLogprobs = dict[int, tuple[np.ndarray, np.ndarray]]
@@ -225,13 +237,13 @@ class PairBatch(Batch):
         ref_logprobs: log π_ref per response token, zero if there is none, [2B, S].
         tie: Booleans [B]; neither response is preferred.
         scores: The oracle's, [2B].
-        novelty: Factors of the bonuses, [2B].
+        bonus_factor: Factors of the bonuses, [2B].
     """
 
     ref_logprobs: Tensor
     tie: Tensor
     scores: Tensor
-    novelty: Tensor
+    bonus_factor: Tensor
 
 
 def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> PairBatch:
@@ -241,7 +253,7 @@ def pair_batch(reference: RefLogprobs, pairs: Sequence[Pair], **fields: Any) -> 
         ref_logprobs=_padded_reference(pairs, reference),
         tie=torch.tensor([pair.tie for pair in pairs]),
         scores=torch.tensor([each.score for each in responses]),
-        novelty=torch.tensor([each.novelty for each in responses]),
+        bonus_factor=torch.tensor([each.bonus_factor for each in responses]),
         **fields,
     )
 

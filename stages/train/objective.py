@@ -108,14 +108,15 @@ class PairObjective(Objective[PairBatch]):
     def _responses(self, batch: PairBatch) -> tuple[ResponseLogps, ResponseLogps]:
         rows, reference = batch.rows, batch.ref_logprobs
         logp, mask = rows.pad_responses(self._engine.logprobs(rows)), rows.response_mask
-        pairs, weighs = mask.shape[0] // 2, self._params.bonus_weight != "none"
+        pairs, params = mask.shape[0] // 2, self._params
+        weighs = params.bonus_weight != "none" or params.bonus_on == "mixture"
         chosen, rejected = (
             ResponseLogps(
                 token_logp=logp[side],
                 ref_token_logp=reference[side],
                 mask=mask[side],
                 score=batch.scores[side],
-                novelty=batch.novelty[side] if weighs else None,
+                bonus_factor=batch.bonus_factor[side] if weighs else None,
             )
             for side in (slice(0, pairs), slice(pairs, 2 * pairs))
         )

@@ -104,11 +104,11 @@ def _logps(
         padded[0, place, : len(own)], padded[1, place, : len(ref)] = own, ref
         mask[place, : len(own)] = True
     logp = torch.from_numpy(padded[0]).requires_grad_()
-    score, novelty = (
+    score, bonus_factor = (
         torch.tensor([getattr(_sides(pair)[side], name) for pair in batch])
-        for name in ("score", "novelty")
+        for name in ("score", "bonus_factor")
     )
-    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask, score, novelty)
+    return ResponseLogps(logp, torch.from_numpy(padded[1]), mask, score, bonus_factor)
 
 
 def _sides(pair: Pair) -> tuple[Response, Response]:

@@ -5,6 +5,7 @@ import pytest
 
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
+from stages.contract.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -33,6 +34,15 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differin
 def test_the_mixture_is_of_the_policy_and_the_start():
     config = load_config(CONFIGS / "quickstart-mixture.yaml")
     assert (config.generate.mixture, config.train.reference) == (0.5, "initial")
+
+
+def test_xpo_pairs_the_policy_with_the_start_and_its_term_is_on_the_start_s_response():
+    config = load_config(CONFIGS / "quickstart-xpo.yaml")
+    assert (config.generate.num_samples, config.generate.mixture) == (2, 1.0)
+    train = config.train
+    assert (train.design, train.reference, train.bonus_on) == ("xpo", "initial", "mixture")
+    with pytest.raises(UserError, match="no response is drawn from one"):
+        load_config(CONFIGS / "quickstart-xpo.yaml", ["generate.mixture=0"])
 
 
 def test_the_data_is_enough_for_every_iteration():

@@ -251,7 +251,7 @@ def test_copo_s_bonus_has_the_gradient_of_its_published_loss(bonus_on):
     leaves = [torch.tensor(each, requires_grad=True) for each in logps]
     mask = torch.ones((5, 4), dtype=torch.bool)
     chosen, rejected = (
-        ResponseLogps(leaf, torch.tensor(ref), mask, novelty=torch.tensor(own))
+        ResponseLogps(leaf, torch.tensor(ref), mask, bonus_factor=torch.tensor(own))
         for leaf, ref, own in zip(leaves, refs, novelty, strict=True)
     )
     output = geb_objective(chosen, rejected, params)
