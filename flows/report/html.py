@@ -18,7 +18,7 @@ from flows.report.prompt_figures import components, means
 from flows.report.rows import parted
 from flows.report.status import duration
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import Cell, figure_of, interval_text
+from flows.report.table import ANSWER_COLUMNS, Cell, figure_of, interval_text
 from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 
@@ -44,6 +44,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
     page = render(
         "report.html.jinja",
         summary=summary,
+        answers=[each.title for each in ANSWER_COLUMNS],
         verdict=verdict(summary),
         facts=facts(summary),
         groups=[

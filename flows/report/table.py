@@ -52,6 +52,15 @@ class Column:
     share: bool = False
 
 
+ANSWER_COLUMNS = (
+    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
+    Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
+    Column("cut off", "evaluate", "truncated_share", share=True),
+    Column("repetition", "evaluate", "repetition", share=True),
+    Column("refusals", "evaluate", "refusal_share", share=True),
+)
+"""What the answers are like, whatever their reward."""
+
 COLUMNS = (
     Column("mean reward", "evaluate", "mean_reward"),
     Column("win rate", "evaluate", "win_rate", share=True),
@@ -62,11 +71,7 @@ COLUMNS = (
     Column("ties", "pair", "ties", "d"),
     Column("loss", "train", "loss"),
     Column("bonus ratio", "train", "bonus_ratio", ".3g"),
-    *(Column(f"distinct-{n}", "evaluate", f"distinct_{n}", share=True) for n in range(1, 5)),
-    Column("tokens", "evaluate", "mean_response_tokens", ".1f"),
-    Column("cut off", "evaluate", "truncated_share", share=True),
-    Column("repetition", "evaluate", "repetition", share=True),
-    Column("refusals", "evaluate", "refusal_share", share=True),
+    *ANSWER_COLUMNS,
 )
 
 SUITE_COLUMNS = tuple(each for each in COLUMNS if each.stage == "evaluate")
@@ -219,6 +224,12 @@ class FittedTable:
         """A record for each row, from the titles of the columns to text on one line."""
         rows = ([str(each).replace("\n", ", ") for each in row] for row in self.rows)
         return [dict(zip(self.header, row, strict=True)) for row in rows]
+
+    def part(self, titles: Collection[str]) -> FittedTable:
+        """The same with these columns alone, after those that are always shown."""
+        places = [n for n, each in enumerate(self.header) if n < self.kept or each in titles]
+        header, *rows = ([row[n] for n in places] for row in (self.header, *self.rows))
+        return replace(self, header=[str(each) for each in header], rows=rows)
 
     def markdown(self) -> str:
         """The table in Markdown, without its title and note."""

@@ -16,7 +16,7 @@ from tests.flows.loop import geb_ok, plan, started, steps, wait_for_line, write_
 def test_a_run_ends_with_its_table_and_says_where_things_are(finished: Path) -> None:
     done = geb_ok("report", "small", "--store", finished.parent / "store")
     header = next(line for line in done.stdout.splitlines() if "distinct-1" in line)
-    for column in ("win rate", "distinct-1", "distinct-4", "log π_ref", "ties", "bonus ratio"):
+    for column in ("win rate", "distinct-1", "repetition", "log π_ref", "ties", "bonus ratio"):
         assert column in header
     places = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "/store/" in line)
     page = Path(places["report"]).read_text()
