@@ -59,7 +59,7 @@ ANSWER_COLUMNS = (
     Column("repetition", "evaluate", "repetition", share=True),
     Column("refusals", "evaluate", "refusal_share", share=True),
 )
-"""What the answers are like, whatever their reward."""
+"""Figures of the answers themselves, whatever their reward."""
 
 COLUMNS = (
     Column("mean reward", "evaluate", "mean_reward"),

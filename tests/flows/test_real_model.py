@@ -39,7 +39,7 @@ def test_what_was_fetched_once_needs_no_index(folder: Path) -> None:
 
 
 def answer_of(folder: Path) -> str:
-    """What plain transformers answers."""
+    """The text with which plain transformers answers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -195,7 +195,7 @@ def test_f_dpo_has_nothing_to_calibrate(tmp_path, policy, pairs):
 
 
 def test_the_bonus_of_a_mixture_s_responses_is_theirs_alone(tmp_path, policy, pairs):
-    # Of each of these pairs the rejected response is the second, which a mixture draws.
+    # The rejected response of each of these pairs is its second, which a mixture draws.
     xpo = {"design": "xpo", "divergence": "reverse_kl", "kappa": 5.0}
     trained = {
         on: train(tmp_path / on, policy, [pairs], **xpo, bonus_on=on).weights
