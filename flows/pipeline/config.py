@@ -267,10 +267,12 @@ class RunConfig(StageSettings):
 
     @model_validator(mode="after")
     def _check_mixture(self) -> RunConfig:
-        if self.train.bonus_on == "mixture" and not self.generate.mixture:
+        is_drawn = self.generate.mixture > 0 and not self.inputs.preferences
+        if self.train.bonus_on == "mixture" and not is_drawn:
             raise ValueError(
-                "train.bonus_on = 'mixture' with generate.mixture = 0: no response is drawn from "
-                "one; set generate.mixture, to 1 for the reference itself, or train.bonus_on"
+                "train.bonus_on = 'mixture', and no response is drawn from one (generate.mixture "
+                "is 0, or inputs.preferences takes the place of samples): set generate.mixture, "
+                "to 1 for the reference itself, or another train.bonus_on"
             )
         if self.generate.mixture and self.train.reference == "previous":
             raise ValueError(

@@ -41,8 +41,10 @@ def test_xpo_pairs_the_policy_with_the_start_and_its_term_is_on_the_start_s_resp
     assert (config.generate.num_samples, config.generate.mixture) == (2, 1.0)
     train = config.train
     assert (train.design, train.reference, train.bonus_on) == ("xpo", "initial", "mixture")
-    with pytest.raises(UserError, match="no response is drawn from one"):
-        load_config(CONFIGS / "quickstart-xpo.yaml", ["generate.mixture=0"])
+    prompts = config.inputs.prompts[0]
+    for change in ("generate.mixture=0", f"inputs.preferences={prompts}"):
+        with pytest.raises(UserError, match="no response is drawn from one"):
+            load_config(CONFIGS / "quickstart-xpo.yaml", [change])
 
 
 def test_the_data_is_enough_for_every_iteration():
