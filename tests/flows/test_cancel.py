@@ -64,8 +64,8 @@ def test_cancelling_a_run_of_a_terminal_stops_its_stages_and_the_terminal_says_s
     assert final_state(client, run) == "Cancelled"
     assert all(gone(pid) for pid in pids)
     found = steps(tmp_path / "store", "to-cancel")
-    # The step at work, whichever it is by then.
-    assert {each["state"] for each in found.values()} == {"done", "cancelled"}
+    # The steps at work, whichever they are by then: on a slow machine none is done yet.
+    assert "cancelled" in {each["state"] for each in found.values()} <= {"cancelled", "done"}
     assert " cancelled after " in output
     assert "iteration-1/train" not in found
 
