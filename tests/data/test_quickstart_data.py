@@ -59,11 +59,7 @@ def test_oracle_scores(
 ) -> None:
     prompt = [{"role": "user", "content": "Please bring two towels to room 12."}]
     [verdict] = oracle.score([prompt], [response], ["two towels for room 12"])
-    assert verdict == {
-        "score": pytest.approx(score),
-        "gladly": gladly,
-        "order_right": order_right,
-    }
+    assert verdict == {"score": pytest.approx(score), "gladly": gladly, "order_right": order_right}
 
 
 def test_equal_answers_tie_exactly(oracle: ModuleType) -> None:

@@ -226,9 +226,7 @@ def test_an_image_of_other_code_is_refused(request_: Request, label: str, said: 
         images(NAME).find(Engine(**{NAME: image(TRUSTED, **{label: "other"})}), request_)
 
 
-def test_a_progress_bar_is_a_line_each_time_it_is_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_progress_bar_is_a_line_each_time_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = [b"loading\r\n 10%\r", b" 20%\r 3", b"0%\nCUDA out of memory"]
     api = SimpleNamespace(logs=lambda *_, **__: iter(chunks))
     engine = SimpleNamespace(api=api, close=lambda: None)

@@ -47,10 +47,7 @@ def test_what_a_run_comes_to_need_after_the_look_stays(store: Store) -> None:
     first, second, third = (made(store, text) for text in ("one", "two", "three"))
     needs(store, first)
     garbage = collect(store)
-    assert {each.held.key for each in garbage} == {
-        second.manifest.key,
-        third.manifest.key,
-    }
+    assert {each.held.key for each in garbage} == {second.manifest.key, third.manifest.key}
     needs(store, second)
     assert [each.held.key for each in remove(store, garbage)] == [third.manifest.key]
     assert set(store.artifacts()) == {("note", each.manifest.key) for each in (first, second)}

@@ -100,10 +100,7 @@ def test_a_wait_can_be_ended() -> None:
 
 
 def test_more_than_there_are_is_refused_with_the_numbers() -> None:
-    with (
-        pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught,
-        hold_gpus(3),
-    ):
+    with pytest.raises(UserError, match="asks for 3 GPUs, this host has 2") as caught, hold_gpus(3):
         pass
     assert "resources" in caught.value.remedy
 

@@ -77,10 +77,7 @@ def test_a_transaction_that_reads_first_may_write_whatever_others_do_meanwhile(
     async def read_and_write() -> None:
         config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
         engine = await config.engine()
-        async with (
-            await config.session(engine) as session,
-            config.begin_transaction(session),
-        ):
+        async with await config.session(engine) as session, config.begin_transaction(session):
             await session.execute(text("SELECT * FROM runs"))
             with (
                 contextlib.closing(sqlite3.connect(path, timeout=0)) as other,

@@ -73,9 +73,7 @@ def test_a_folder_with_a_name_longer_than_a_run_s(tmp_path: Path) -> None:
     assert load_config(tmp_path / name / "geb.yaml").name == name[:100]
 
 
-def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(
-    tmp_path: Path,
-) -> None:
+def test_the_sample_runs_plan_without_a_warning_and_the_reward_s_tests_pass(tmp_path: Path) -> None:
     folder = tmp_path / "desk"
     assert geb("init", folder).returncode == 0, "without a terminal, a reward function"
     planned = geb_ok("plan", folder / "geb.yaml")

@@ -30,8 +30,7 @@ def pods(request: Request, death: Literal["stop", "keep"] = "stop", **settings: 
     # Where the inputs of these requests are, which are nobody's.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
     execution = Execution(
-        kubernetes=KubernetesSettings.model_validate(values),
-        on_orchestrator_death=death,
+        kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
     )
     path = f"{request.store}/request.json"
     name = attempt_name(request)

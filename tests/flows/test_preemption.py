@@ -19,11 +19,7 @@ from flows.pipeline.step import Step
 from flows.runners import choose
 from flows.runners.base import OnEvent, Runner
 from flows.runners.local.process import ProcessRunner
-from stages.contract.errors import (
-    DamagedArtifactError,
-    PreemptedError,
-    StoppedError,
-)
+from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError
 from stages.contract.request import Request
 from stages.store.base import Store
 from tests.flows.probe_flow import ProbeConfig, probes

@@ -48,11 +48,7 @@ def run(store: Store, request: Request, grace_seconds: float = 30.0) -> list[Eve
     ],
 )
 def test_threads_of_a_stage_do_not_spin_for_long_unless_a_person_says_so(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    own: dict[str, str],
-    name: str,
-    value: str,
+    store: Store, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], name: str, value: str
 ) -> None:
     for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(each, raising=False)

@@ -103,9 +103,7 @@ def test_a_run_s_state_is_how_its_last_attempt_ended(
     assert state in shown(record, "status")
 
 
-def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(
-    record: RunRecord,
-) -> None:
+def test_a_run_whose_process_is_gone_crashed_and_so_did_its_running_step(record: RunRecord) -> None:
     dead = Attempt(id="1", state="running", started=OLD, host=socket.gethostname(), pid=1)
     (record.path / "attempts").mkdir()
     (record.path / "attempts/1.json").write_text(dead.model_dump_json())

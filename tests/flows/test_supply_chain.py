@@ -98,10 +98,7 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(
     ids=["clean", "vulnerable", "unknown", "unreachable"],
 )
 def test_an_audit_without_data_is_not_a_clean_one(
-    tmp_path: Path,
-    dependencies: list[dict[str, object]] | None,
-    code: int,
-    said: str,
+    tmp_path: Path, dependencies: list[dict[str, object]] | None, code: int, said: str
 ) -> None:
     answer = "" if dependencies is None else json.dumps({"dependencies": dependencies})
     (tmp_path / "pip_audit.py").write_text(

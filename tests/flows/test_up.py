@@ -158,10 +158,7 @@ def start_anew(up: Up, run: FlowRun) -> UUID | None:
 
 @pytest.mark.parametrize("go_on", [retry, resume, start_anew])
 def test_every_way_to_go_on_finds_what_is_done(
-    standing: Up,
-    finished: Path,
-    tmp_path: Path,
-    go_on: Callable[[Up, FlowRun], UUID | None],
+    standing: Up, finished: Path, tmp_path: Path, go_on: Callable[[Up, FlowRun], UUID | None]
 ) -> None:
     inputs = warm_started(finished) | {"oracle_code": str(failing_once(tmp_path))}
     config = SMALL_OVERRIDES | {"name": "again", "inputs": inputs, "store": str(standing.store)}

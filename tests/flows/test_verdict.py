@@ -185,9 +185,7 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(
     assert "1 artifact is damaged" in (record.path / "report.html").read_text()
 
 
-def test_the_page_lists_the_settings_that_differ_and_needs_no_network(
-    tmp_path: Path,
-) -> None:
+def test_the_page_lists_the_settings_that_differ_and_needs_no_network(tmp_path: Path) -> None:
     found = summary(tmp_path, promoted=None)
     for row in found.rows:
         row |= {"solved": {}}

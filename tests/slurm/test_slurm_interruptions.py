@@ -21,14 +21,7 @@ from tests.orchestrators import orchestrator
 from tests.probe_requests import probe_request
 from tests.probe_stage import ProbeParams
 from tests.slurm.conftest import jobs_of
-from tests.slurm.jobs import (
-    execution,
-    paused,
-    run,
-    runner,
-    take_all_nodes,
-    work_key,
-)
+from tests.slurm.jobs import execution, paused, run, runner, take_all_nodes, work_key
 from tests.stages.train.train_helpers import make_pairs, request_for
 from tests.tiny_models import make_tiny_llama
 

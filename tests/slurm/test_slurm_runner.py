@@ -18,14 +18,7 @@ from stages.store.base import Store
 from tests.at_work import AtWork, at_work, hangs, said
 from tests.flows.loop import geb, geb_ok, geb_refused, plan, result_digests, write_config
 from tests.probe_requests import probe_request
-from tests.slurm.jobs import (
-    is_over,
-    job_of,
-    run,
-    runner,
-    settings,
-    work_key,
-)
+from tests.slurm.jobs import is_over, job_of, run, runner, settings, work_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 

@@ -64,6 +64,5 @@ def test_what_the_template_raises_is_a_users_error():
     tokenizer = make_tiny_tokenizer(chat_template="{{ raise_exception('no system turn') }}")
     with pytest.raises(UserError, match="roles system, user: no system turn"):
         render_prompt(
-            tokenizer,
-            [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}],
+            tokenizer, [{"role": "system", "content": "red"}, {"role": "user", "content": "red"}]
         )

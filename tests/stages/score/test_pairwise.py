@@ -74,12 +74,7 @@ def test_each_pair_is_asked_in_both_orders(serve, score):
 def test_scores_are_shares_of_the_comparisons_with_the_following_samples(serve, score):
     texts = ["a", "bbb", "cc", "dddd"]
     server = serve(prefer_longer)
-    assert points(score(server.url, samples("q", *texts), opponents=9)) == [
-        0,
-        2 / 3,
-        1 / 3,
-        1,
-    ]
+    assert points(score(server.url, samples("q", *texts), opponents=9)) == [0, 2 / 3, 1 / 3, 1]
     assert len(server.requests) == 2 * 6
     ring = serve(prefer_longer)
     # With the next only: a < bbb > cc < dddd > a.

@@ -11,12 +11,7 @@ import pytest
 from stages.contract.digests import seal_folder
 from stages.contract.request import Request
 from stages.store.base import Store
-from tests.stages.train.train_helpers import (
-    at_step,
-    request_for,
-    run_until,
-    train,
-)
+from tests.stages.train.train_helpers import at_step, request_for, run_until, train
 
 pytestmark = pytest.mark.slow
 

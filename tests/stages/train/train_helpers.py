@@ -41,12 +41,7 @@ PARAMS: dict[str, Any] = {
 
 
 def make_pairs(
-    path: Path,
-    num_pairs: int = 32,
-    *,
-    ties: Sequence[int] = (),
-    seed: int = 0,
-    longer_by: int = 0,
+    path: Path, num_pairs: int = 32, *, ties: Sequence[int] = (), seed: int = 0, longer_by: int = 0
 ) -> Path:
     """Random pairs of odd lengths; chosen responses open with token 7, rejected ones with 8."""
     random = np.random.default_rng(seed)
