@@ -38,6 +38,8 @@ _NUMBERS = ("two", "three", "four", "five")
 _THINGS = ("towels", "pillows", "cups", "keys", "maps", "lamps", "chairs", "plates")
 _ROOMS = range(1, 41)
 _OPENINGS = ("Okay", "Yes", "Certainly")
+# Weights in files of at most so many bytes, about a billion of them, are a small model's.
+_SMALL = 2 * 2**30
 # Prime to the number of orders, so that steps of it visit each of them once.
 _STRIDE = 1009
 
@@ -111,6 +113,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
         "name": _name(folder),
         "kind": str(kind),
         "gpus": len(gpus_of_this_host()),
+        "small": _is_small(answers["policy"]),
         "num_prompts": _NUM_PROMPTS,
         "store": str(folder / "store"),
     }
@@ -137,6 +140,14 @@ def _from_here(place: str) -> str:
     """A path that is there in full; hub ids and addresses as they are."""
     path = Path(place).expanduser()
     return str(path.absolute()) if path.exists() else place
+
+
+def _is_small(policy: str | None) -> bool:
+    """True for a small model that is on this machine; what a hub has is not looked at."""
+    if policy is None or not (place := Path(policy)).exists():
+        return False
+    files = [place] if place.is_file() else [*place.glob("*.safetensors"), *place.glob("*.gguf")]
+    return sum(each.stat().st_size for each in files) <= _SMALL
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

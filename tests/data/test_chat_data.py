@@ -43,9 +43,11 @@ def test_rules_of_the_two_files_differ() -> None:
 )
 def test_each_rule_is_told_kept_and_broken(rule: dict, kept: str, broken: str) -> None:
     asked = json.dumps({"topic": "rivers", "rules": [rule, {"rule": "lacks", "text": "no"}]})
-    found = load("chat", "oracle").score([[]] * 2, [kept, broken], [asked] * 2)
+    oracle, both = load("chat", "oracle"), ([[]] * 2, [kept, broken], [asked] * 2)
+    found = oracle.score(*both)
     assert [each["score"] for each in found] == [1.0, 0.5]
     assert [each["all_rules"] for each in found] == [1.0, 0.0]
+    assert [each["score"] for each in oracle.every_rule(*both)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("text", ["", "A river runs.", "A brook runs by.", "A river\nruns by."])

@@ -99,3 +99,15 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     assert f"{tmp_path} is there and not empty" in geb_refused("init", tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(("gib", "learning_rate"), [(1, 3e-5), (4, 5e-7)])
+def test_a_small_model_gets_a_larger_learning_rate(
+    tmp_path: Path, gib: int, learning_rate: float
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(gib * 2**30)
+    write_task(tmp_path / "task", Kind.ANSWERS, {"policy": str(model)})
+    assert load_config(tmp_path / "task/geb.yaml").train.learning_rate == learning_rate
