@@ -84,11 +84,7 @@ def _doubt(config: RunConfig, model: str, prompts: str) -> Doubt:
 class _Sceptic:
     """Steps and checks of one model.
 
-    Args:
-        config: Configuration of the run that made it, under the name of the doubt.
-        tasks: Submits steps.
-        record: The run that made it.
-        model: The model, by its version.
+    ``config`` is the configuration of the run that made it, under the name of the doubt.
     """
 
     def __init__(self, config: RunConfig, tasks: StepTasks, record: RunRecord, model: str) -> None:
@@ -151,12 +147,7 @@ class _Sceptic:
     ) -> tuple[Samples, Samples]:
         """Submits both models' samples to some prompts, their scores and the evaluation.
 
-        Args:
-            place: Prefix of the steps' names.
-            steps: What to ask of each stage.
-            prompts: The prompts.
-            sampling: Settings of the sampling.
-            sampled: Samples of base and policy that are scored once more; None samples new ones.
+        With ``sampled``, samples of base and policy are scored once more in place of new ones.
 
         Returns:
             Samples of base and policy.
@@ -240,9 +231,7 @@ class _Sceptic:
 def bad_answers(row: Mapping[str, Any], other: str) -> Sequence[str]:
     """Bad answers to a prompt in the order of ``BAD_ANSWERS``.
 
-    Args:
-        row: A response, with its prompt's messages.
-        other: The answer to another prompt.
+    ``row`` is a response with its prompt's messages, ``other`` the answer to another prompt.
     """
     answer, words = row["response"], row["response"].split()
     repeated = " ".join([words[0]] * len(words)) if words else ""

@@ -64,13 +64,10 @@ class ModelComparison:
     """Result of an evaluation.
 
     Attributes:
-        models: The two models.
         artifact: Address of the artifact with its metrics.
-        metrics: All of them.
         figures: Figures with their intervals, the base's first, as a suite's rows have them.
         responses: The policy's responses, shard by shard.
         differences: Figures in which the models differ, prompt by prompt, with p-values by Holm.
-        page: Address of its page.
     """
 
     models: Models

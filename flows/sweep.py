@@ -102,12 +102,8 @@ class Finding:
 def run_cells(planned: Sequence[Cell], parallel_runs: int, sweep: str = "sweep") -> list[Finding]:
     """Runs cells as flow runs below the present one; one that fails does not end the others.
 
-    An interrupt or a cancellation starts no further cell, and stops those that run.
-
-    Args:
-        planned: The cells, whose runs have names of their own.
-        parallel_runs: Runs at the same time.
-        sweep: Name under which observers are told of the progress.
+    An interrupt or a cancellation starts no further cell, and stops those that run. Observers hear
+    of the progress under the name of the sweep.
 
     Raises:
         UserError: There are to be none.

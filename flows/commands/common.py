@@ -170,10 +170,7 @@ def forced_from(
 ) -> Callable[[Step], bool]:
     """Tells the steps that ``--from STAGE --iteration N`` asks to compute again.
 
-    Args:
-        stage: The stage; None for no step at all.
-        iteration: Its iteration; the first if unset.
-        iterations: How many the run has.
+    Without a stage these are no steps; without an iteration they begin in the first.
 
     Raises:
         UserError: The run has no such stage in that iteration.
@@ -225,13 +222,8 @@ def prefect_session(
 ) -> Iterator[None]:
     """A Prefect server for the flows of the block, and a display of their steps.
 
-    SIGTERM ends the block as Ctrl-C does.
-
-    Args:
-        store: The store of the runs.
-        run: Name whose folder in the store gets the log of a server that is started here.
-        as_json: Whether stdout is for a document.
-        num_steps: Steps of the one run; None shows a line for each step of several runs.
+    SIGTERM ends the block as Ctrl-C does. A server that is started here has its log in the folder
+    of ``run`` in the store. Without a number of steps, several runs show a line for each step.
     """
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -91,10 +91,8 @@ def init(
 def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> None:
     """Writes the files of a task.
 
-    Args:
-        folder: An absolute path; made if it is not there.
-        kind: What scores responses.
-        answers: `policy`, and what the kind needs: `reward_model`, or `judge_url`, `judge_model`.
+    ``answers`` has `policy`, and what the kind needs: `reward_model`, or `judge_url` and
+    `judge_model`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = jinja2.Environment(

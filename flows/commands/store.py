@@ -123,10 +123,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
     """Finds artifacts that no run's last steps and no registered model need, and leftovers.
 
     What a needed artifact was made of is needed too. A key that is being computed is left alone.
-
-    Args:
-        store: The store.
-        older_than: Least time in seconds since something was last written.
+    What was written to in the last ``older_than`` seconds is left alone, too.
     """
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.held())

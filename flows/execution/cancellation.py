@@ -57,10 +57,7 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
     """Stops the work of the block when its flow run, or one that it is part of, is cancelled.
 
     So does an interrupt that the block's context is told of (:func:`interruptible_together`).
-
-    Args:
-        stop: Ends the work, given the state of what it ends; called from another thread.
-        what: Name of the work, for the message.
+    ``stop`` is called from another thread, with the state of what it ends.
 
     Raises:
         RunCancelledError: It was cancelled; its cause is the error that the stopped steps raised.
@@ -102,9 +99,7 @@ def stage_flow(
 ) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
     """Makes a function a flow that starts stages: cancelled it ends so, and no container stays.
 
-    Args:
-        name: Name of the flow.
-        run_name: Name of a flow run, with its parameters in braces, or what makes it.
+    ``run_name`` names flow runs: a text with their parameters in braces, or a function.
     """
 
     def decorate(function: Callable[P, R | State[Any]]) -> Flow[P, R]:

@@ -93,13 +93,7 @@ def forced_steps() -> StepFilter:
 
 
 class StepStatus:
-    """Tells the observers of the present block and the run's record how a step goes.
-
-    Args:
-        record: The run's record.
-        step: The step.
-        request: Its request.
-    """
+    """Tells the observers of the present block and the run's record how a step goes."""
 
     def __init__(self, record: RunRecord, step: Step, request: Request) -> None:
         self._record = record

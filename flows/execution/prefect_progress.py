@@ -63,10 +63,6 @@ class PrefectProgress(Observer):
     """Passes the events of one stage on to Prefect.
 
     To be made inside the task or flow run that shows them. Progress never waits for the server.
-
-    Args:
-        run: Name of the run.
-        step: Name of the step.
     """
 
     def __init__(self, run: str, step: str) -> None:

@@ -58,10 +58,6 @@ def step_tasks(
 ) -> Iterator[StepTasks]:
     """Tasks of the present flow run; no stage is left running at the end of the block.
 
-    Args:
-        executor: Executes the steps.
-        on_done: See :class:`StepTasks`.
-
     Raises:
         RunCancelledError: The flow run was cancelled in Prefect.
     """
@@ -75,9 +71,7 @@ def step_tasks(
 class StepTasks:
     """Submits steps as Prefect tasks; use it through :func:`step_tasks`.
 
-    Args:
-        executor: Executes the steps.
-        on_done: Called within the task of each step when its artifact is there.
+    ``on_done`` is called within the task of each step when its artifact is there.
     """
 
     def __init__(self, executor: StepExecutor, on_done: Callable[[Step], None]) -> None:

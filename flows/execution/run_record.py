@@ -62,10 +62,7 @@ class StepRecord(BaseModel):
 class RunRecord:
     """A run's folder in the store.
 
-    Args:
-        store: The store.
-        name: Name of the run.
-        refresh: True fetches the records of other hosts; :func:`runs` does so for all at once.
+    With ``refresh``, the records of other hosts are fetched; :func:`runs` does so for all at once.
     """
 
     def __init__(self, store: Store, name: str, *, refresh: bool = True) -> None:
@@ -141,9 +138,6 @@ class RunRecord:
 
     def steps(self, *, strict: bool = False) -> Iterator[StepRecord]:
         """All steps on record, by name; a damaged record is left out with a warning.
-
-        Args:
-            strict: Raise in place of the warning.
 
         Raises:
             DamagedRecordError: A record cannot be read, and ``strict``.

@@ -82,9 +82,6 @@ class StepExecutor:
 
     Steps of the block's :func:`flows.execution.observer.recomputing` are computed again although
     the store has them, once each.
-
-    Args:
-        config: The run's configuration.
     """
 
     def __init__(self, config: Configured) -> None:
@@ -107,8 +104,7 @@ class StepExecutor:
     def stop(self, end: State = "stopped") -> None:
         """Ends all running stages and every wait; returns when the stages are gone.
 
-        Args:
-            end: State of the steps that this ends: `stopped` or `cancelled`.
+        Steps that this ends get the state ``end``: `stopped` or `cancelled`.
         """
         if not self.stopping:
             self._end = end
@@ -119,10 +115,6 @@ class StepExecutor:
         """Finds the artifact of a step in the store, or runs its stage.
 
         The observers of the present block are told what happens.
-
-        Args:
-            step: The step.
-            upstream: Artifacts of the steps that it reads, by their names.
         """
         request = build_request(self.config, self.store, step, upstream)
         status = StepStatus(self.record, step, request)

@@ -26,12 +26,6 @@ _LOCK = threading.Lock()
 def call_on_trial(config: RunConfig, stage: str, what: str, program: list[str]) -> Event | None:
     """Runs a program in the environment of a stage; returns the last event that it told.
 
-    Args:
-        config: The run's configuration.
-        stage: The stage whose code is tried.
-        what: Name of the code, for messages.
-        program: Module and arguments.
-
     Raises:
         UserError: The program says that the code cannot work, or the code ended it.
     """

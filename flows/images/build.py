@@ -52,13 +52,8 @@ def build(
 ) -> int:
     """Builds one image and returns its bytes.
 
-    Args:
-        client: The engine.
-        image: The image.
-        base: Base image.
-        index: A further package index, such as one with CPU builds of torch.
-        uid: User id of what runs in the image; also its group id.
-        say: Takes the lines of what happens.
+    Wheels may come from a further package ``index``, such as one with CPU builds of torch. ``uid``
+    is the user and group id of what runs in the image.
 
     Raises:
         UserError: The code runs outside a checkout, or pip or Docker cannot fetch packages or the

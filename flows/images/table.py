@@ -26,7 +26,6 @@ class Image:
 
     Attributes:
         name: ``core``, ``torch``, ``vllm`` or ``eval`` for stages, ``flows`` for the orchestrator.
-        purpose: What runs in it.
         extras: Extras of ``pyproject.toml`` that it holds.
         constraints: File that pins its packages.
         flavour: For which machines its torch is built; None if it holds no torch.

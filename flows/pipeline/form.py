@@ -66,7 +66,6 @@ class FormOf:
     """Annotates a ``dict`` of overrides with the form of the configuration that they belong to.
 
     Attributes:
-        model: The configuration.
         shown: Full names of the fields that the form shows, in its order.
     """
 

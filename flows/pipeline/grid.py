@@ -27,7 +27,6 @@ class Cell:
 
     Attributes:
         fields: What the grid sets in it.
-        config: Its configuration, with a name of its own.
     """
 
     fields: Mapping[str, Any]
@@ -71,11 +70,7 @@ def cells(
 ) -> list[Cell]:
     """Every combination of values under every seed, the seeds of one combination together.
 
-    Args:
-        name: Name of the sweep; the runs' names begin with it.
-        config: What all runs share.
-        axes: Values by field, see :func:`parse_axes`.
-        seeds: Seeds of the runs.
+    Names of runs begin with the sweep's.
 
     Raises:
         UserError: The name, a field or a value is wrong, or there are no seeds.

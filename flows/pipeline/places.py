@@ -25,13 +25,10 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".py", ".jinja", ".yaml", ".txt
 
 
 def anchor_paths(values: dict[str, Any], folder: Path) -> None:
-    """Makes the paths of nested settings absolute; hub ids, URLs and commands stay as they are.
+    """Makes the paths of nested settings absolute, in place; relative ones start in ``folder``.
 
-    What is no text stays as well: validation says what is wrong with it.
-
-    Args:
-        values: Sections and fields as in a configuration file; changed in place.
-        folder: Where relative paths start.
+    Hub ids, URLs and commands stay as they are. What is no text stays as well: validation says what
+    is wrong with it.
 
     Raises:
         UserError: A path names the home folder of nobody.

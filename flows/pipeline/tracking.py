@@ -34,11 +34,7 @@ class Tracking(Settings):
 
 
 def check_trackers(tracking: Tracking, interpreter: str | None) -> None:
-    """Checks that the packages of the trackers are there.
-
-    Args:
-        tracking: Trackers of a run.
-        interpreter: Python that has the packages; None stands for this one.
+    """Checks that the packages of the trackers are there, in this environment if no other is named.
 
     Raises:
         UserError: The interpreter or a package is missing.

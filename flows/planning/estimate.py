@@ -55,13 +55,10 @@ class StepEstimate:
     """Cost of one step, whether or not the store has it.
 
     Attributes:
-        step: Name of the step.
-        stage: Its stage.
         cached: Whether the store has its artifact.
         processes: Processes that share the work, on all nodes.
         gpus: GPUs, on all nodes.
         device: What each process computes on.
-        cost: What it costs.
         warnings: What cannot fit or could not be estimated.
     """
 
@@ -119,10 +116,8 @@ def estimate(
 ) -> Estimate:
     """Estimates a run without starting anything.
 
-    Args:
-        config: The run's configuration.
-        planned: Its plan, which says what the store has.
-        steps: Its steps, if its inputs from outside are not to be looked for.
+    The plan says what the store has. ``steps`` are given if inputs from outside are not to be
+    looked for.
     """
     cached = {each.step for each in planned if each.action == "reuse"}
     taken = all_steps(config) if steps is None else steps
@@ -142,10 +137,7 @@ def wall_seconds(
 ) -> float:
     """Wall time of steps: as the longest chain lasts, or all of them ``parallel`` at a time.
 
-    Args:
-        seconds: Time of each step, inputs before the steps that read them.
-        upstream: Names of the steps that each reads from; one without a time is in the store.
-        parallel: Steps that may run at the same time.
+    Inputs come before the steps that read them; a step without a time is in the store.
     """
     ends: dict[str, float] = {}
     for name, own in seconds.items():

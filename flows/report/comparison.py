@@ -70,7 +70,6 @@ class Comparison:
     Attributes:
         runs: The runs, in the order given.
         methods: Label of each run's method, by the run's name.
-        rows: Figures of every run.
         paired: Each run against the first, by prompt; empty if methods are tested over seeds.
         over_seeds: Methods over their seeds; empty if no method has two.
         settings: What differs from the first run's settings, by method.
@@ -253,9 +252,7 @@ def compare_summaries(
 ) -> Comparison:
     """Compares runs after their last iterations; see :class:`Comparison`.
 
-    Args:
-        runs: One or more runs.
-        labels: Label of each run's method by the run's name; None tells methods by configurations.
+    ``labels`` are the methods' by the runs' names; None tells methods by configurations.
 
     Raises:
         UserError: A run has no evaluation.

@@ -52,10 +52,6 @@ TABLES: Mapping[str, pa.Schema] = {
 def export(record: RunRecord, folder: Path) -> dict[str, int]:
     """Writes the data set into a new folder.
 
-    Args:
-        record: The run.
-        folder: A new or empty folder.
-
     Returns:
         Rows by table.
 

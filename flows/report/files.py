@@ -21,14 +21,10 @@ _COLUMNS = ("prompt_id", "sample_index", "messages", "response")
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Writes a file and returns its path; a reader sees the file before or the file after.
+    """Writes a file, and its folder, and returns its path.
 
-    A link stays, and what it leads to is written. What is no file and no place for one, such as
-    `/dev/stdout`, takes the content as it comes.
-
-    Args:
-        path: The file; its folder is created.
-        content: Text, written as UTF-8, or bytes.
+    A reader sees the file before or the file after. A link stays, and what it leads to is written.
+    What is no file and no place for one, such as `/dev/stdout`, takes the content as it comes.
 
     Raises:
         UserError: The disk is full, or the place cannot be written.
@@ -102,12 +98,6 @@ def parse_export(text: str) -> Path:
 
 def export(path: Path, model: str, task: str, responses: Iterable[Path]) -> None:
     """Writes `model_outputs` of AlpacaEval: the first sample of each prompt, one JSON array.
-
-    Args:
-        path: The file.
-        model: Name that it gives the model.
-        task: Name that it gives the prompts.
-        responses: Responses, shard by shard.
 
     Raises:
         UserError: A prompt is a conversation of several turns, which the format cannot hold.

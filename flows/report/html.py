@@ -32,13 +32,7 @@ _GROUPS = (
 
 
 def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
-    """Writes ``report.html`` into the run's folder and returns its place.
-
-    Args:
-        record: The run.
-        summary: Its results.
-        plots: Its figures, see :func:`flows.report.plots.draw`.
-    """
+    """Writes ``report.html`` with a run's figures into its folder and returns its place."""
     values, samples = json.loads(summary.config.to_json()), _samples(summary)
     suites = summary.config.model_dump(mode="json", include={"suites"}, exclude_defaults=True)
     page = render(

@@ -26,14 +26,8 @@ def push(folder: Path, repo: str, *, revision: str | None, private: bool, messag
     """Uploads a folder as one commit of a model repository, which is made if there is none.
 
     The hub keeps the large files that reached it before an upload was cut off: the same call sends
-    the others, and then commits. Files of the repository that the folder lacks stay.
-
-    Args:
-        folder: The folder.
-        repo: ``owner/name``.
-        revision: Branch, made of the main one if there is none; the main one if None.
-        private: Whether the repository is to be seen by its owner alone.
-        message: Subject of the commit.
+    the others, and then commits. Files of the repository that the folder lacks stay. A branch
+    ``revision`` is made of the main one if there is none.
 
     Returns:
         The commit's address.

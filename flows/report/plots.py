@@ -71,8 +71,6 @@ class Line:
     """A line of a plot.
 
     Attributes:
-        x: Places, in order.
-        y: Values.
         intervals: Lower and upper end around each value; None if one has none.
     """
 
@@ -100,15 +98,8 @@ def course_figure(
 ) -> Figure:
     """One line per entry of ``lines``; a long one is smoothed, with its own points behind it.
 
-    Intervals are bars at a single line, and bands around several.
-
-    Args:
-        title: Title of the figure.
-        lines: Lines by their labels.
-        xlabel: What x is.
-        ylabel: What y is, with its unit.
-        marks: Places of vertical lines, where an iteration begins.
-        bounds: Ends of the y axis; those of the values if None.
+    Intervals are bars at a single line, and bands around several. ``marks`` are places of vertical
+    lines, where an iteration begins; ``bounds`` the ends of the y axis, by the values if None.
     """
     figure, axes = _new(title, xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -193,9 +184,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 def spread_figure(title: str, panels: Mapping[str, Sequence[MethodRow]]) -> Figure:
     """Means over seeds with their intervals, and behind them the runs, side by side.
 
-    Args:
-        title: Title of the figure.
-        panels: Methods over their seeds, by the label of their figure.
+    ``panels`` has methods over their seeds by the label of their figure.
     """
     labels = list(dict.fromkeys(row.method for rows in panels.values() for row in rows))
     with mpl.rc_context(_STYLE):
@@ -246,13 +235,7 @@ def _saved(figure: Figure, **settings: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure of a run.
-
-    Attributes:
-        title: What it shows.
-        group: The part of the report that it is in.
-        svg: The drawing.
-    """
+    """One figure of a run."""
 
     title: str
     group: Group

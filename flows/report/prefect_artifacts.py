@@ -132,11 +132,7 @@ def failed(error: GebError, name: str, command: str | None = None) -> State[Any]
     """The state of a flow run that ``error`` ended; to be called inside one.
 
     Retry is offered only to flow runs of a deployment: Prefect has nothing to start others with.
-
-    Args:
-        error: The error.
-        name: Name of the run, for its message and for the key of the artifact with that message.
-        command: Command that resumes it in a terminal.
+    ``command`` resumes the run in a terminal.
 
     Raises:
         RunCancelledError: Somebody cancelled the run; Prefect then shows it as Cancelled.

@@ -44,14 +44,9 @@ class Row:
 
     Attributes:
         evaluation: ``held-out prompts``, or the name of a suite.
-        run: Name of the run.
         method: Label of its method, or of its combination in a grid.
-        seed: Its seed.
-        iteration: The iteration.
         figure: Name of the figure in ``metrics.json``.
-        value: Its value.
         low: Lower end of the 95 % interval over prompts; None if there is none.
-        high: Upper end.
     """
 
     evaluation: str
@@ -71,8 +66,6 @@ class MethodRow:
 
     Attributes:
         evaluation: As in :class:`Row`.
-        method: Label of the method.
-        figure: Name of the figure.
         values: The figure in each of its runs.
         mean: Their mean with Student's interval.
         difference: Mean minus that of the first method; None for the first.
@@ -228,14 +221,11 @@ class Paired:
         evaluation: ``held-out prompts``, or the name of a suite.
         run: Name of the second run.
         against: Name of the first.
-        iteration: The iteration.
         figure: Name of the figure, see :meth:`flows.report.prompt_figures.Samples.figures`.
-        prompts: Number of prompts.
         first: Mean over them in the first run.
         second: Mean over them in the second run.
         difference: ``second − first``.
         low: Lower end of its 95 % interval, a bootstrap over prompts; None for one prompt.
-        high: Upper end.
         p_value: P-value of a permutation test within prompts; None for one prompt.
         adjusted_p_value: The same by Holm, over all figures that were compared with it.
     """
@@ -273,13 +263,8 @@ def compared(
     """Compares figures of two runs' policies, with p-values adjusted over all of them by Holm.
 
     What either run does not have, and figures that are the same for every prompt, are left out.
-
-    Args:
-        first: The run that is compared with.
-        second: The other run.
-        iterations: Iterations after which they are compared.
-        names: The figures; None takes all that both runs have.
-        suite: Suite of both runs; None compares the evaluations on held-out prompts.
+    Without names of figures, all that both runs have are compared; without a suite, the evaluations
+    on held-out prompts.
     """
     found: list[Paired] = []
     for iteration in iterations:
@@ -311,12 +296,8 @@ def against_base(
 ) -> list[Paired]:
     """Compares figures of an evaluation's policy with its base's; those that are equal left out.
 
-    Args:
-        artifacts: Artifacts by the name of their step.
-        evaluation: Settings of the evaluation.
-        step: Name of its step.
-        names: The figures; None takes all that both models have.
-        prefixes: Prefixes of the names of the steps that sampled and scored base and policy.
+    Without names of figures, all that both have are compared. ``prefixes`` begin the names of the
+    steps that sampled and scored base and policy.
     """
     both = zip(prefixes, (BASE, POLICY), strict=True)
     base, policy = (

@@ -198,7 +198,6 @@ class FittedTable:
     """A table as a person reads it: LaTeX, Markdown, or on a terminal as far as that is wide.
 
     Attributes:
-        title: Title; empty for none.
         header: Titles of the columns.
         rows: Its cells; a line break in a text is one on a terminal.
         kept: Number of columns from the left that are always shown.
@@ -206,7 +205,6 @@ class FittedTable:
             follow from the right.
         elsewhere: Place of what is left out, as the note names it.
         left: Number of columns from the left that are aligned to the left, others to the right.
-        note: Meaning of its figures.
         name: Name of its files.
     """
 

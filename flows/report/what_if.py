@@ -52,9 +52,7 @@ class Iteration:
     """One iteration under the run's settings and under the others.
 
     Attributes:
-        iteration: Iteration t.
         pairs: Pairs before and after.
-        ties: Ties among them.
         changed: Prompts whose pairs change.
         gone: Some pairs that would not be: prompt, chosen and rejected response.
         new: Some that would be.
@@ -75,7 +73,6 @@ class WhatIf:
     """A run under other settings.
 
     Attributes:
-        run: Name of the run.
         changes: Settings that differ, before and after.
         iterations: Iterations whose samples are stored.
         reused: Steps that the store has already.
@@ -120,11 +117,6 @@ def _shown(before: float, after: float, form: str) -> str:
 
 def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
     """Compares a run with itself under other settings.
-
-    Args:
-        record: The run.
-        config: Its configuration.
-        asked: The same with other settings.
 
     Raises:
         UserError: No iteration of the run is whole.

@@ -66,7 +66,6 @@ class Taught:
     """A kind in one iteration of training.
 
     Attributes:
-        iteration: Iteration t.
         sampled: Answers of the kind among the training samples.
         of: All training samples.
         won: Pairs in which an answer of the kind was chosen over one that is not; no ties.

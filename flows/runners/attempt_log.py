@@ -42,14 +42,7 @@ def started(log: Path) -> float | None:
 
 
 def left_log(store: Path, stage: str, key: str, name: str) -> Path:
-    """Path for the output of an attempt whose orchestrator is dead; its folder is made.
-
-    Args:
-        store: Root of the store.
-        stage: The attempt's stage.
-        key: And key.
-        name: Name of its container, pod or job.
-    """
+    """Path for the output of an attempt whose orchestrator is dead; its folder is made."""
     folder = store / "logs" / stage / key
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"left-{name}.log"
@@ -68,12 +61,7 @@ def write_request(request: Request) -> str:
 
 
 class AttemptLog:
-    """Log of one attempt. Lines are read even when the disk is full: the stage must not block.
-
-    Args:
-        file: The log file, open for writing.
-        tail: Gets each line as well.
-    """
+    """Log of one attempt. Lines are read even when the disk is full: the stage must not block."""
 
     def __init__(self, file: IO[str], tail: FailureTail) -> None:
         self._file = file
@@ -85,9 +73,7 @@ class AttemptLog:
     def write(self, line: str, *, telling: bool = True) -> None:
         """Writes one line, its end included.
 
-        Args:
-            line: The line.
-            telling: Whether it may help to explain a failure.
+        With ``telling``, it may help to explain a failure.
         """
         if telling:
             self.tail.add_line(line.rstrip("\n"))

@@ -54,9 +54,7 @@ class Runner(Protocol):
     def run(self, request: Request, on_event: OnEvent) -> None:
         """Runs one stage to its end; afterwards its artifact is in the store.
 
-        Args:
-            request: What to compute.
-            on_event: Called in the calling thread with every event of the stage.
+        ``on_event`` is called in the calling thread with every event of the stage.
 
         Raises:
             UserError: The stage refused the request or its data (exit code 64).
@@ -124,25 +122,16 @@ def thread_variables(resources: Resources) -> dict[str, str]:
 
 
 def program_of(request: Request, path: str) -> list[str]:
-    """Module and arguments of the program that a request asks for.
-
-    Args:
-        request: The request.
-        path: Its file, as the program sees it.
-    """
+    """Module and arguments of a request's program, which sees the request at ``path``."""
     if request.step.startswith(LOOK_STEP):
         return ["stages.harness.health", store_of(path) if "://" in path else request.store]
     return [f"stages.{request.stage}", path]
 
 
 def supervised(python: str, grace_seconds: float, *options: str, program: list[str]) -> list[str]:
-    """Command line of a program under its supervisor.
+    """Command line of a program, module and arguments, under its supervisor.
 
-    Args:
-        python: Interpreter of both, by its path or name at the place where they run.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-        options: Further options of `stages.harness.supervisor`.
-        program: Module and arguments.
+    Both run in ``python``, by its path or name at their place. ``options`` are the supervisor's.
     """
     supervisor = [python, "-m", "stages.harness.supervisor", "--grace", str(grace_seconds)]
     return [*supervisor, *options, "--", python, "-m", *program]
@@ -196,8 +185,6 @@ class Ending:
             limit; ``taken``: the place took its machine; ``refused``: a person has to change
             something; ``failed``: something else, which the message tells.
         code: Exit code, if its program had one.
-        message: The place's words.
-        remedy: What a person can do.
     """
 
     kind: Kind
@@ -230,15 +217,7 @@ def raise_for(
     stopped: bool,
     logs: Sequence[Path],
 ) -> None:
-    """Raises the error of an attempt; returns if its first node ended well.
-
-    Args:
-        endings: How each node ended, the first one first.
-        tails: What each printed last.
-        request: What they computed.
-        stopped: Whether the run ended them.
-        logs: Their logs.
-    """
+    """Raises the error of an attempt; returns if its first node ended well."""
     if endings[0] == Ending("exited", EXIT_OK):
         return
     culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))

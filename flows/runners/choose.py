@@ -48,11 +48,6 @@ RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
 def check_place(execution: Execution, resources: Settings, store: str) -> None:
     """Checks, as far as that is known before a run, whether its stages can be started.
 
-    Args:
-        execution: How they are started.
-        resources: `Resources` of each stage, by its name.
-        store: The store.
-
     Raises:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
@@ -113,9 +108,7 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
 def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     """Removes what dead orchestrators left with a runner, also what was to outlive them.
 
-    Args:
-        runner: Its name; None for containers of this machine, if it has a Docker engine.
-        config: Holds its settings and, if that tells what is meant, the store.
+    Without a name: containers of this machine, if it has a Docker engine.
 
     Returns:
         A line for each thing that was removed.

@@ -55,11 +55,7 @@ ORCHESTRATOR_SECONDS = EXPIRY_SECONDS
 
 
 class Place(Protocol[W]):
-    """Somewhere that starts stages. Safe to use from several threads.
-
-    Attributes:
-        name: Its name.
-    """
+    """Somewhere that starts stages. Safe to use from several threads."""
 
     name: str
 
@@ -101,11 +97,7 @@ class Place(Protocol[W]):
 
 
 class PlaceRunner(Generic[W]):
-    """Runs stages at a place: owns the key, finds or submits, follows, tells the end.
-
-    Args:
-        place: The place.
-    """
+    """Runs stages at a place: owns the key, finds or submits, follows, tells the end."""
 
     def __init__(self, place: Place[W]) -> None:
         self.name = place.name
@@ -226,21 +218,12 @@ def orchestrator_lease(store: str, stage: str, key: str) -> FileLease:
 
 
 def orphan_seconds(death: str) -> float:
-    """Time without a sign of its orchestrator after which work ends; 0 if it goes on.
-
-    Args:
-        death: `execution.on_orchestrator_death`.
-    """
+    """Time without a sign of its orchestrator after which work ends; 0 if it goes on."""
     return ORCHESTRATOR_SECONDS if death == "stop" else 0
 
 
 class SilenceTeller:
-    """Tells that a place has not answered for half a minute, and that it answers again.
-
-    Args:
-        who: Who is asked there.
-        on_event: Gets the lines.
-    """
+    """Tells that a place has not answered for half a minute, and that it answers again."""
 
     def __init__(self, who: str, on_event: OnEvent) -> None:
         self._who = who
@@ -262,10 +245,8 @@ class SilenceTeller:
 class Poller(Generic[T]):
     """Asks a place for all that is at work there, once in a while for all that wait for some of it.
 
-    Args:
-        ask: Returns it by its names.
-        seconds: Shortest time between two questions.
-        away: Errors of a place that does not answer.
+    ``seconds`` is the shortest time between two questions; ``away`` are errors of a place that does
+    not answer.
     """
 
     def __init__(
@@ -346,11 +327,6 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
 
     Only root can give something away, and only root has to: any other orchestrator's stages run
     as itself.
-
-    Args:
-        request: The request.
-        uid: Its stage's user.
-        gid: And group.
     """
     for folder in writable_folders(request):
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,12 +29,8 @@ _DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 def register(store: str, folder: Path, limit: int) -> list[str]:
     """Creates or updates work pool, deployments and automations.
 
-    The deployments are those of ``prefect.yaml``, for this machine.
-
-    Args:
-        store: The store that the forms start with.
-        folder: Working directory of flow runs: relative paths in forms start there.
-        limit: Runs at the same time; their stages are not counted.
+    The deployments are those of ``prefect.yaml``, for this machine. Forms start with the store, and
+    relative paths in them in the folder. At most ``limit`` runs are at work at the same time.
 
     Returns:
         Names of the deployments.

@@ -33,12 +33,10 @@ class Scheduled:
     """A schedule, as a person sees it.
 
     Attributes:
-        name: Its name.
         when: Its cron line, or what it has in place of one.
         timezone: Time zone of that.
         active: False while it is paused.
         run: Name of the configuration.
-        runner: Place of the stages.
         fresh: Whether each run is a new one.
     """
 
@@ -72,13 +70,6 @@ def use_standing_server() -> None:
 
 def add(config: RunConfig, name: str, cron: str, timezone: str, *, fresh: bool) -> None:
     """Makes a schedule.
-
-    Args:
-        config: The configuration of its runs.
-        name: Its name.
-        cron: When it fires.
-        timezone: Time zone of that.
-        fresh: Whether each run has a name, and a seed, of its own.
 
     Raises:
         UserError: The cron line or the time zone is none, or there is a schedule of that name.

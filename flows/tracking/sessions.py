@@ -162,13 +162,7 @@ class Sessions:
 
 @contextmanager
 def tracked(config: RunConfig, record: RunRecord, warn: Warn) -> Iterator[Sessions]:
-    """Sessions with the trackers of a run, ended after the block.
-
-    Args:
-        config: The run.
-        record: Its folder.
-        warn: Tells a person about a tracker that fails.
-    """
+    """Sessions with a run's trackers, ended after the block; ``warn`` tells of one that fails."""
     sessions = Sessions(config, record, warn)
     ok = False
     try:

@@ -37,9 +37,6 @@ from stages.contract.request import Request
 def connect(timeout_seconds: int = 120) -> docker.DockerClient:
     """Connects to the engine.
 
-    Args:
-        timeout_seconds: Longest wait for an answer to one request.
-
     Raises:
         UserError: No engine answers.
     """
@@ -84,12 +81,7 @@ _ENGINE_ERRORS = (
 
 
 class StageContainer:
-    """A container of this process.
-
-    Args:
-        client: Connection to the engine.
-        container: Id of a container that is created.
-    """
+    """A container of this process."""
 
     def __init__(self, client: docker.DockerClient, container: str) -> None:
         self.id = container
@@ -110,8 +102,7 @@ class StageContainer:
     def start(self, secrets: Mapping[str, str]) -> None:
         """Starts the container; from then on this process holds its stdin open.
 
-        Args:
-            secrets: Environment variables that the supervisor expects on stdin, if any.
+        The supervisor expects secrets, environment variables, on stdin if there are any.
         """
         self._stdin = self._client.api.attach_socket(
             self.id, params={"stdin": 1, "stream": 1, "stdout": 0, "stderr": 0}

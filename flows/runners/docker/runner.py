@@ -63,9 +63,7 @@ _log = logging.getLogger(__name__)
 class DockerPlace:
     """The Docker engine of this machine. Constructing one removes containers of dead orchestrators.
 
-    Args:
-        execution: Images, mounts, limits; the grace period.
-        limited: Whether stages with GPUs hold slots of Prefect's limit; only inside a flow run.
+    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
 
     Raises:
         UserError: No Docker engine answers.

@@ -63,15 +63,7 @@ class _Node:
 
 
 class PodAttempt:
-    """The pods of one attempt.
-
-    Args:
-        cluster: The cluster.
-        request: What they compute.
-        execution: The grace period, and the kubernetes runner's settings.
-        pods: The pods, as the API server made or found them; the stage's program is in the first.
-        on_event: Called with the stage's events, and with what keeps the pods from starting.
-    """
+    """The pods of one attempt."""
 
     def __init__(
         self,
@@ -110,11 +102,8 @@ class PodAttempt:
     ) -> list[Ending]:
         """Passes on what the pods print until all have ended.
 
-        Args:
-            poller: Sees them.
-            logs: Their logs; events of the first pod alone are told, which repeats what counts.
-            check: Raises if the attempt is another orchestrator's by now.
-            stopping: Set when they shall end.
+        Events of the first pod alone are told. ``check`` raises if the attempt is another
+        orchestrator's by now.
 
         Returns:
             How each pod ended, the first pod first.

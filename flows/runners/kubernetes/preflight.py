@@ -25,11 +25,6 @@ _IMAGE = re.compile(
 def check_pods(execution: Execution, resources: Settings, store: str) -> None:
     """Checks the pods of all stages, none of which is made.
 
-    Args:
-        execution: Holds the kubernetes runner's settings.
-        resources: `Resources` of each stage, by its name.
-        store: Location of the store.
-
     Raises:
         UserError: The cluster would refuse a pod, or a right or a claim is missing.
         StageFailedError: The cluster does not answer.

@@ -60,9 +60,6 @@ _log = logging.getLogger(__name__)
 class KubernetesPlace:
     """A namespace of a cluster. Constructing one removes pods of dead orchestrators.
 
-    Args:
-        execution: Cluster, images, volumes, places; the grace period.
-
     Raises:
         UserError: No cluster is configured, or this account may not use it.
         StageFailedError: The cluster does not answer.
@@ -232,9 +229,7 @@ def pod_poller(cluster: Cluster, store: str) -> Poller[Pod]:
 def reap(cluster: Cluster, *, keep_running: bool) -> list[str]:
     """Removes pods that dead orchestrators left; a stage at work gets its grace period.
 
-    Args:
-        cluster: The cluster.
-        keep_running: Leave pods at work that were told to outlive their orchestrator.
+    With ``keep_running``, pods at work that were told to outlive their orchestrator stay.
 
     Returns:
         A line for each pod that was removed.

@@ -29,12 +29,9 @@ def sees_all(path: Path) -> bool:
 class BucketSyncRunner:
     """A runner for stores in folders and in buckets.
 
-    Args:
-        runner: Starts stages that find their store in a folder.
-        sync_seconds: How often the state of a running stage (checkpoints, chunks) goes to the
-            bucket.
-        sees: Whether stages see a path of this host. Those that do not see the store's local folder
-            get requests that they fetch from the bucket, as they do with inputs.
+    The state of a running stage (checkpoints, chunks) goes to the bucket every ``sync_seconds``.
+    Stages that do not see the store's local folder, by ``sees``, get requests that they fetch from
+    the bucket, as they do with inputs.
     """
 
     def __init__(

@@ -35,12 +35,9 @@ Process = subprocess.Popen[str] | ForkedProcess
 class ProcessRunner:
     """The default runner: needs nothing but the stage's Python environment.
 
-    Args:
-        interpreters: Python interpreter of a stage if it is not this one (vLLM has its own).
-        grace_seconds: Time between SIGTERM and SIGKILL when a stage is stopped.
-        fork_server: Whether stages without a GPU start as forks of a process that has loaded their
-            libraries.
-        limited: Whether stages with GPUs hold slots of Prefect's limit; only inside a flow run.
+    With ``fork_server``, stages without a GPU start as forks of a process that has loaded their
+    libraries. With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow
+    run.
     """
 
     name = "process"

@@ -37,10 +37,8 @@ class QueuedJob:
 
     Attributes:
         id: Number of the job, `12`, or of an array and its task, `12_3`.
-        state: PENDING, RUNNING, FAILED, …
         reason: Why it is pending.
         nodes: Its nodes, as Slurm writes them.
-        name: Its name.
     """
 
     id: str

@@ -39,7 +39,6 @@ class Status(BaseModel):
     """End of a batch program.
 
     Attributes:
-        job: Number of its job.
         code: Exit code of the first node's step.
         others: Exit code of the other nodes' step; 0 if there is none, or the program ended it.
         reason: Why the program ended its steps by itself, if it did.
@@ -54,11 +53,7 @@ class Status(BaseModel):
 
 
 class JobFolder:
-    """The folder of one job.
-
-    Args:
-        path: Its path.
-    """
+    """The folder of one job."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -158,9 +153,7 @@ _OUTPUTS = ("log", "others", "slurm.out")
 def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
-    Args:
-        store: The store.
-        cancel: End jobs of dead orchestrators that are at work or pending, too.
+    With ``cancel``, their jobs that are at work or pending are ended, too.
 
     Returns:
         A line for each job.

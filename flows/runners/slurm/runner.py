@@ -45,11 +45,7 @@ class Job:
 
 
 class SlurmPlace:
-    """A Slurm cluster.
-
-    Args:
-        execution: What jobs ask for; interpreters on the nodes; the grace period.
-    """
+    """A Slurm cluster."""
 
     name = "slurm"
 
@@ -173,12 +169,7 @@ _LOOK_SECONDS = 1.0
 
 
 def _end_jobs(jobs: Mapping[str, JobFolder], grace_seconds: float) -> None:
-    """Ends jobs and returns when they are gone: first their steps, so that stages can save.
-
-    Args:
-        jobs: Their folders by their numbers.
-        grace_seconds: Time between SIGTERM and SIGKILL.
-    """
+    """Ends jobs and returns when they are gone: first their steps, so that stages can save."""
     for folder in jobs.values():
         folder.ask_to_stop()
     # Where the controller does not answer, batch programs still see that they are asked.

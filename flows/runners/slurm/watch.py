@@ -31,11 +31,8 @@ def ending_of(
 ) -> Ending:
     """The ending of a stage that the end of its job stands for.
 
-    Args:
-        job: Number of the job, which this run did not want to end.
-        status: What its batch program said, or None if it could not.
-        fields: What Slurm says of it; nothing if Slurm was not asked, or has forgotten it.
-        request: What it computed.
+    This run did not want the job to end. There is no status if its batch program could not write
+    one; there are no fields if Slurm was not asked, or has forgotten the job.
     """
     code, state = None if status is None else status.code, fields.get("JobState", "")
     if code == EXIT_USER:
@@ -98,11 +95,7 @@ _NOT_FINAL = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
 class Tail:
-    """Lines of a file that grows, in UTF-8.
-
-    Args:
-        path: The file, which may not be there yet.
-    """
+    """Lines of a file that grows, in UTF-8; it may not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -153,10 +146,8 @@ class JobWatch:
     ) -> Ending:
         """Returns how the job has ended.
 
-        Args:
-            stopping: Set when the job is being ended by this process.
-            end: Ends the job, which has run for longer than its stage may.
-            check_owner: Raises when the job is another orchestrator's by now.
+        ``end`` ends a job that has run for longer than its stage may; ``check_owner`` raises when
+        the job is another orchestrator's by now.
 
         Raises:
             UserError: It is pending and will never start.
