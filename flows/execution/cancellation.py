@@ -128,9 +128,11 @@ def remove_containers(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]
             flow_run_logger(flow_run, flow).warning(line)
     cluster = _settings_of("kubernetes", flow_run.parameters)
     if cluster is not None:
-        from flows.runners.kubernetes.runner import reap_cluster
+        from flows.runners.kubernetes.client import Cluster
+        from flows.runners.kubernetes.runner import reap as reap_pods
 
-        for line in reap_cluster(KubernetesSettings.model_validate(cluster), keep_running=True):
+        settings = KubernetesSettings.model_validate(cluster)
+        for line in reap_pods(Cluster(settings), keep_running=True):
             flow_run_logger(flow_run, flow).warning(line)
 
 

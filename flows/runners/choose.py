@@ -55,7 +55,7 @@ def check_place(execution: Execution, resources: Settings, store: str) -> None:
     if execution.runner == "slurm":
         check_jobs(execution, resources)
     if execution.runner == "kubernetes":
-        from flows.runners.kubernetes.preflight import check_pods
+        from flows.runners.kubernetes.runner import check_pods
 
         check_pods(execution, resources, store)
 
@@ -117,9 +117,10 @@ def reap_for(runner: str | None, config: RunConfig) -> list[str]:
         UserError: This runner leaves nothing, or the place that is named does not answer.
     """
     if runner == "kubernetes":
-        from flows.runners.kubernetes.runner import reap_cluster
+        from flows.runners.kubernetes.client import Cluster
+        from flows.runners.kubernetes.runner import reap
 
-        return reap_cluster(config.execution.kubernetes, keep_running=False)
+        return reap(Cluster(config.execution.kubernetes), keep_running=False)
     if runner == "slurm":
         from flows.runners.slurm.folder import sweep
 

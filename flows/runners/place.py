@@ -160,7 +160,10 @@ class PlaceRunner(Generic[W]):
                     work, request, logs, on_event, self._stopping, check_owner
                 )
             logs[0].warn_if_incomplete(paths[0], on_event)
-        remove_empty_work(request)
+        # The stage could not remove its work folder, a mount. One that is not empty is a failed
+        # attempt's.
+        with contextlib.suppress(OSError):
+            Store.open(request.store).work_path(request.stage, request.key).rmdir()
         raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
 
     @contextlib.contextmanager
@@ -334,16 +337,6 @@ def chown_outputs(request: Request, uid: int, gid: int) -> None:
         return
     for path in _to_give(request):
         os.chown(path, uid, gid, follow_symlinks=False)
-
-
-def remove_empty_work(request: Request) -> None:
-    """Removes the work folder that a stage has emptied.
-
-    It was a mount while its container or pod ran: the stage could not remove it itself.
-    """
-    # One that is not empty is a failed attempt's.
-    with contextlib.suppress(OSError):
-        Store.open(request.store).work_path(request.stage, request.key).rmdir()
 
 
 def _to_give(request: Request) -> Iterator[Path]:

@@ -23,12 +23,7 @@ from docker.errors import APIError, DockerException
 
 from flows.runners.attempt_log import left_log
 from flows.runners.base import SUPERVISOR_SECONDS, Ending
-from flows.runners.docker.options import (
-    GPUS_LABEL,
-    KEY_LABEL,
-    STAGE_LABEL,
-    STORE_LABEL,
-)
+from flows.runners.docker.options import GPUS_LABEL, KEY_LABEL, STAGE_LABEL, STORE_LABEL
 from flows.runners.place import orchestrator_lease
 from stages.contract.errors import StageFailedError, UserError
 from stages.contract.request import Request
@@ -87,17 +82,14 @@ class StageContainer:
         self.id = container
         self._client = client
         self._stdin: Any = None
-        self._held = contextlib.ExitStack()
+        self.held = contextlib.ExitStack()
+        """GPUs and a connection, until the container is removed."""
         self.num_nodes = 1
 
     @property
     def title(self) -> str:
         """Its name, as people use it."""
         return f"container {self.id[:12]}"
-
-    def hold(self, held: contextlib.ExitStack) -> None:
-        """Holds GPUs and a connection until the container is removed."""
-        self._held = held
 
     def start(self, secrets: Mapping[str, str]) -> None:
         """Starts the container; from then on this process holds its stdin open.
@@ -157,7 +149,7 @@ class StageContainer:
         with contextlib.suppress(*_ENGINE_ERRORS):
             self._client.api.remove_container(self.id, force=True, v=True)
         self._client.close()
-        self._held.close()
+        self.held.close()
 
 
 def stop(container: str, grace_seconds: float) -> None:

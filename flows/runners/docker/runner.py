@@ -25,12 +25,7 @@ from flows.runners.docker.container import (
     stop,
 )
 from flows.runners.docker.images import Images
-from flows.runners.docker.options import (
-    container_options,
-    host_options,
-    needs_network,
-    user_for,
-)
+from flows.runners.docker.options import container_options, host_options, needs_network, user_for
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import chown_outputs, work_name
 from stages.contract.errors import StageFailedError, StoppedError, UserError
@@ -109,7 +104,7 @@ class DockerPlace:
             except BaseException:
                 container.close()
                 raise
-            container.hold(stack.pop_all())
+            container.held = stack.pop_all()
         return container
 
     def follow(

@@ -174,8 +174,7 @@ def _end_jobs(jobs: Mapping[str, JobFolder], grace_seconds: float) -> None:
         folder.ask_to_stop()
     # Where the controller does not answer, batch programs still see that they are asked.
     with contextlib.suppress(SlurmUnavailableError):
-        client.cancel_pending(jobs)
-        client.signal_steps(jobs)
+        client.ask_to_end(jobs)
     left = _wait_until_gone(set(jobs), grace_seconds + _PROGRAM_SECONDS)
     with contextlib.suppress(SlurmUnavailableError):
         client.cancel(left)

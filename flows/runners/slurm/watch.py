@@ -14,12 +14,7 @@ from flows.runners.slurm import client
 from flows.runners.slurm.client import QueuedJob
 from flows.runners.slurm.folder import JobFolder, Status
 from flows.runners.slurm.submission import check_pending
-from stages.contract.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_STOPPED,
-    EXIT_USER,
-)
+from stages.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from stages.contract.request import Request
 from stages.store.base import Store
 
