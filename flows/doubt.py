@@ -145,12 +145,9 @@ class _Sceptic:
         sampling: Sampling,
         sampled: tuple[Samples | None, Samples | None] = (None, None),
     ) -> tuple[Samples, Samples]:
-        """Submits both models' samples to some prompts, their scores and the evaluation.
+        """Submits samples of base and policy, which it returns, their scores and the evaluation.
 
         With ``sampled``, samples of base and policy are scored once more in place of new ones.
-
-        Returns:
-            Samples of base and policy.
         """
         take = partial(sample_and_score, steps, self._tasks.submit)
         base = take(f"{place}/base", sampling, self._base, prompts, None, sampled[0])

@@ -5,16 +5,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import jinja2
 import typer
 from rich.markup import escape
 
 from flows.commands.common import console
 from flows.pipeline.loading import load_config
+from flows.report.files import render
 from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.errors import UserError
 
@@ -28,6 +27,7 @@ class Kind(StrEnum):
     JUDGE = "judge"
 
 
+_TEMPLATES = ("flows.commands", "templates/init")
 _CODE = ("oracle.py", "test_oracle.py")
 # Longest name of a run.
 _MAX_NAME = 100
@@ -95,15 +95,6 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
     `judge_model`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.commands", "templates/init"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    # A string of JSON is one of YAML, whatever it would be read as without its quotes.
-    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     values = {
         **answers,
         "name": _name(folder),
@@ -114,7 +105,7 @@ def write_task(folder: Path, kind: Kind, answers: Mapping[str, str | None]) -> N
     }
     files = ["geb.yaml", "README.md", *(_CODE if kind is Kind.FUNCTION else ())]
     for name in files:
-        page = environment.get_template(f"{name}.jinja").render(values)
+        page = render(f"{name}.jinja", _TEMPLATES, **values)
         (folder / name).write_text(page, encoding="utf-8")
     rows = _sums() if kind is Kind.ANSWERS else _orders()
     _write_rows(folder / "prompts.jsonl", rows[:_NUM_PROMPTS])

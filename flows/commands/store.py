@@ -139,11 +139,7 @@ def collect(store: Store, older_than: float = 0.0) -> list[Garbage]:
 
 
 def remove(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Deletes what :func:`collect` found, unless a run has come to need it since.
-
-    Returns:
-        What was deleted.
-    """
+    """Deletes what :func:`collect` found, unless a run needs it by now; returns what it deleted."""
     removed = []
     needed, present = _Needed(store), set(store.artifacts())
     for each in garbage:

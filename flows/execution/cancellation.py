@@ -64,7 +64,6 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
         RunInterruptedError: The context's interrupt came, and not as an exception; likewise.
     """
     poller = _CancellationPoller(stop, what)
-    poller.start()
     try:
         yield
     except BaseException as error:
@@ -72,7 +71,8 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
             raise poller.found from error
         raise
     finally:
-        poller.end()
+        # Not joined: its request may wait for a server that is gone.
+        poller.ended.set()
 
 
 def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
@@ -160,21 +160,14 @@ class _CancellationPoller:
         self._stop = stop
         self._what = what
         self._ids = _own_flow_runs()
-        self._ended = threading.Event()
         self._interrupts = _interrupts.get()
-        self._thread = threading.Thread(target=self._poll, name="cancellation", daemon=True)
+        self.ended = threading.Event()
         self.found: RunCancelledError | None = None
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        # Not joined: the request may wait for a server that is gone.
-        self._ended.set()
+        threading.Thread(target=self._poll, name="cancellation", daemon=True).start()
 
     def _poll(self) -> None:
         with get_client(sync_client=True) as client:
-            while not self._ended.wait(_POLL_SECONDS):
+            while not self.ended.wait(_POLL_SECONDS):
                 if any(each.is_set() for each in self._interrupts):
                     self.found = RunInterruptedError(f"{self._what} was interrupted")
                     self._stop("stopped")

@@ -96,12 +96,15 @@ class RunRecord:
         """Writes the resolved configuration; the one before is kept beside it."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / "config.json"
-        text = config.to_json()
         if os.path.lexists(path) and not self.holds(config):
             kept = self.path / f"config-{time.strftime('%Y%m%d-%H%M%SZ', time.gmtime())}.json"
-            _keep(path, kept)
+            # A copy, so that the run has one whatever becomes of the next.
+            try:
+                write_atomically(kept, read_content(path))
+            except DamagedRecordError:
+                path.replace(kept)
             self.store.share(kept)
-        self.write("config.json", text)
+        self.write("config.json", config.to_json())
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the run's folder, for other hosts too."""
@@ -111,7 +114,9 @@ class RunRecord:
     def holds(self, config: RunConfig) -> bool:
         """True if the run was last started with this configuration."""
         path = self.path / "config.json"
-        return os.path.lexists(path) and _holds(path, config.to_json())
+        with suppress(DamagedRecordError):
+            return os.path.lexists(path) and read_content(path) == config.to_json().encode()
+        return False
 
     def config(self) -> RunConfig:
         """The configuration that the run was last started with."""
@@ -216,21 +221,6 @@ def _step_file(step: str) -> str:
 
 def _read_step(path: Path) -> StepRecord:
     return read_record(path, StepRecord, "remove it; `geb resume RUN` writes it again")
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return read_content(path) == text.encode()
-    except DamagedRecordError:
-        return False
-
-
-def _keep(path: Path, kept: Path) -> None:
-    """Copies a configuration, so that the run has one whatever becomes of the next."""
-    try:
-        write_atomically(kept, read_content(path))
-    except DamagedRecordError:
-        path.replace(kept)
 
 
 class Attempt(BaseModel):

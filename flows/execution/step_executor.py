@@ -14,12 +14,7 @@ from flows.pipeline.step import Output, Source, Step
 from flows.runners.base import OnEvent
 from flows.runners.choose import check_place, make_runner
 from stages.contract.atomic import explain_disk_errors
-from stages.contract.errors import (
-    DamagedArtifactError,
-    PreemptedError,
-    StoppedError,
-    StoreError,
-)
+from stages.contract.errors import DamagedArtifactError, PreemptedError, StoppedError, StoreError
 from stages.contract.events import Log
 from stages.contract.params import Settings
 from stages.contract.request import ArtifactInput, Request, make_request

@@ -120,12 +120,9 @@ def _run_suites(
     base: Model,
     held_out: Samples,
 ) -> dict[str, Output]:
-    """Compares the policy with the base on the suites that are due after an iteration.
+    """Metrics, by the suites' names, of policy against base on those due after an iteration.
 
     Suites without prompts score ``held_out``, the policy's responses to the held-out prompts.
-
-    Returns:
-        Their metrics, by the names of the suites.
     """
     found = {}
     for name, (own, prompts, base_samples) in suites.items():

@@ -39,11 +39,7 @@ def compare_runs(store: Store, runs: Sequence[str], name: str = "") -> Compariso
 
 
 def write_comparison(store: Store, comparison: Comparison, name: str) -> Comparison:
-    """Writes the files of a comparison into a folder among the store's runs.
-
-    Returns:
-        The comparison with its name and the address of its page; other files are beside it.
-    """
+    """Writes a comparison into a folder among the store's runs; returns it with name and page."""
     folder = store.run_path(name)
     named = replace(comparison, name=name)
     page, *_ = write_files(named, folder)

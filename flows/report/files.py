@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stages.contract.atomic import explain_disk_errors, write_atomically
 from stages.contract.errors import UserError
 from stages.tables.schemas import RESPONSES, read_rows
 
+_TEMPLATES = ("flows.report", "templates")
 _FORMAT = "alpaca_eval"
 _COLUMNS = ("prompt_id", "sample_index", "messages", "response")
 
@@ -71,16 +73,18 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return written.getvalue()
 
 
-def render(template: str, **values: Any) -> str:
-    """Renders a template; in pages (``.html.jinja``) every value is escaped."""
+def render(template: str, place: tuple[str, str] = _TEMPLATES, **values: Any) -> str:
+    """Renders a template of a package's folder; in pages (``.html.jinja``) values are escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flows.report"),
+        loader=jinja2.PackageLoader(*place),
         autoescape=template.endswith(".html.jinja"),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    # A string of JSON is one of YAML, whatever it would be read as without its quotes.
+    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     return environment.get_template(template).render(values)
 
 

@@ -23,14 +23,11 @@ def require_token() -> str:
 
 
 def push(folder: Path, repo: str, *, revision: str | None, private: bool, message: str) -> str:
-    """Uploads a folder as one commit of a model repository, which is made if there is none.
+    """Uploads a folder as one commit of a model repository; returns the commit's address.
 
-    The hub keeps the large files that reached it before an upload was cut off: the same call sends
-    the others, and then commits. Files of the repository that the folder lacks stay. A branch
-    ``revision`` is made of the main one if there is none.
-
-    Returns:
-        The commit's address.
+    The repository is made if there is none, and a branch ``revision`` of its main one. The hub
+    keeps the large files that reached it before an upload was cut off: the same call sends the
+    others, and then commits. Files of the repository that the folder lacks stay.
 
     Raises:
         UserError: The name is none, the token may not write there, or a repository that was to be

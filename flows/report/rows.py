@@ -269,11 +269,17 @@ def compared(
     found: list[Paired] = []
     for iteration in iterations:
         before, now = (_figures(each, iteration, suite) for each in (first, second))
-        for name in names if names is not None else before:
-            if name in before and name in now:
-                place = suite or HELD_OUT, second.run, first.run, iteration, name
-                found += _paired(place, means(before[name]), means(now[name]))
+        place = suite or HELD_OUT, second.run, first.run, iteration
+        found += _every_paired(place, before, now, names)
     return adjusted(found)
+
+
+def _every_paired(
+    place: tuple[str, str, str, int], before: Figures, now: Figures, names: Iterable[str] | None
+) -> Iterator[Paired]:
+    for name in before if names is None else names:
+        if name in before and name in now:
+            yield from _paired((*place, name), means(before[name]), means(now[name]))
 
 
 def _paired(
@@ -303,12 +309,7 @@ def against_base(
     base, policy = (
         Samples.of(artifacts, evaluation, step, prefix, model).figures() for prefix, model in both
     )
-    found: list[Paired] = []
-    for name in names if names is not None else base:
-        if name in base and name in policy:
-            place = step, POLICY, BASE, 0, name
-            found += _paired(place, means(base[name]), means(policy[name]))
-    return found
+    return list(_every_paired((step, POLICY, BASE, 0), base, policy, names))
 
 
 def adjusted(found: Sequence[Paired]) -> list[Paired]:

@@ -108,10 +108,7 @@ def runner_findings(runner: str, config: RunConfig) -> Iterator[Finding]:
 def reap_for(runner: str | None, config: RunConfig) -> list[str]:
     """Removes what dead orchestrators left with a runner, also what was to outlive them.
 
-    Without a name: containers of this machine, if it has a Docker engine.
-
-    Returns:
-        A line for each thing that was removed.
+    Without a name: containers of this machine, if it has a Docker engine. Returns a line for each.
 
     Raises:
         UserError: This runner leaves nothing, or the place that is named does not answer.

@@ -170,10 +170,7 @@ def gpus_in_use(client: docker.DockerClient) -> set[str]:
 
 
 def reap() -> list[str]:
-    """Stops and removes containers that dead orchestrators left.
-
-    Returns:
-        A line for each container that was removed.
+    """Stops and removes containers that dead orchestrators left; returns a line for each.
 
     Raises:
         UserError: No Docker engine answers.

@@ -100,13 +100,10 @@ class PodAttempt:
         check: Callable[[], None],
         stopping: threading.Event,
     ) -> list[Ending]:
-        """Passes on what the pods print until all have ended.
+        """Passes on what the pods print until all have ended; returns how, the first pod first.
 
         Events of the first pod alone are told. ``check`` raises if the attempt is another
         orchestrator's by now.
-
-        Returns:
-            How each pod ended, the first pod first.
 
         Raises:
             UserError: A pod cannot start, for a reason that a person has to change.

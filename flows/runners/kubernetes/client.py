@@ -239,11 +239,7 @@ class LogReader:
             pass
 
     def _read_once(self, *, follow: bool) -> bool:
-        """Passes on what is new, until the log or the connection ends.
-
-        Returns:
-            Whether there is no more to be had by now: the log has ended, or there is none.
-        """
+        """Passes on what is new; True if the log has ended or there is none, so that all is had."""
         known = self._last
         try:
             for raw in self._cluster.log(self._pod, follow=follow):

@@ -153,10 +153,7 @@ _OUTPUTS = ("log", "others", "slurm.out")
 def sweep(store: Store, *, cancel: bool = False) -> list[str]:
     """Removes the folders of jobs that dead orchestrators left; what they printed is kept.
 
-    With ``cancel``, their jobs that are at work or pending are ended, too.
-
-    Returns:
-        A line for each job.
+    With ``cancel``, their jobs that are at work or pending are ended, too. Returns a line for each.
 
     Raises:
         SlurmUnavailableError: The controller does not answer.
