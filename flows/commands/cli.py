@@ -99,11 +99,7 @@ def _run() -> int:
 
 
 def _tell(error: BaseException) -> int:
-    """Prints the message and the remedy of an error and returns the exit code.
-
-    Raises:
-        BaseException: The error is a defect of the program: a traceback tells more.
-    """
+    """Prints an error's message and remedy and returns the exit code; raises what is a defect."""
     match error:
         case UserError():
             return _say(EXIT_USER, error.message, error.remedy)

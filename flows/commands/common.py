@@ -129,11 +129,7 @@ console = TerminalConsole(
 def configured(
     path: Path, overrides: list[str] | None, runner: str | None, store: str | None
 ) -> RunConfig:
-    """The configuration that a command line names.
-
-    Raises:
-        UserError: There is no such file, or it is wrong.
-    """
+    """The configuration that a command line names; UserError if it is wrong or not there."""
     if not path.exists() and str(path) in _runs_at(store or DEFAULT_STORE):
         raise UserError(
             f"{path} is a run in the store, not a configuration file",

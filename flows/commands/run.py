@@ -159,11 +159,7 @@ def _run(
 
 
 def _check_before(config: RunConfig, lines: list[PlannedStep]) -> None:
-    """Tries code of the user's, and warns of settings that cannot work, where it is to matter.
-
-    Raises:
-        UserError: The oracle, the objective or the pair strategy cannot work.
-    """
+    """Tries code of the user's, which it may refuse, and warns of settings that cannot work."""
     to_run = {line.stage for line in lines if line.action == "run"}
     try_own_code(config, to_run)
     said = [try_oracle(config) if "score" in to_run else None]

@@ -16,9 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import (
-    Progress as Bars,
-)
+from rich.progress import Progress as Bars
 
 from flows.execution.observer import Observer
 from flows.execution.run_record import State

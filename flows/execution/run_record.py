@@ -74,11 +74,7 @@ class RunRecord:
 
     @classmethod
     def existing(cls, store: Store, name: str) -> RunRecord:
-        """A run that has been started before.
-
-        Raises:
-            UserError: The store has no such run.
-        """
+        """A run that has been started before; UserError if the store has none."""
         # Before a path is made of it: `../elsewhere` is no name.
         if not is_name(name) or name.endswith((".yaml", ".yml")):
             known = ", ".join(runs(store)) or "none"
@@ -142,11 +138,7 @@ class RunRecord:
             return None
 
     def steps(self, *, strict: bool = False) -> Iterator[StepRecord]:
-        """All steps on record, by name; a damaged record is left out with a warning.
-
-        Raises:
-            DamagedRecordError: A record cannot be read, and ``strict``.
-        """
+        """All steps on record, by name; a damaged record is a warning, if ``strict`` an error."""
         for path in sorted((self.path / "steps").glob("*.json")):
             try:
                 yield _read_step(path)

@@ -212,11 +212,7 @@ def find_image(client: docker.DockerClient, name: str) -> Any:
 
 @contextmanager
 def engine_errors_explained() -> Iterator[None]:
-    """Turns errors of the engine's client into messages.
-
-    Raises:
-        GebError: The engine refuses what the block asks, fails, or does not answer any more.
-    """
+    """Turns errors of the engine's client into a GebError: it refuses, fails, or is away."""
     try:
         yield
     except (DockerException, RequestException) as error:

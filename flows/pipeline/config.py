@@ -323,11 +323,7 @@ class RunConfig(StageSettings):
         return self.generate.model_copy(update=own | {"mixture": 0.0})
 
     def for_suite(self, name: str) -> RunConfig:
-        """The configuration by which the steps of a suite are made.
-
-        Raises:
-            UserError: There is no such suite.
-        """
+        """The configuration by which a suite's steps are made; UserError if there is none."""
         if name not in self.suites:
             raise UserError(
                 f"there is no suite {name!r}",

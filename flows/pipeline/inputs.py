@@ -138,11 +138,7 @@ def _require_own_code(config: RunConfig) -> None:
 
 
 def require_oracle_inputs(config: RunConfig, suite: str | None = None) -> None:
-    """Checks that the inputs which the oracle of a run, or of a suite, needs are named.
-
-    Raises:
-        UserError: One is not.
-    """
+    """Refuses a run, or a suite, that does not name the inputs which its oracle needs."""
     score, section, place = _oracle_of(config, suite)
     for needed, oracle in score.needs.items():
         if getattr(section, ORACLE_INPUTS[needed]) is None:

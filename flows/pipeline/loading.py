@@ -47,11 +47,7 @@ def load_settings(path: Path | None, overrides: Sequence[str], schema: type[S]) 
 
 
 def overrides_of(said: Sequence[str]) -> dict[str, Any]:
-    """Values given by ``--set``, as nested sections; paths start in the present folder.
-
-    Raises:
-        UserError: One of them is not of the form NAME=VALUE.
-    """
+    """Values of ``--set NAME=VALUE`` as nested sections; paths start in the present folder."""
     values: dict[str, Any] = {}
     for override in said:
         _apply(values, override, RunConfig)

@@ -53,11 +53,7 @@ def configured(preset: str, overrides: Mapping[str, Any]) -> RunConfig:
 
 
 def laid_over(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides of a form, its lines NAME=VALUE laid over its fields.
-
-    Raises:
-        UserError: A line is not of that form.
-    """
+    """Overrides of a form, its lines laid over its fields; UserError if one is no NAME=VALUE."""
     sections = dict(overrides)
     lines = sections.pop(SETTINGS, ())
     if isinstance(lines, str):

@@ -28,11 +28,7 @@ class Output:
     kind: Kind = "artifact"
 
     def at(self, path: str) -> Output:
-        """One file or folder of the artifact.
-
-        Raises:
-            UserError: The stage declares no such output.
-        """
+        """One file or folder of the artifact; UserError if the stage declares no such output."""
         spec = find_output(self.params.stage, self.params.outputs, path)
         return Output(self.step, self.params, path, spec.kind)
 

@@ -34,11 +34,7 @@ class Tracking(Settings):
 
 
 def check_trackers(tracking: Tracking, interpreter: str | None) -> None:
-    """Checks that the packages of the trackers are there, in this environment if no other is named.
-
-    Raises:
-        UserError: The interpreter or a package is missing.
-    """
+    """Refuses trackers whose packages are not in an interpreter, this one if none is named."""
     if not tracking.report_to:
         return
     python = interpreter or sys.executable

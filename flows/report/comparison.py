@@ -37,15 +37,7 @@ from flows.report.rows import (
     told,
 )
 from flows.report.summary import Summary, last_iteration
-from flows.report.table import (
-    COLUMNS,
-    DROPPED_FIRST,
-    POLICY,
-    Cell,
-    Estimate,
-    FittedTable,
-    ordered,
-)
+from flows.report.table import COLUMNS, DROPPED_FIRST, POLICY, Cell, Estimate, FittedTable, ordered
 from stages.contract.errors import UserError
 
 # Figures by which runs are tested; each further one costs power to Holm's adjustment.

@@ -89,11 +89,7 @@ def render(template: str, place: tuple[str, str] = _TEMPLATES, **values: Any) ->
 
 
 def parse_export(text: str) -> Path:
-    """File of ``alpaca_eval=FILE``.
-
-    Raises:
-        UserError: It is another format, or names no file.
-    """
+    """File of ``alpaca_eval=FILE``; UserError if it is another format, or names no file."""
     name, _, place = text.partition("=")
     if name != _FORMAT or not place:
         raise UserError(f"--export {text!r} is not FORMAT=FILE", f"formats: {_FORMAT}")

@@ -5,6 +5,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import yaml
@@ -23,12 +24,6 @@ from stages.contract.atomic import write_atomically
 from stages.contract.data_files import read_data_file
 
 _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed")
-_GROUPS = (
-    ("results", "Results by iteration"),
-    ("learning", "Learning"),
-    ("samples", "Samples of the last iteration, in numbers"),
-    ("speed", "Speed"),
-)
 
 
 def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
@@ -41,11 +36,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         answers=[each.title for each in ANSWER_COLUMNS],
         verdict=verdict(summary),
         facts=facts(summary),
-        groups=[
-            (title, [each for each in plots if each.group == group])
-            for group, title in _GROUPS
-            if any(each.group == group for each in plots)
-        ],
+        groups=[(title, list(own)) for title, own in groupby(plots, lambda plot: plot.group)],
         samples=samples,
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},

@@ -9,11 +9,7 @@ _TOKEN = "HF_TOKEN"
 
 
 def require_token() -> str:
-    """The hub's token in the environment.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The hub's token in the environment; UserError if there is none."""
     if token := os.environ.get(_TOKEN):
         return token
     raise UserError(

@@ -103,11 +103,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def place_of(store: Store, source: ArtifactInput | FileInput | HubInput) -> str:
-    """The folder of a model, or its repository of the hub as `ID@REVISION`.
-
-    Raises:
-        UserError: Its artifact is no longer in the store.
-    """
+    """Folder of a model, UserError if it is gone; or its repository of the hub as `ID@REVISION`."""
     if isinstance(source, HubInput):
         return f"{source.repo}@{source.revision}"
     if isinstance(source, FileInput):

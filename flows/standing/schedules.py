@@ -100,22 +100,14 @@ def schedules() -> list[Scheduled]:
 
 
 def set_active(name: str, active: bool) -> None:
-    """Pauses a schedule, or lets it fire again.
-
-    Raises:
-        UserError: There is none of that name.
-    """
+    """Pauses a schedule, or lets it fire again; UserError if there is none of that name."""
     with _deployment() as (client, deployment):
         found = _named(name, deployment)
         client.update_deployment_schedule(deployment.id, found.id, active=active)
 
 
 def remove(name: str) -> None:
-    """Removes a schedule; its runs, and one at work, stay.
-
-    Raises:
-        UserError: There is none of that name.
-    """
+    """Removes a schedule, UserError if there is none; its runs, and one at work, stay."""
     with _deployment() as (client, deployment):
         client.delete_deployment_schedule(deployment.id, _named(name, deployment).id)
 

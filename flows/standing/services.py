@@ -92,11 +92,7 @@ class Services:
             )
 
     def wait(self) -> NoReturn:
-        """Waits until a signal raises an exception.
-
-        Raises:
-            GebError: A process ended by itself.
-        """
+        """Waits until a signal raises an exception; GebError if a process ends by itself."""
         while True:
             for name, process in self._running.items():
                 if process.poll() is not None:

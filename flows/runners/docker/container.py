@@ -30,11 +30,7 @@ from stages.contract.request import Request
 
 
 def connect(timeout_seconds: int = 120) -> docker.DockerClient:
-    """Connects to the engine.
-
-    Raises:
-        UserError: No engine answers.
-    """
+    """Connects to the engine; UserError if none answers."""
     try:
         _knock()
         return docker.from_env(timeout=timeout_seconds)
@@ -46,11 +42,7 @@ def connect(timeout_seconds: int = 120) -> docker.DockerClient:
 
 
 def _knock() -> None:
-    """Connects to the engine's socket once: the client forgets to close one that does not connect.
-
-    Raises:
-        OSError: It does not connect.
-    """
+    """Connects to the engine's socket once: its client leaves one open that does not connect."""
     kind, _, path = (os.environ.get("DOCKER_HOST") or DEFAULT_UNIX_SOCKET).partition("://")
     if kind.endswith("unix"):
         with socket.socket(socket.AF_UNIX) as tried:
@@ -170,11 +162,7 @@ def gpus_in_use(client: docker.DockerClient) -> set[str]:
 
 
 def reap() -> list[str]:
-    """Stops and removes containers that dead orchestrators left; returns a line for each.
-
-    Raises:
-        UserError: No Docker engine answers.
-    """
+    """Removes containers that dead orchestrators left; returns a line for each."""
     with contextlib.closing(connect()) as client:
         found = client.api.containers(all=True, filters={"label": KEY_LABEL})
         return [_remove(client, each) for each in found if _is_left(each["Labels"])]

@@ -189,11 +189,7 @@ RIGHTS = (
 
 
 def check_rights(cluster: Cluster) -> None:
-    """Refuses a cluster before the first stage if a right is missing.
-
-    Raises:
-        UserError: It names what is missing.
-    """
+    """Refuses a cluster before the first stage if a right is missing, which the error names."""
     missing = [f"{verb} {what}" for what, verb in RIGHTS if not cluster.may(verb, what)]
     if missing:
         raise UserError(

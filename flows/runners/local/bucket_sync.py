@@ -78,11 +78,7 @@ class BucketSyncRunner:
         return self._runner.has_running(request.model_copy(update={"store": local}))
 
     def _run_there(self, sync: Sync) -> None:
-        """Runs a stage that fetches and sends by itself.
-
-        Raises:
-            DamagedArtifactError: It ended well, and the bucket has no artifact.
-        """
+        """Runs a stage that fetches and sends by itself, and finds its artifact in the bucket."""
         store, request = sync.store, sync.request
 
         def sent(source: Input) -> Input:

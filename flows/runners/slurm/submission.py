@@ -106,11 +106,7 @@ def mistake(said: str, request: Request, job: SlurmJobSettings) -> UserError:
 
 
 def check_pending(reason: str, request: Request, job: SlurmJobSettings) -> None:
-    """Refuses a job that Slurm took and will never start.
-
-    Raises:
-        UserError: Its reason does not go away by waiting.
-    """
+    """Refuses a job that Slurm took and will never start: its reason does not go away."""
     if not _HOPELESS.search(reason):
         return
     hint = {"PartitionTimeLimit": "time limit", "PartitionNodeLimit": "node count"}.get(reason, "")
@@ -133,11 +129,7 @@ def check_jobs(execution: Execution, resources: Settings) -> None:
 
 
 def check_job(request: Request, settings: SlurmSettings, grace_seconds: float) -> None:
-    """Checks one job.
-
-    Raises:
-        UserError: Slurm would never run it.
-    """
+    """Refuses one job that Slurm would never run."""
     # A controller that is away for now does not make a setting wrong.
     with contextlib.suppress(SlurmUnavailableError):
         job = settings.job(request.stage)
