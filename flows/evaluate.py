@@ -149,13 +149,14 @@ def evaluate(
         config: What is to differ from the preset. An empty field takes the preset's value, or the
             default if the preset has none.
     """
-    asked: RunConfig | None = None
+    models = Models(policy, base or None, prompts or None, suite or None)
+    name = f"{preset}-evaluation"
     try:
         asked = configured(preset, config)
-        asked = asked.model_copy(update={"name": f"{asked.name}-evaluation"})
-        return _evaluate(asked, Models(policy, base or None, prompts or None, suite or None))
+        name = f"{asked.name}-evaluation"
+        return _evaluate(asked.model_copy(update={"name": name}), models)
     except GebError as error:
-        return failed(error, asked.name if asked else f"{preset}-evaluation")
+        return failed(error, name)
 
 
 def _evaluate(config: RunConfig, models: Models) -> ModelComparison:

@@ -1,7 +1,6 @@
 """The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -124,7 +123,7 @@ def iterate_resolved(config: RunConfig) -> RunResult:
     Raises:
         GebError: The run failed.
     """
-    return iterate(NO_PRESET, json.loads(config.to_json()))
+    return iterate(NO_PRESET, config.to_values())
 
 
 def _recorded(config: RunConfig) -> StepExecutor:

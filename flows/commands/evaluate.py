@@ -1,6 +1,5 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -75,7 +74,7 @@ def evaluate(
         from flows.evaluate import evaluate as evaluate_flow
 
         places = base or "", prompts or "", suite or ""
-        found = evaluate_flow(policy, *places, NO_PRESET, json.loads(settings.to_json()))
+        found = evaluate_flow(policy, *places, NO_PRESET, settings.to_values())
     for path in wanted:
         export(path, policy, suite or "held-out", found.responses)
     lines = [f"metrics  {found.artifact}", *(f"outputs  {path}" for path in wanted)]
@@ -115,7 +114,7 @@ def sweep(
         # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.sweep import sweep as sweep_flow
 
-        whole = json.loads(settings.to_json())
+        whole = settings.to_values()
         found = sweep_flow(title, grid or [], _seeds(seeds), parallel_runs, NO_PRESET, whole)
     answer_comparison(as_json, found)
 

@@ -75,41 +75,33 @@ def stops_when_cancelled(stop: Callable[[StepState], None], what: str) -> Iterat
         poller.ended.set()
 
 
-def ends_cancelled(function: Callable[P, R | State[Any]]) -> Callable[P, R]:
-    """Makes a flow's function that was cancelled end in the state Cancelled, not in Failed.
-
-    A state that the function returns is the flow run's own: Prefect raises its error at the caller,
-    who gets results only.
-    """
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return cast(R, function(*args, **kwargs))
-        except RunCancelledError as error:
-            return cast(R, Cancelled(message=str(error), data=error))
-
-    # Prefect reads the parameters' types off the signature, and would look for them in this module.
-    vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
-    return run
-
-
 def stage_flow(
     name: str, run_name: str | Callable[[], str]
 ) -> Callable[[Callable[P, R | State[Any]]], Flow[P, R]]:
-    """Makes a function a flow that starts stages: cancelled it ends so, and no container stays.
+    """Makes a function a flow: cancelled it ends so, not in Failed, and no container of it stays.
 
-    ``run_name`` names flow runs: a text with their parameters in braces, or a function.
+    ``run_name`` names flow runs: a text with their parameters in braces, or a function. A state
+    that the function returns is the flow run's own: Prefect raises its error at the caller, who
+    gets results only.
     """
 
     def decorate(function: Callable[P, R | State[Any]]) -> Flow[P, R]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return cast(R, function(*args, **kwargs))
+            except RunCancelledError as error:
+                return cast(R, Cancelled(message=str(error), data=error))
+
+        # Prefect reads parameters' types off the signature, and would look for them in this module.
+        vars(run)["__signature__"] = inspect.signature(function, eval_str=True)
         return flow(
             name=name,
             flow_run_name=run_name,
             persist_result=False,
             on_cancellation=[remove_containers],
             on_crashed=[remove_containers],
-        )(ends_cancelled(function))
+        )(run)
 
     return decorate
 

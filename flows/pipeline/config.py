@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -316,6 +317,11 @@ class RunConfig(StageSettings):
         hidden: dict[str, Any] = {section: set(names) for section, names in SET_BY_THE_RUN.items()}
         hidden["suites"] = {"__all__": {"prepare": set(UNUSED_BY_SUITES)}}
         return self.model_dump_json(indent=2, exclude=hidden)
+
+    def to_values(self) -> dict[str, Any]:
+        """The same as nested sections of plain values."""
+        values: dict[str, Any] = json.loads(self.to_json())
+        return values
 
     def screen_sampling(self) -> GenerateParams:
         """The generate stage's parameters for the prompts to be screened."""

@@ -82,7 +82,7 @@ def with_fields(config: RunConfig, fields: Mapping[str, Any], place: str) -> Run
     Raises:
         UserError: There is no such field, or a value is wrong; the message names all of them.
     """
-    values = json.loads(config.to_json())
+    values = config.to_values()
     for name, value in fields.items():
         _set(values, name.split("."), value)
     anchor_paths(values, Path.cwd())

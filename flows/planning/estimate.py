@@ -279,10 +279,7 @@ class _Costs:
     def _generate(self, step: Step) -> Cost:
         params = step.params
         assert isinstance(params, GenerateParams)
-        [source] = step.inputs["prompts"]
-        assert isinstance(source, Output)
-        prompts = self._tables[source.path if source.step == "prepare" else source.step].rows
-        prompts /= params.num_shards
+        prompts = self._prompts(step) / params.num_shards
         tokens = params.counted_response_tokens
         self._tables[step.name] = _Table(prompts * params.num_samples, tokens, prompts)
         work = Work(prompts, self._prompt_tokens, tokens)
@@ -290,11 +287,14 @@ class _Costs:
             self._model(step.inputs["policy"][0]), params, self._place(step)[1], work
         )
 
-    def _preferences(self, step: Step) -> Cost:
-        """One pair for each prompt, of responses as long as those that are sampled."""
+    def _prompts(self, step: Step) -> float:
         [source] = step.inputs["prompts"]
         assert isinstance(source, Output)
-        rows = self._tables[source.path if source.step == "prepare" else source.step].rows
+        return self._tables[source.path if source.step == "prepare" else source.step].rows
+
+    def _preferences(self, step: Step) -> Cost:
+        """One pair for each prompt, of responses as long as those that are sampled."""
+        rows = self._prompts(step)
         tokens = self._config.generate.counted_response_tokens
         self._tables[step.name] = _Table(rows, tokens, rows)
         return Cost(seconds=0.0)

@@ -5,7 +5,6 @@ runs of one combination of the grid are. Methods are in the order in which their
 given. Methods with several runs are tested against the first over seeds, single runs by prompt.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -276,9 +275,7 @@ def compare_summaries(
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:
     """Settings of each method that differ from the first run's, but for name and seed."""
     found: dict[str, list[str]] = {}
-    first, *_ = values = [
-        {**json.loads(each.config.to_json()), "name": "", "seed": 0} for each in runs
-    ]
+    first, *_ = values = [{**each.config.to_values(), "name": "", "seed": 0} for each in runs]
     for run, own in zip(runs, values, strict=True):
         found.setdefault(methods[run.run], list(differences(first, own)))
     return {method: changes for method, changes in found.items() if changes}

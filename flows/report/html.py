@@ -28,7 +28,7 @@ _SHOWN_SOFTWARE = ("geb", "python", "torch", "transformers", "vllm", "deepspeed"
 
 def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
     """Writes ``report.html`` with a run's figures into its folder and returns its place."""
-    values, samples = json.loads(summary.config.to_json()), _samples(summary)
+    values, samples = summary.config.to_values(), _samples(summary)
     suites = summary.config.model_dump(mode="json", include={"suites"}, exclude_defaults=True)
     page = render(
         "report.html.jinja",
@@ -41,7 +41,7 @@ def write(record: RunRecord, summary: Summary, plots: Sequence[Plot]) -> str:
         components=sorted({name for row in samples for name in row["components"]}),
         suite_samples={each.name: _samples(summary, each.name) for each in summary.suites},
         gates=[(t, each.read_json("decision.json")) for t, each in summary.made("promote")],
-        changed=list(_changed(values | suites, json.loads(RunConfig().to_json()))),
+        changed=list(_changed(values | suites, RunConfig().to_values())),
         configuration=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
     )
     path = record.path / "report.html"

@@ -1,7 +1,6 @@
 """Artifacts in the Prefect UI: configuration, tables, report with plots, failure; and tags."""
 
 import base64
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def label(config: RunConfig) -> None:
 @survives_outage
 def publish_configuration(config: RunConfig, preset: str) -> None:
     """Creates an artifact with every value of a run's configuration."""
-    values = yaml.safe_dump(json.loads(config.to_json()), sort_keys=False, allow_unicode=True)
+    values = yaml.safe_dump(config.to_values(), sort_keys=False, allow_unicode=True)
     create_markdown_artifact(
         f"```yaml\n{values}```\n",
         key=artifact_key(config.name, "configuration"),

@@ -151,7 +151,7 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
 
 def method_of(config: RunConfig) -> str:
     """Everything in a configuration that its repetitions share."""
-    whole = json.loads(config.to_json())
+    whole = config.to_values()
     own = {name: value for name, value in whole.items() if name not in _NOT_OF_THE_METHOD}
     return json.dumps(own, sort_keys=True)
 

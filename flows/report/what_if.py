@@ -121,8 +121,7 @@ def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
     Raises:
         UserError: No iteration of the run is whole.
     """
-    values = [json.loads(each.to_json()) for each in (config, asked)]
-    changes = list(differences(*values))
+    before, after = config.to_values(), asked.to_values()
     artifacts = _artifacts(record)
     whole = [t for t in range(1, config.iterations + 1) if f"iteration-{t}/train" in artifacts]
     if not whole:
@@ -141,7 +140,8 @@ def what_if(record: RunRecord, config: RunConfig, asked: RunConfig) -> WhatIf:
             _iteration(t, both, found)
             for (t, both), found in zip(tables.items(), figures, strict=True)
         ]
-    cautions = list(_cautions(values[0], values[1], config, asked))
+    changes = list(differences(before, after))
+    cautions = list(_cautions(before, after, config, asked))
     totals = counts["reuse"], counts["run"]
     return WhatIf(record.name, changes, iterations, *totals, cost, cautions)
 

@@ -60,12 +60,12 @@ def write_request(request: Request) -> str:
     return name
 
 
-class AttemptLog:
+class AttemptLog(FailureTail):
     """Log of one attempt. Lines are read even when the disk is full: the stage must not block."""
 
-    def __init__(self, file: IO[str], tail: FailureTail) -> None:
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        super().__init__(path)
         self._file = file
-        self.tail = tail
         self.error: OSError | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -76,7 +76,7 @@ class AttemptLog:
         With ``telling``, it may help to explain a failure.
         """
         if telling:
-            self.tail.add_line(line.rstrip("\n"))
+            self.add_line(line.rstrip("\n"))
         with self._lock:
             if self.error is not None or self._ended:
                 return
@@ -104,13 +104,13 @@ class AttemptLog:
             remedy = f"\nremedy: {event.remedy}" if event.remedy else ""
             # The tail has the event itself.
             self.write(f"[{word}] {event.message}{remedy}\n", telling=False)
-        self.tail.record_event(event)
+        self.record_event(event)
         on_event(event)
 
-    def warn_if_incomplete(self, path: Path, on_event: OnEvent) -> None:
+    def warn_if_incomplete(self, on_event: OnEvent) -> None:
         """Warns when the log could not be written to its end."""
         if self.error is not None:
-            message = f"the log {path} is not whole: {self.error.strerror}"
+            message = f"the log {self.path} is not whole: {self.error.strerror}"
             on_event(Log(level="warning", message=message))
 
     def write_all(self, stream: Iterable[str]) -> None:

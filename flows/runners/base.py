@@ -138,9 +138,10 @@ def supervised(python: str, grace_seconds: float, *options: str, program: list[s
 
 
 class FailureTail:
-    """Last lines and failure event of a stage, for the message of its error."""
+    """Last lines and failure event of a stage's log, for the message of its error."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.failure: Failure | None = None
 
@@ -210,20 +211,15 @@ class Ending:
 
 
 def raise_for(
-    endings: Sequence[Ending],
-    tails: Sequence[FailureTail],
-    request: Request,
-    *,
-    stopped: bool,
-    logs: Sequence[Path],
+    endings: Sequence[Ending], tails: Sequence[FailureTail], request: Request, *, stopped: bool
 ) -> None:
     """Raises the error of an attempt; returns if its first node ended well."""
     if endings[0] == Ending("exited", EXIT_OK):
         return
     culprit = min(range(len(endings)), key=lambda each: _rank(endings[each]))
-    ending, tail, log = endings[culprit], tails[culprit], logs[culprit]
+    ending, tail = endings[culprit], tails[culprit]
     if not stopped:
-        _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None, log)
+        _raise_for_kind(ending, tail, request, culprit if len(endings) > 1 else None)
     code = EXIT_STOPPED if ending.code is None else ending.code
     where = f"{request.place} ({request.stage} {request.key[:12]})"
     said = tail.failure.message if tail.failure else ""
@@ -236,7 +232,7 @@ def raise_for(
         said = f"ended by {describe_exit(code)}: {last}"
     elif code not in (1, EXIT_STOPPED):
         said = f"{said} ({describe_exit(code)})"
-    raise StageFailedError(f"{where}: {said}; log: {log}", tuple(tail.lines))
+    raise StageFailedError(f"{where}: {said}; log: {tail.path}", tuple(tail.lines))
 
 
 def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
@@ -246,9 +242,7 @@ def _rank(ending: Ending) -> tuple[int, bool, bool, bool]:
     return kind, ending.code in (EXIT_OK, EXIT_STOPPED), not mistake, not ending.is_killed
 
 
-def _raise_for_kind(
-    ending: Ending, tail: FailureTail, request: Request, node: int | None, log: Path
-) -> None:
+def _raise_for_kind(ending: Ending, tail: FailureTail, request: Request, node: int | None) -> None:
     where = f"{request.place} ({request.stage} {request.key[:12]})"
     if node is not None:
         where += f" (node {node + 1} of {request.resources.nodes})"
@@ -257,21 +251,21 @@ def _raise_for_kind(
         case "refused":
             raise RefusedError(f"{where}: {ending.message}", ending.remedy)
         case "taken":
-            raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {log}", last)
+            raise PreemptedError(f"{where}: {ending.message.strip(': ')}; log: {tail.path}", last)
         case "out_of_memory":
             limit = request.resources.memory_gib
             of = f"its memory limit of {limit:g} GiB" if limit else "its machine's memory"
             raise StageFailedError(
                 f"{request.place}: the stage used up {of} and the kernel killed it "
                 f"(exit code {ending.code or 0}); raise resources.{request.stage}.memory_gib, or "
-                f"give the stage less to do at a time; log: {log}",
+                f"give the stage less to do at a time; log: {tail.path}",
                 last,
             )
         case "failed":
-            raise StageFailedError(f"{where}: {ending.message}; log: {log}", last)
+            raise StageFailedError(f"{where}: {ending.message}; log: {tail.path}", last)
         case "overdue":
             raise StageFailedError(
                 f"{request.place}: took longer than timeout_seconds="
-                f"{request.resources.timeout_seconds:g}; log: {log}",
+                f"{request.resources.timeout_seconds:g}; log: {tail.path}",
                 last,
             )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from flows.runners.attempt_log import AttemptLog, new_log
-from flows.runners.base import Ending, FailureTail, OnEvent, PlaceNotice, raise_for
+from flows.runners.base import Ending, OnEvent, PlaceNotice, raise_for
 from stages.contract.errors import LeaseLostError, RefusedError, StageFailedError, UserError
 from stages.contract.events import Log
 from stages.contract.request import Request
@@ -148,23 +148,22 @@ class PlaceRunner(Generic[W]):
     ) -> None:
         log = new_log(request)
         paths = [log, *(log.with_suffix(f".node{n}.log") for n in range(1, work.num_nodes))]
-        tails = [FailureTail() for _ in paths]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._live_work(work))
             logs = [
-                AttemptLog(stack.enter_context(path.open("w", encoding="utf-8")), tail)
-                for path, tail in zip(paths, tails, strict=True)
+                AttemptLog(path, stack.enter_context(path.open("w", encoding="utf-8")))
+                for path in paths
             ]
             with _refusals():
                 endings = self._place.follow(
                     work, request, logs, on_event, self._stopping, check_owner
                 )
-            logs[0].warn_if_incomplete(paths[0], on_event)
+            logs[0].warn_if_incomplete(on_event)
         # The stage could not remove its work folder, a mount. One that is not empty is a failed
         # attempt's.
         with contextlib.suppress(OSError):
             Store.open(request.store).work_path(request.stage, request.key).rmdir()
-        raise_for(endings, tails, request, stopped=self._stopping.is_set(), logs=paths)
+        raise_for(endings, logs, request, stopped=self._stopping.is_set())
 
     @contextlib.contextmanager
     def _live_work(self, work: W) -> Iterator[None]:

@@ -3,7 +3,6 @@
 A schedule has parameters of its own, the whole configuration among them, and its name is its slug.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +81,7 @@ def add(config: RunConfig, name: str, cron: str, timezone: str, *, fresh: bool) 
             f"--cron {cron!r}, --timezone {timezone!r}: {said}",
             'minute, hour, day, month, weekday ("0 3 * * 1"), and a zone such as Europe/Berlin',
         ) from error
-    parameters = {"preset": NO_PRESET, "config": json.loads(config.to_json()), "fresh": fresh}
+    parameters = {"preset": NO_PRESET, "config": config.to_values(), "fresh": fresh}
     with _deployment() as (client, deployment):
         if any(each.slug == name for each in deployment.schedules):
             raise UserError(

@@ -81,7 +81,7 @@ class Sessions:
             "project": self._config.tracking.project,
             "run": self._record.name,
             "folder": str(self._record.store.root / TRACKERS),
-            "config": json.loads(self._config.to_json()),
+            "config": self._config.to_values(),
             "wanted": self._wanted,
             "ok": ok,
         }

@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from flows.pipeline.placement import interpreter_of
 from flows.pipeline.preflight import require_interpreter
@@ -60,8 +59,7 @@ class ProcessRunner:
 
     def run(self, request: Request, on_event: OnEvent) -> None:
         """See :class:`flows.runners.base.Runner`."""
-        log = new_log(request)
-        tail = FailureTail()
+        path = new_log(request)
         with (
             hold_gpus(
                 request.resources.gpus,
@@ -69,22 +67,22 @@ class ProcessRunner:
                 stopping=self._stopping,
                 limited=self._limited,
             ) as gpus,
-            log.open("a", encoding="utf-8") as file,
+            path.open("a", encoding="utf-8") as file,
             self._started(request, gpus, file.fileno()) as process,
             time_limit(request.resources.timeout_seconds, lambda: _end(process)) as overdue,
         ):
-            log_file = AttemptLog(file, tail)
+            log = AttemptLog(path, file)
             assert process.stdout is not None
             for line in process.stdout:
-                log_file.handle_line(line, on_event)
+                log.handle_line(line, on_event)
             code = process.wait()
-        log_file.warn_if_incomplete(log, on_event)
-        _read_tail(log, tail)
+        log.warn_if_incomplete(on_event)
+        _read_tail(log)
         # The code is negative if the supervisor itself was killed.
         ending = Ending(
             "overdue" if overdue.is_set() else "exited", code if code >= 0 else 128 - code
         )
-        raise_for([ending], [tail], request, stopped=self._stopping.is_set(), logs=[log])
+        raise_for([ending], [log], request, stopped=self._stopping.is_set())
 
     def stop_all(self) -> None:
         """See :class:`flows.runners.base.Runner`."""
@@ -147,14 +145,14 @@ def _environment(request: Request, gpus: HeldGpus) -> dict[str, str]:
     return stage_environment(in_bucket=in_bucket) | devices | thread_variables(request.resources)
 
 
-def _read_tail(log: Path, tail: FailureTail) -> None:
+def _read_tail(log: FailureTail) -> None:
     """Keeps the last lines of a log, to which the stage itself has written as well."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+    with log.path.open("rb") as file:
+        file.seek(max(0, log.path.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    tail.lines.clear()
+    log.lines.clear()
     for line in lines:
-        tail.add_line(line)
+        log.add_line(line)
 
 
 def _end(process: Process) -> None:

@@ -216,6 +216,6 @@ class JobWatch:
         for printed in self._printed:
             self.log.write_all(printed.new_lines(last=last))
         # What srun says of a step's end tells less than the stage's own last words.
-        telling = not self.log.tail.lines
+        telling = not self.log.lines
         for line in self._slurm.new_lines(last=last):
             self.log.write(line, telling=telling)
