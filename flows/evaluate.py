@@ -40,18 +40,7 @@ from stages.store.opening import open_store
 
 @dataclass(frozen=True)
 class Models:
-    """The two models and the prompts, as a person names them.
-
-    Attributes:
-        policy: A registered model (``name``, ``name@alias``, ``name:version``), a checkpoint
-            folder, or a hub id.
-        base: The same, for the model that it is compared with; None for the one that the
-            configuration starts from.
-        prompts: File or hub data set of prompts; None for those that the configuration holds out,
-            or the suite's.
-        suite: Suite of the configuration whose prompts, sampling and oracle are used; None for the
-            evaluation on held-out prompts.
-    """
+    """The two models and the prompts, by the arguments of :func:`evaluate`; None for empty ones."""
 
     policy: str
     base: str | None = None

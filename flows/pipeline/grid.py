@@ -23,11 +23,7 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
-
-    Attributes:
-        fields: What the grid sets in it.
-    """
+    """One run of a sweep."""
 
     fields: Mapping[str, Any]
     config: RunConfig

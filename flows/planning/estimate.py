@@ -55,9 +55,7 @@ class StepEstimate:
     """Cost of one step, whether or not the store has it.
 
     Attributes:
-        cached: Whether the store has its artifact.
         processes: Processes that share the work, on all nodes.
-        gpus: GPUs, on all nodes.
         device: What each process computes on.
         warnings: What cannot fit or could not be estimated.
     """
@@ -79,12 +77,9 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a run.
+    """Cost of a run: its steps, in an order in which they could be computed.
 
-    Attributes:
-        steps: Its steps, in an order in which they could be computed.
-        seconds: Wall time of the steps that the store lacks.
-        price_per_gpu_hour: As configured.
+    ``seconds`` is the wall time of those that the store lacks.
     """
 
     steps: tuple[StepEstimate, ...]

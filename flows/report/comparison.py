@@ -59,12 +59,10 @@ class Comparison:
     """Several runs side by side.
 
     Attributes:
-        runs: The runs, in the order given.
         methods: Label of each run's method, by the run's name.
         paired: Each run against the first, by prompt; empty if methods are tested over seeds.
         over_seeds: Methods over their seeds; empty if no method has two.
         settings: What differs from the first run's settings, by method.
-        name: Its name, once it is written.
         page: Address of its page, once it is written.
     """
 

@@ -67,11 +67,7 @@ _OF_STEPS: Mapping[str, Sequence[tuple[str, str, str, Bounds]]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot.
-
-    Attributes:
-        intervals: Lower and upper end around each value; None if one has none.
-    """
+    """A line of a plot, with the ends of an interval around each value that has one."""
 
     x: Sequence[float]
     y: Sequence[float]

@@ -164,11 +164,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """State of a sweep.
-
-    Attributes:
-        runs: Those that have begun.
-    """
+    """State of a sweep, and of those of its runs that have begun."""
 
     name: str
     record: SweepRecord

@@ -73,11 +73,8 @@ class WhatIf:
     """A run under other settings.
 
     Attributes:
-        changes: Settings that differ, before and after.
-        iterations: Iterations whose samples are stored.
         reused: Steps that the store has already.
         computed: Steps that would be computed.
-        cost: Time and price of these, in a line.
         cautions: Limits of what is said.
     """
 

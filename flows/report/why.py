@@ -67,7 +67,6 @@ class Taught:
 
     Attributes:
         sampled: Answers of the kind among the training samples.
-        of: All training samples.
         won: Pairs in which an answer of the kind was chosen over one that is not; no ties.
         lost: Pairs in which it was rejected for one that is not.
         steps: First and last step of training, from 1, that saw a pair of those won.
@@ -90,10 +89,8 @@ class Kind:
     """A kind of answers.
 
     Attributes:
-        name: What its answers have.
         part: Its part of the gain.
         before: Its share of the base's answers.
-        course: Each iteration.
         first: The pair in which it won that training saw first; None if it won in none.
     """
 

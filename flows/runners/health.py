@@ -33,12 +33,7 @@ _WAIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        ok: Whether it is as a run needs it.
-        detail: What was found, and the remedy if it is not.
-    """
+    """One thing that was looked at, and what was found, with the remedy if it is not ok."""
 
     name: str
     ok: bool

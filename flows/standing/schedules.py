@@ -29,15 +29,7 @@ _DEPLOYMENT = "iterate/iterate"
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule, as a person sees it.
-
-    Attributes:
-        when: Its cron line, or what it has in place of one.
-        timezone: Time zone of that.
-        active: False while it is paused.
-        run: Name of the configuration.
-        fresh: Whether each run is a new one.
-    """
+    """A schedule, as a person sees it; in place of a cron line it may have an interval."""
 
     name: str
     when: str

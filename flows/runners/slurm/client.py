@@ -38,7 +38,6 @@ class QueuedJob:
     Attributes:
         id: Number of the job, `12`, or of an array and its task, `12_3`.
         reason: Why it is pending.
-        nodes: Its nodes, as Slurm writes them.
     """
 
     id: str
