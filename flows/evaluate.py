@@ -70,15 +70,14 @@ class ModelComparison:
     def to_json(self) -> dict[str, Any]:
         """Values for a JSON document."""
         base, policy = self.figures.rows
-        figures = {"policy": policy, "base": base}
-        known: dict[str, Any] = {
+        return vars(self.models) | {
             "artifact": self.artifact,
             "metrics": self.metrics,
-            "figures": figures,
+            "figures": {"policy": policy, "base": base},
+            "differences": [asdict(each) for each in self.differences],
+            "page": self.page,
+            "verdict": self.verdict(),
         }
-        known["differences"] = [asdict(each) for each in self.differences]
-        known["page"] = self.page
-        return vars(self.models) | known | {"verdict": self.verdict()}
 
     def verdict(self) -> str:
         """The difference of the mean rewards, with its interval and test."""

@@ -52,10 +52,7 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
 
 
 def what_if(
-    name: RunName,
-    overrides: Overrides = None,
-    store: StorePath = "store",
-    as_json: AsJson = False,
+    name: RunName, overrides: Overrides = None, store: StorePath = "store", as_json: AsJson = False
 ) -> None:
     """Tell what other settings would change in a finished run, from its artifacts; runs nothing.
 

@@ -108,8 +108,7 @@ Out = Annotated[
     ),
 ]
 RunnerName = Annotated[
-    str | None,
-    typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner."),
+    str | None, typer.Option("--runner", metavar="NAME", help="Where stages run: execution.runner.")
 ]
 FromStage = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from flows.commands.common import console
 from flows.pipeline.loading import load_config
-from flows.report.files import render
+from flows.report.files import new_folder, render
 from flows.runners.local.gpus import gpus_of_this_host
 from stages.contract.errors import UserError
 
@@ -71,8 +71,6 @@ def init(
 ) -> None:
     """Make the folder of a task: configuration, reward function with a test, sample prompts."""
     target = folder.expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} is there and not empty", "name a new folder")
     needed = {
         Kind.MODEL: {"reward_model": reward_model},
         Kind.JUDGE: {"judge_url": judge_url, "judge_model": judge_model},
@@ -83,7 +81,8 @@ def init(
             raise UserError(f"{option} is missing", f"give {option}: --kind {kind} needs it")
     # Folders are named from here; the configuration names them from its own.
     answers = {name: given and _from_here(given) for name, given in needed.items()}
-    write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
+    with new_folder(target):
+        write_task(target, kind, {**answers, "policy": policy and _from_here(policy)})
     console.print(f"{target} is ready; what each file is: {target / 'README.md'}", markup=False)
     console.print(f"next: [bold]cd {escape(str(folder))}[/], then [bold]geb run geb.yaml[/]")
 

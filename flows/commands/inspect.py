@@ -36,8 +36,7 @@ def fields(
     rows = run_rows(prefix)
     if not rows:
         raise UserError(
-            f"no field begins with {prefix!r}",
-            f"sections: {', '.join(RunConfig.model_fields)}",
+            f"no field begins with {prefix!r}", f"sections: {', '.join(RunConfig.model_fields)}"
         )
     document = {
         row.name: {

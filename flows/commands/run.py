@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from flows.report.summary import Summary
 
 WithEstimate = Annotated[
-    bool,
-    typer.Option("--estimate", help="Show tokens, operations, memory, hours and price."),
+    bool, typer.Option("--estimate", help="Show tokens, operations, memory, hours and price.")
 ]
 
 SampledPrompts = Annotated[

@@ -205,11 +205,8 @@ def _buffers(model: ModelShape, zero: int, trained: float, device: Device, world
 
 def _activations(model: ModelShape, params: TrainingParams, low: int, *, autocast: bool) -> float:
     """Bytes kept for the backward pass of one micro-batch, with its logits."""
-    tokens, layers, wide = (
-        params.micro_batch_tokens,
-        model.num_hidden_layers,
-        model.intermediate_size,
-    )
+    tokens, layers = params.micro_batch_tokens, model.num_hidden_layers
+    wide = model.intermediate_size
     # Norms twice in float32 and twice in `low`; queries, keys, values and the attention's output;
     # gate, its activation, up, and their product.
     layer = (8 + 4 * low) * model.hidden_size

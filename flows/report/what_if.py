@@ -164,11 +164,7 @@ def _cautions(
 
 
 def _pairs(
-    scratch: Path,
-    artifacts: Mapping[str, Artifact],
-    t: int,
-    config: RunConfig,
-    asked: RunConfig,
+    scratch: Path, artifacts: Mapping[str, Artifact], t: int, config: RunConfig, asked: RunConfig
 ) -> tuple[Path, Path]:
     """Tables of pairs of an iteration, as the run made it and as the other settings would."""
     own = artifacts[f"iteration-{t}/pair"]

@@ -252,10 +252,7 @@ class Poller(Generic[T]):
     """
 
     def __init__(
-        self,
-        ask: Callable[[], Mapping[str, T]],
-        seconds: float,
-        away: tuple[type[Exception], ...],
+        self, ask: Callable[[], Mapping[str, T]], seconds: float, away: tuple[type[Exception], ...]
     ) -> None:
         self._ask = ask
         self._seconds = seconds

@@ -145,7 +145,7 @@ class PodAttempt:
         with contextlib.suppress(queue.Empty):
             while True:
                 node, line = self._lines.get(block=bool(wait), timeout=wait or None)
-                logs[node].handle_line(line, _ignore if node else self._on_event)
+                logs[node].handle_line(line, (lambda event: None) if node else self._on_event)
                 wait = 0
 
     def _look(self, poller: Poller[Pod]) -> None:
@@ -256,7 +256,3 @@ def tell_image(pod: Pod) -> None:
         write_atomically(Path(path), f"{name}@{digest.rpartition('//')[2]}")
         # The stage may run as another user.
         Path(path).chmod(0o644)
-
-
-def _ignore(event: object) -> None:
-    pass

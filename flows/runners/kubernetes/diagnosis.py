@@ -242,8 +242,7 @@ def refused(status: int, said: str, where: str, stage: str) -> UserError | Stage
     right = _NO_RIGHT.search(said)
     if right is not None:
         return UserError(
-            f"{where}: the orchestrator may not {right[1]} {right[2]}: {said}",
-            RIGHTS_REMEDY,
+            f"{where}: the orchestrator may not {right[1]} {right[2]}: {said}", RIGHTS_REMEDY
         )
     message = f"{where}: the cluster refuses the pod: {said}"
     if "no PriorityClass" in said:

@@ -59,12 +59,7 @@ def submit_options(request: Request, settings: SlurmSettings, grace_seconds: flo
 
 
 def batch_program(
-    request: Request,
-    execution: Execution,
-    *,
-    request_file: str,
-    folder: Path,
-    interpreter: str,
+    request: Request, execution: Execution, *, request_file: str, folder: Path, interpreter: str
 ) -> str:
     """Text of the batch program; files and interpreter are where the nodes see them."""
     job, grace_seconds = execution.slurm.job(request.stage), execution.grace_seconds

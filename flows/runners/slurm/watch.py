@@ -134,10 +134,7 @@ class JobWatch:
         self._silence = SilenceTeller("the Slurm controller", self.on_event)
 
     def wait(
-        self,
-        stopping: threading.Event,
-        end: Callable[[], None],
-        check_owner: Callable[[], None],
+        self, stopping: threading.Event, end: Callable[[], None], check_owner: Callable[[], None]
     ) -> Ending:
         """Returns how the job has ended.
 
