@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.execution.observer import StepStatus, forced_steps
+from flows.execution.observer import FORCED, StepStatus
 from flows.execution.run_record import RunRecord, State
 from flows.pipeline.external import External
 from flows.pipeline.placement import Execution
@@ -85,7 +85,7 @@ class StepExecutor:
         self.record = RunRecord(self.store, config.name)
         check_place(config.execution, config.resources, config.store)
         self.runner = make_runner(config.execution)
-        self._forced = forced_steps()
+        self._forced = FORCED.get()
         self._set_aside: set[str] = set()
         self._stopping = threading.Event()
         self._end: State = "stopped"

@@ -33,12 +33,7 @@ def _kubernetes(execution: Execution) -> Place[Any]:
 
 
 RUNNERS: Mapping[str, Callable[[Execution], Runner | Place[Any]]] = {
-    "process": lambda execution: ProcessRunner(
-        execution.interpreters,
-        execution.grace_seconds,
-        fork_server=execution.fork_server,
-        limited=True,
-    ),
+    "process": lambda execution: ProcessRunner(execution, limited=True),
     "docker": _docker,
     "kubernetes": _kubernetes,
     "slurm": SlurmPlace,

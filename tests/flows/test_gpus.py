@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.pipeline.placement import Execution
 from flows.runners.local.gpus import HeldGpus, gpus_of_this_host, hold_gpus
 from flows.runners.local.process import ProcessRunner
 from stages.contract.errors import StoppedError, UserError
@@ -133,7 +134,7 @@ def test_a_stage_sees_the_gpus_that_it_holds_and_no_other(
     store = Store.open(str(tmp_path / "store"), create=True)
     heard: list[Event] = []
     request = probe_request(store, Resources(gpus=gpus), behaviour="tell_place")
-    ProcessRunner().run(request, heard.append)
+    ProcessRunner(Execution()).run(request, heard.append)
     assert Log(message=f"worker None, GPUs {seen!r}") in heard
 
 
@@ -146,9 +147,10 @@ def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(
     probe_request(store, Resources(gpus=2), behaviour="ignore_sigterm").write(path)
     code = (
         "import sys; from pathlib import Path\n"
+        "from flows.pipeline.placement import Execution\n"
         "from flows.runners.local.process import ProcessRunner\n"
         "from stages.contract.request import Request\n"
-        "ProcessRunner(grace_seconds=3).run(Request.read(Path(sys.argv[1])), print)\n"
+        "ProcessRunner(Execution(grace_seconds=3)).run(Request.read(Path(sys.argv[1])), print)\n"
     )
     orchestrator = subprocess.Popen([sys.executable, "-c", code, str(path)])
     pids = hanging_pids(store.root)

@@ -3,9 +3,9 @@
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from flows.pipeline.placement import interpreter_of
+from flows.pipeline.placement import Execution, interpreter_of
 from flows.pipeline.preflight import require_interpreter
 from flows.runners.attempt_log import AttemptLog, new_log, write_request
 from flows.runners.base import (
@@ -34,24 +34,14 @@ Process = subprocess.Popen[str] | ForkedProcess
 class ProcessRunner:
     """The default runner: needs nothing but the stage's Python environment.
 
-    With ``fork_server``, stages without a GPU start as forks of a process that has loaded their
-    libraries. With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow
-    run.
+    With ``limited``, stages with GPUs hold slots of Prefect's limit, which takes a flow run.
     """
 
     name = "process"
 
-    def __init__(
-        self,
-        interpreters: Mapping[str, str] | None = None,
-        grace_seconds: float = 30.0,
-        *,
-        fork_server: bool = True,
-        limited: bool = False,
-    ) -> None:
-        self._interpreters = dict(interpreters or {})
-        self._grace_seconds = grace_seconds
-        self._fork_server = fork_server
+    def __init__(self, execution: Execution, *, limited: bool = False) -> None:
+        self._execution = execution
+        self._grace_seconds = execution.grace_seconds
         self._limited = limited
         self._live: set[Process] = set()
         self._changed = threading.Condition()
@@ -102,7 +92,7 @@ class ProcessRunner:
     @contextlib.contextmanager
     def _started(self, request: Request, gpus: HeldGpus, log: int) -> Iterator[Process]:
         """A stage at work; at the end of the block it is ended and waited for."""
-        interpreter = interpreter_of(self._interpreters, request.stage, request.image)
+        interpreter = interpreter_of(self._execution.interpreters, request.stage, request.image)
         require_interpreter(request.stage, interpreter)
         program = [f"stages.{request.stage}", write_request(request)]
         command = supervised(interpreter, self._grace_seconds, program=program)
@@ -111,7 +101,7 @@ class ProcessRunner:
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with self._changed:
             process: Process
-            if self._fork_server and gains_by_fork:
+            if self._execution.fork_server and gains_by_fork:
                 process = start_forked(command, environment, log)
             else:
                 process = subprocess.Popen(
