@@ -107,6 +107,3 @@ def _written(record: RunRecord, name: str, text: str) -> str:
     """Writes a page into a run's folder and returns its address."""
     write_atomically(record.path / name, text)
     return record.store.share(record.path / name)
-
-
-COMMANDS = (why, what_if, doubt)

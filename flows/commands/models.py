@@ -237,6 +237,3 @@ def chat(
         raise typer.Exit(EXIT_USER)
     if done.returncode:
         raise GebError(f"the dialogue with {name} ended with exit code {done.returncode}")
-
-
-COMMANDS = (models, promote, rollback, export, dataset, chat)

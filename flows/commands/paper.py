@@ -137,6 +137,3 @@ def bandit(
     place, metrics = artifact.address(), artifact.read_json("metrics.json")
     table = Markdown(text) if console.is_terminal else text
     answer(as_json, {"artifact": place, "table": text, **metrics}, table, f"figures  {place}")
-
-
-COMMANDS = (bandit, paper)

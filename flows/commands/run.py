@@ -251,6 +251,3 @@ def _show_plan(lines: list[PlannedStep], as_json: bool) -> None:
         key = line.key[:12] if line.key else "-"
         table.add_row(line.step, f"[{style}]{line.action}[/]", escape(line.because), key)
     answer(as_json, [vars(line) for line in lines], table)
-
-
-COMMANDS = (run, resume, plan, report)

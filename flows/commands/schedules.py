@@ -102,6 +102,3 @@ def _set_active(name: str, *, active: bool) -> None:
 
     set_active(name, active)
     console.print(f"schedule {name}: {'active' if active else 'paused'}", markup=False)
-
-
-COMMANDS = (schedule,)

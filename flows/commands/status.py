@@ -259,6 +259,3 @@ def _one(store: Store, found: RunStatus, rows: int | None) -> RenderableType:
 
 def _coloured(state: str) -> str:
     return f"[{_COLOURS[state]}]{state}[/]"
-
-
-COMMANDS = (status, logs)

@@ -232,6 +232,3 @@ class _Needed:
                     # The link's own: one that leads to itself is told by whoever reads the record.
                     state = path.lstat()
                     yield path, (state.st_mtime_ns, state.st_ino)
-
-
-COMMANDS = (verify, gc)

@@ -163,6 +163,3 @@ def _show(standing: Standing) -> None:
     if standing.database is not None:
         console.print(f"database       {standing.database}", markup=False)
     console.print(f"to have `geb run` report there: {standing.exports}", soft_wrap=True)
-
-
-COMMANDS = (up, down, automations)
