@@ -31,7 +31,6 @@ def why(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> N
 
     A model (NAME, NAME@ALIAS, NAME:VERSION) means the run that made it.
     """
-    # Imported here, since scipy takes a second to load, and the other commands do without it.
     from flows.report.summary import summarise
     from flows.report.why import explain
 
@@ -58,7 +57,6 @@ def what_if(
 
     Shows pairs, ties and the bonus's gradient before and after, and what a run would cost.
     """
-    # Imported here: the other commands do without pyarrow and the runners.
     from flows.report.what_if import what_if as compare
 
     record = RunRecord.existing(open_store(store), name)
@@ -88,7 +86,6 @@ def doubt(
     version = ModelRegistry(opened).find(model)
     config = configured_run(store, version.run)
     with prefect_session(store, f"{config.name}-doubt", as_json):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.doubt import doubt as doubt_flow
 
         name = f"{version.name}:{version.version}"

@@ -222,7 +222,6 @@ def prefect_session(
     """
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Imported here: Prefect takes seconds to load, and the other commands do without it.
     from flows.execution.cancellation import interruptible_together
     from flows.execution.console import ConsoleObserver, LineObserver
     from flows.execution.observer import observing

@@ -70,7 +70,6 @@ def evaluate(
     # Prompts, both models' samples and their scores, and the metrics.
     num_steps = 2 + 4 * evaluation.num_shards
     with prefect_session(settings.store, f"{settings.name}-evaluation", as_json, num_steps):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.evaluate import evaluate as evaluate_flow
 
         places = base or "", prompts or "", suite or ""
@@ -111,7 +110,6 @@ def sweep(
             _show_runs(planned, as_json)
         return
     with prefect_session(settings.store, title, as_json):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.sweep import sweep as sweep_flow
 
         whole = settings.to_values()

@@ -71,7 +71,6 @@ def compare(
 
     A model (NAME, NAME@ALIAS, NAME:VERSION) of a run's last iteration means that run.
     """
-    # Imported here: the other commands do without scipy and matplotlib.
     from flows.report.comparison_files import compare_runs
 
     answer_comparison(as_json, compare_runs(open_store(store), runs, name))

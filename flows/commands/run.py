@@ -127,7 +127,6 @@ def _show_trial(config: RunConfig, prompts: int, as_json: bool) -> None:
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
     """Write the HTML report of a run and print its table."""
-    # Imported here: the plots' library takes a second to load.
     from flows.report import html
     from flows.report.plots import draw
     from flows.report.summary import summarise
@@ -185,7 +184,6 @@ def _execute(
     for line in (summary_line(expected), *warning_lines(expected)):
         shown.print(line)
     with prefect_session(config.store, config.name, as_json, len(lines)):
-        # Imported here: Prefect takes seconds to load, and the other commands do without it.
         from flows.execution.observer import recomputing
         from flows.iterate import iterate_resolved
 

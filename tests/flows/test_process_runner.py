@@ -30,8 +30,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 @pytest.fixture(params=[True, False], ids=["forked", "started"], autouse=True)
 def fork_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True where stages are forks of a fork server."""
-    runner = partial(ProcessRunner, fork_server=request.param)
-    monkeypatch.setattr(sys.modules[__name__], "ProcessRunner", runner)
+    execution = partial(Execution, fork_server=request.param)
+    monkeypatch.setattr(sys.modules[__name__], "Execution", execution)
     return bool(request.param)
 
 
