@@ -49,25 +49,19 @@ def push(folder: Path, repo: str, *, revision: str | None, private: bool, messag
         )
     except HFValidationError as error:
         raise UserError(f"{repo!r} names no repository: {error}", "write OWNER/NAME") from error
-    except HfHubHTTPError as error:
-        if error.response.status_code in (401, 403):
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise UserError(
                 f"the hub refuses a push to {repo}: {error}",
                 f"give {_TOKEN} a token with write access to it",
             ) from error
-        raise _cut_off(repo, error) from error
-    except UserError:
-        raise
-    except Exception as error:
         # Whatever else it is comes from the client's transport, which is another library with
         # each of its major versions.
-        raise _cut_off(repo, error) from error
+        cause = error.__cause__ or error
+        raise GebError(
+            f"the push to {repo} was cut off ({type(cause).__name__}: {cause}); the same command "
+            "goes on with it"
+        ) from error
     return done.commit_url
-
-
-def _cut_off(repo: str, error: Exception) -> GebError:
-    cause = error.__cause__ or error
-    return GebError(
-        f"the push to {repo} was cut off ({type(cause).__name__}: {cause}); the same command goes "
-        "on with it"
-    )

@@ -64,15 +64,12 @@ class Runner(Protocol):
                 StageFailedError that uses up no retry while checkpoints move on.
             StoppedError: :meth:`stop_all` ended it.
         """
-        ...
 
     def stop_all(self) -> None:
         """Ends all stages that are running and returns when they are gone."""
-        ...
 
     def has_running(self, request: Request) -> bool:
         """True if :meth:`run` would take over a stage that a dead orchestrator left running."""
-        ...
 
 
 def log_once(on_event: OnEvent) -> Callable[[str], None]:

@@ -34,12 +34,10 @@ class Work(Protocol):
     @property
     def title(self) -> str:
         """What it is and how it is called there, for people."""
-        ...
 
     @property
     def num_nodes(self) -> int:
         """Number of its nodes, each of which has a log."""
-        ...
 
 
 W = TypeVar("W", bound=Work)
@@ -61,11 +59,9 @@ class Place(Protocol[W]):
 
     def find(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W | None:
         """Work of a dead orchestrator at this key, taken over; what cannot be is removed."""
-        ...
 
     def submit(self, request: Request, on_event: OnEvent, stopping: threading.Event) -> W:
         """Starts the stage, or puts it into the place's queue."""
-        ...
 
     def follow(
         self,
@@ -81,19 +77,15 @@ class Place(Protocol[W]):
         Raises:
             PlaceAwayError: The place has not answered for long.
         """
-        ...
 
     def end(self, works: Sequence[W]) -> None:
         """Ends work, from any thread; stages get their grace period."""
-        ...
 
     def close(self, work: W) -> None:
         """Removes what is left of work."""
-        ...
 
     def has_running(self, request: Request) -> bool:
         """True while work at the key goes on, which :meth:`find` would take over."""
-        ...
 
 
 class PlaceRunner(Generic[W]):
